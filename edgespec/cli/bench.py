@@ -1,0 +1,112 @@
+"""``edgespec bench``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.common import (
+    decode_options,
+    emit_json,
+    human_bytes,
+    json_option,
+    load_options,
+    make_settings,
+    open_engine,
+    progress,
+)
+
+
+@click.command("bench")
+@load_options
+@click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all of the bundle]")
+@click.option("--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]")
+@click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Most prompts.")
+@click.option(
+    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed rounds over the prompts."
+)
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG.")
+@decode_options
+@json_option
+def command(
+    bundle: Path,
+    threads: int | None,
+    context: int | None,
+    strict: bool,
+    no_check: bool,
+    methods: tuple[str, ...],
+    prompts: Path | None,
+    limit: int,
+    repeats: int,
+    plot: Path | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Compare every method of a bundle with plain decoding.
+
+    One interleaved run.  The baseline is the fastest plain decoding of the bundle: no gates, no padding.  A speed-up is the
+    median of ratios between neighbours in time, with its 95 % interval.
+
+    \b
+    edgespec bench demo
+    edgespec bench demo --max-new-tokens 64 --repeats 5 --json
+    edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
+    """
+    from edgespec.bench import bench
+    from edgespec.bench import plot as draw
+    from edgespec.cli.prompts import read_prompts
+
+    settings = make_settings(None, options).changed(ignore_eos=True)
+    engine = open_engine(bundle, threads, context, strict, no_check)
+    wanted = list(methods) or [name for name in engine.methods if name != "ar" or engine.strict]
+    for name in wanted:
+        engine.choose(name)
+    texts = read_prompts(engine, prompts, limit)
+    with progress() as report:
+        figures = bench(
+            engine, texts, settings, wanted, repeats, lambda done, of, what: report("bench", done, of, what)
+        )
+    rows = [figure.as_dict() for figure in figures]
+    if plot:
+        draw(figures, plot, f"{bundle.name}: {engine.bundle.manifest.target.format}, {engine.model.threads} threads")
+    if as_json:
+        conditions = {"threads": engine.model.threads, "prompts": len(texts), "max_new_tokens": settings.max_new_tokens}
+        emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
+        return
+    _table(rows, engine.strict)
+    verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
+    click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
+    click.echo(_advice(rows))
+
+
+def _table(rows: list[dict[str, Any]], strict: bool) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(
+        "method", "tokens/s", "speed-up", "tok/round", "accepted", "same text", "extra", box=None, pad_edge=False
+    )
+    for row in rows:
+        name = {"plain": "plain decoding", "ar": "ar (strict)" if strict else "ar"}.get(row["method"], row["method"])
+        table.add_row(
+            name,
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
+            f"{row['tokens_per_round']:.2f}",
+            f"{100 * row['acceptance_rate']:.0f} %" if row["method"] not in ("plain", "ar") else "-",
+            f"{row['same_text']}/{row['runs']}",
+            human_bytes(row["extra_bytes"]),
+        )
+    Console(highlight=False).print(table)
+
+
+def _advice(rows: list[dict[str, Any]]) -> str:
+    best = max(rows, key=lambda row: row["speedup"])
+    if best["speedup_low"] > 1 and best["method"] != "plain":
+        return f"fastest: {best['method']}, {best['speedup']:.2f}x plain decoding"
+    return (
+        "no method is faster than plain decoding here; on a model this cheap a pass costs little more than calling it, "
+        "or its text leaves nothing to guess"
+    )

@@ -1,0 +1,135 @@
+"""Options and output that the commands share."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine, Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+
+
+def load_options(function: F) -> F:
+    """How a bundle is loaded."""
+    for option in reversed(
+        [
+            click.argument("bundle", type=click.Path(path_type=Path)),
+            click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]"),
+            click.option(
+                "--context", type=click.IntRange(min=2), help="Most tokens, prompt included.  [default: the bundle's]"
+            ),
+            click.option(
+                "--strict/--no-strict",
+                default=True,
+                show_default=True,
+                help="Pad lone rows: the bits of plain decoding.",
+            ),
+            click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def decode_options(function: F) -> F:
+    """How text is decoded; the names and defaults are those of Settings and SamplingParams."""
+    from edgespec.settings import MAX_NEW_TOKENS
+
+    for option in reversed(
+        [
+            click.option("--max-new-tokens", type=click.IntRange(min=1), default=MAX_NEW_TOKENS, show_default=True),
+            click.option("--gamma", type=int, help="Most guesses a round.  [default: the method's]"),
+            click.option("--no-fallback", is_flag=True, help="Keep drafting where it does not pay."),
+            click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+            click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
+            click.option("--top-p", type=float, default=1.0, show_default=True),
+            click.option("--min-p", type=float, default=0.0, show_default=True),
+            click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+            click.option("--seed", type=int, help="Same seed, same text."),
+            click.option(
+                "--acceptance",
+                type=click.Choice(["rejection", "coupled"]),
+                default="rejection",
+                show_default=True,
+                help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
+            ),
+            click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
+        ]
+    ):
+        function = option(function)
+    return function
+
+
+def open_engine(bundle: Path, threads: int | None, context: int | None, strict: bool, no_check: bool) -> Engine:
+    """Load a bundle with the options of ``load_options``."""
+    from edgespec.engine import load
+
+    return load(bundle, threads=threads, context=context, strict=strict, check=not no_check)
+
+
+def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
+    """Settings from the options of ``decode_options``."""
+    from edgespec.sampling import SamplingParams
+    from edgespec.settings import Settings
+
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance")
+    return Settings(
+        method=method,
+        max_new_tokens=options["max_new_tokens"],
+        gamma=options["gamma"],
+        fallback=not options["no_fallback"],
+        sampling=SamplingParams(**{name: options[name] for name in names}),
+        stop=tuple(options["stop"]),
+    )
+
+
+def emit_json(value: dict[str, Any]) -> None:
+    """The one JSON object of a command."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str, int, int, str], None]]:
+    """A progress bar on stderr; plain lines where that is not a terminal."""
+    if not sys.stderr.isatty():
+        seen: list[str] = []
+
+        def line(stage: str, done: int, of: int, detail: str) -> None:
+            if stage not in seen:
+                seen.append(stage)
+                click.echo(f"{stage}: {detail}", err=True)
+
+        yield line
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = TextColumn("{task.fields[stage]:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
+        tasks: dict[str, Any] = {}
+
+        def update(stage: str, done: int, of: int, detail: str) -> None:
+            if stage not in tasks:
+                tasks[stage] = bar.add_task(detail, total=of, stage=stage)
+            bar.update(tasks[stage], completed=done, total=of, description=detail)
+
+        yield update
+
+
+def human_bytes(count: float) -> str:
+    """Bytes as people write them."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.2f} GiB"

@@ -1,0 +1,117 @@
+"""``edgespec export``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.common import emit_json, human_bytes, json_option, progress
+
+FORMATS = ("int4", "int8", "w8a8", "fp32")
+
+
+@click.command("export")
+@click.argument("model")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [default: NAME-edge]")
+@click.option(
+    "--method", "methods", multiple=True, help="self-spec or speculative; may be repeated.  ar and ngram always work."
+)
+@click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
+@click.option("--draft", help="Draft model for --method speculative: folder, hub id or builtin:NAME.")
+@click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
+@click.option(
+    "--calibration", type=click.Path(path_type=Path), help="Text to measure on.  [default: the model's or ours]"
+)
+@click.option(
+    "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
+)
+@click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="Of the skip-set search.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Of the skip-set search.")
+@click.option("--revision", help="Of a hub model.")
+@click.option("--threads", type=click.IntRange(min=1), help="For the measurements.  [default: all]")
+@click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
+@click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
+@json_option
+def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: bool, **rest: Any) -> None:
+    """Turn a Hugging Face model into a bundle.
+
+    MODEL is a local folder, a hub id, or builtin:NAME.
+
+    \b
+    edgespec export builtin:shakespeare --method self-spec -o demo
+    edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
+    edgespec export ./target --method speculative --draft ./draft --context 4096
+    edgespec export ./model --dry-run --json
+    """
+    from edgespec.export.pipeline import Exporter, ExportOptions
+
+    name = model.rstrip("/").rsplit("/", 1)[-1].removeprefix("builtin:")
+    target = output or Path(f"{name}-edge")
+    options = ExportOptions(
+        model=model,
+        output=target,
+        methods=rest["methods"],
+        format=form,
+        draft=rest["draft"],
+        context=rest["context"],
+        calibration=rest["calibration"],
+        skip_set=rest["skip_set"],
+        trials=rest["trials"],
+        seed=rest["seed"],
+        threads=rest["threads"],
+        overwrite=rest["overwrite"],
+        revision=rest["revision"],
+        keep_search=target.parent / f".{target.name}.search",
+    )
+    if dry_run:
+        plan = Exporter(options).plan()
+        _show_plan(plan, as_json)
+        return
+    start = time.perf_counter()
+    with progress() as report:
+        exporter = Exporter(options, report)
+        manifest = exporter.run()
+        report("golden", 0, 1, "plain decoding of the test prompts")
+        manifest = _add_golden(target, manifest, exporter.text, options.threads)
+        report("golden", 1, 1, "done")
+    seconds = time.perf_counter() - start
+    if as_json:
+        emit_json({"bundle": str(target), "seconds": seconds, "manifest": manifest.model_dump(mode="json")})
+        return
+    size = sum(entry.size for entry in manifest.files.values())
+    parity = manifest.parity
+    click.echo(f"{target}: {human_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
+    click.echo(
+        f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} positions, "
+        f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
+    )
+    for method, part in manifest.methods.items():
+        if part.predicted_speedup:
+            what = f"skips {len(part.skip.attention)} attentions and {len(part.skip.mlp)} MLPs, " if part.skip else ""
+            click.echo(
+                f"{method}: {what}predicted {part.predicted_speedup:.2f}x plain decoding on this machine "
+                f"at acceptance {part.measured[0].acceptance[0]:.2f}"
+            )
+    click.echo(f"next: edgespec run {target} --prompt '...'")
+
+
+def _add_golden(target: Path, manifest: Any, text: str, threads: int | None) -> Any:
+    from edgespec.export.writer import save_manifest
+    from edgespec.golden import make_golden
+
+    manifest = manifest.model_copy(update={"golden": make_golden(target, text, threads)})
+    save_manifest(target, manifest)
+    return manifest
+
+
+def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        emit_json(plan)
+        return
+    click.echo(f"{plan['model']}: {plan['architecture']}, {plan['format']}, methods {', '.join(plan['methods'])}")
+    for part, size in plan["weight_bytes"].items():
+        click.echo(f"{part} weights: {human_bytes(size)}")
+    click.echo(f"KV: {human_bytes(plan['kv_bytes_per_token'])} a token, context {plan['context']}")

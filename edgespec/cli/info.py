@@ -1,0 +1,82 @@
+"""``edgespec info``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from edgespec.cli.common import emit_json, human_bytes, json_option
+
+
+@click.command("info")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
+@json_option
+def command(bundle: Path, no_check: bool, as_json: bool) -> None:
+    """Show what a bundle holds: model, methods, memory, provenance, operators.
+
+    \b
+    edgespec info demo
+    edgespec info demo --json
+    """
+    from edgespec.runtimes.bundle import Bundle
+
+    opened = Bundle.open(bundle, check=not no_check)
+    manifest = opened.manifest
+    operators = {
+        "active": "stock",
+        "reason": "this version runs on ONNX Runtime's own operators",
+        "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
+    }
+    if as_json:
+        emit_json({"bundle": str(bundle), "operators": operators, "manifest": manifest.model_dump(mode="json")})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console, facts = Console(highlight=False), manifest.target.facts
+    rows: list[tuple[str, str]] = [
+        (
+            "model",
+            f"{manifest.provenance.get('model', '?')}: {facts.architecture}, {facts.parameters / 1e6:.1f}M parameters",
+        ),
+        (
+            "shape",
+            f"{facts.layers} layers, hidden {facts.hidden}, {facts.heads}/{facts.kv_heads} heads of {facts.head_dim}, vocabulary {facts.vocab}",
+        ),
+        ("format", manifest.target.format),
+        ("context", f"{facts.context} tokens"),
+        ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
+        ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
+        ("operators", f"{operators['active']} ({operators['reason']})"),
+        ("parity", _parity(manifest.parity)),
+        ("made by", f"edgespec {manifest.edgespec_version}"),
+    ]
+    if manifest.draft:
+        draft = manifest.draft.facts
+        rows.insert(
+            2, ("draft", f"{draft.architecture}, {draft.parameters / 1e6:.1f}M parameters, {draft.layers} layers")
+        )
+    table = Table(box=None, show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+    methods = Table("method", "acceptance", "draft cost", "predicted", "skips", box=None)
+    for name, part in manifest.methods.items():
+        measured = " ".join(f"{rate:.2f}" for rate in part.measured[0].acceptance) if part.measured else "-"
+        skips = f"attention {part.skip.attention}, mlp {part.skip.mlp}" if part.skip else "-"
+        cost = f"{part.draft_cost:.2f}" if part.draft_cost is not None else "-"
+        gain = f"{part.predicted_speedup:.2f}x" if part.predicted_speedup else "-"
+        methods.add_row(name, measured, cost, gain, skips)
+    console.print(methods)
+
+
+def _parity(parity: dict[str, Any]) -> str:
+    if not parity:
+        return "not measured"
+    return (
+        f"top-1 agreement {100 * parity['top1_agreement']:.0f} % with the source on {parity['positions']} positions, "
+        f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f})"
+    )

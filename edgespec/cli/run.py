@@ -1,0 +1,143 @@
+"""``edgespec run``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.common import decode_options, emit_json, json_option, load_options, make_settings, open_engine
+
+if TYPE_CHECKING:
+    from edgespec.engine import Chunk, Engine, Result, Stream
+    from edgespec.settings import Settings
+
+
+@click.command("run")
+@load_options
+@click.option("--prompt", help="The text to continue; - reads it from stdin.")
+@click.option("--chat", is_flag=True, help="A conversation through the model's own chat template.")
+@click.option("--system", help="System message of a chat.")
+@click.option("--method", help="A method of the bundle.  [default: the one predicted to be fastest]")
+@decode_options
+@click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red, as they happen.")
+@json_option
+def command(
+    bundle: Path,
+    threads: int | None,
+    context: int | None,
+    strict: bool,
+    no_check: bool,
+    prompt: str | None,
+    chat: bool,
+    system: str | None,
+    method: str | None,
+    show_drafts: bool,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Generate text from a bundle; it streams to stdout, a summary goes to stderr.
+
+    \b
+    edgespec run demo --prompt "ROMEO:"
+    edgespec run demo --prompt "ROMEO:" --method self-spec --show-drafts
+    echo "Summarise: ..." | edgespec run demo --prompt - --json
+    edgespec run my-chat-model --chat
+    """
+    if chat == (prompt is not None):
+        raise click.UsageError("give either --prompt TEXT or --chat")
+    if chat and as_json:
+        raise click.UsageError("--chat is interactive and has no --json")
+    settings = make_settings(method, options)
+    text = sys.stdin.read() if prompt == "-" else prompt
+    engine = open_engine(bundle, threads, context, strict, no_check)
+    if chat:
+        _converse(engine, settings, system, show_drafts)
+        return
+    stream = engine.stream(text or "", settings)
+    if as_json:
+        _drain(stream)
+        emit_json({"bundle": str(bundle), "prompt": text} | stream.result.as_dict())
+        return
+    click.echo(text, nl=False)
+    _print(engine, stream, show_drafts)
+    click.echo(summary(stream.result), err=True)
+
+
+def summary(result: Result) -> str:
+    """One line about a result."""
+    stats = result.stats
+    return (
+        f"[{result.method_used}] {stats.tokens} tokens, {stats.tokens_per_round:.2f} a round, "
+        f"{stats.tokens_per_second:.1f} tokens/s; accepted {stats.accepted} of {stats.drafted} guesses; "
+        f"lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}; {result.reason}"
+    )
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _drain(stream: Stream) -> None:
+    try:
+        for _ in stream:
+            pass
+    except KeyboardInterrupt:
+        stream.close()
+
+
+def _print(engine: Engine, stream: Stream, show_drafts: bool) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False, soft_wrap=True)
+    try:
+        for chunk in stream:
+            if show_drafts and chunk.round is not None:
+                _coloured(console, engine, stream, chunk)
+            else:
+                click.echo(chunk.text, nl=False)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        stream.close()
+    click.echo()
+
+
+def _coloured(console: Any, engine: Engine, stream: Stream, chunk: Chunk) -> None:
+    """Accepted guesses green, then the guesses the target refused in red, then its own token."""
+    from rich.text import Text
+
+    item = chunk.round
+    assert item is not None
+    accepted, own = chunk.pieces[: item.accepted], chunk.pieces[item.accepted :]
+    line = Text("".join(accepted), style="green")
+    if item.rejected:
+        line.append(
+            engine.codec.continuation(stream.tokens[: -len(item.tokens) + item.accepted or None], item.rejected),
+            "red strike",
+        )
+    line.append("".join(own))
+    console.print(line, end="")
+
+
+def _converse(engine: Engine, settings: Settings, system: str | None, show_drafts: bool) -> None:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    engine.codec.chat(
+        [*messages, {"role": "user", "content": "hello"}]
+    )  # no template: say so before the first question
+    while True:
+        try:
+            question = click.prompt("you", prompt_suffix="> ", err=True)
+        except click.Abort:
+            click.echo(err=True)
+            return
+        messages.append({"role": "user", "content": question})
+        stream = engine.stream(engine.codec.chat(messages), settings)
+        _print(engine, stream, show_drafts)
+        result = stream.result
+        click.echo(
+            f"{summary(result)}; {result.stats.reused_tokens} of {result.stats.prompt_tokens} prompt tokens reused",
+            err=True,
+        )
+        messages.append({"role": "assistant", "content": result.text})

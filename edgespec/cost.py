@@ -1,0 +1,182 @@
+"""What speculation costs and gains: the formulas, and the measured numbers to put into them.
+
+    speedup = E(a, gamma) / (gamma * c + v(gamma + 1))
+
+a = acceptance, E = expected tokens per round, c = time of one draft step and v(n) = time of a target pass over n rows,
+both in units of a pass over one row.  Leviathan et al. (arXiv 2211.17192, theorem 3.8) have v = 1, which holds for a
+machine with compute to spare; on a CPU it does not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
+from time import perf_counter
+
+Curve = Callable[[int], float]  # n -> v(n)
+
+# Assumptions, for use until something was measured on the device at hand.  v: int4 linear layers on stock ONNX Runtime
+# operators, 0.5B shape, 2 threads of one AVX-512 machine (design section 9).  c: a draft of a twentieth of the target.
+ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
+ASSUMED_DRAFT = 0.05
+
+_WINDOW = 15  # latest timings of one pass size; their median is not moved by a pass that the system interrupted
+_ENOUGH = 3  # timings before they count
+_REFRESH = 8  # timings between two evaluations of the medians
+
+
+def expected_tokens(acceptance: float | Sequence[float], gamma: int) -> float:
+    """Expected tokens of a round that drafts ``gamma`` guesses.
+
+    Args:
+        acceptance: P(accepted | all before it were) of every guess, or of each position; the last one is used for the
+            positions after it.
+        gamma: guesses, >= 0.
+
+    Returns:
+        1 + sum_i prod_{j <= i} a_j; for one a it is (1 - a^(gamma + 1)) / (1 - a) (arXiv 2211.17192, equation 1).
+    """
+    at = [acceptance] if isinstance(acceptance, (int, float)) else list(acceptance) or [0.0]
+    total = chance = 1.0
+    for i in range(gamma):
+        chance *= at[min(i, len(at) - 1)]
+        total += chance
+    return total
+
+
+def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve) -> float:
+    """Speed over plain decoding: arXiv 2211.17192 theorem 3.8 with the verify curve in place of a free verification."""
+    return expected_tokens(acceptance, gamma) / (gamma * c + v(gamma + 1))
+
+
+def best_gamma(acceptance: float | Sequence[float], c: float, v: Curve, gamma_max: int = 16) -> tuple[int, float]:
+    """(gamma, speedup) of the best gamma in 0..``gamma_max``; (0, 1.0) where drafting does not pay."""
+    best, gain = 0, 1.0 / v(1)
+    for gamma in range(1, gamma_max + 1):
+        here = speedup(acceptance, gamma, c, v)
+        if here > gain:
+            best, gain = gamma, here
+    return best, gain
+
+
+class CostModel:
+    """c and v(n): given, and corrected by what is observed.
+
+    v is linear between its points and continues with the last slope.  v(1) = 1 by definition.  It grows a little with
+    the depth of the context; observations come from the depth at hand.
+
+    Args:
+        verify: points {rows: v}, or any times in proportion to them; None = ``ASSUMED_VERIFY``.
+        draft: c; None = ``ASSUMED_DRAFT``.
+
+    Attributes:
+        assumed: whether these numbers are still the assumptions of this module.
+
+    Raises:
+        ValueError: no point, or one that is not a positive number of rows with a positive cost.
+    """
+
+    def __init__(self, verify: Mapping[int, float] | None = None, draft: float | None = None) -> None:
+        points = dict(ASSUMED_VERIFY if verify is None else verify)
+        if not points or min(points) < 1 or min(points.values()) <= 0 or (draft is not None and draft < 0):
+            raise ValueError(f"expected {{rows >= 1: cost > 0}} and draft cost >= 0, got {points} and {draft}")
+        self.assumed = verify is None and draft is None
+        self._given_c = ASSUMED_DRAFT if draft is None else draft
+        one = points.get(1, points[min(points)])
+        self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
+        self._verify_ms: dict[int, deque[float]] = {}
+        self._draft_ms: deque[float] = deque(maxlen=_WINDOW)
+        self._unread = 0
+        self._points = list(self._given.items())
+        self._c = self._given_c
+        self._table: list[float] = []
+
+    def given(self) -> CostModel:
+        """A model of the numbers this one was made of, without what it observed since: the same in every run."""
+        return CostModel(self._given, self._given_c)
+
+    @property
+    def c(self) -> float:
+        """Time of one draft step over the time of a one-row pass."""
+        self._refresh()
+        return self._c
+
+    def v(self, n: int) -> float:
+        """Time of an ``n``-row pass over the time of a one-row pass."""
+        self._refresh()
+        while len(self._table) <= n:
+            self._table.append(_interpolate(self._points, len(self._table)))
+        return self._table[n]
+
+    def observe_verify(self, n: int, ms: float) -> None:
+        """A pass over ``n`` rows took ``ms``."""
+        if n not in self._verify_ms:
+            self._verify_ms[n] = deque(maxlen=_WINDOW)
+        self._verify_ms[n].append(ms)
+        self._unread += 1
+
+    def observe_draft(self, n: int, ms: float) -> None:
+        """Drafting ``n`` guesses took ``ms``."""
+        if n > 0:
+            self._draft_ms.append(ms / n)
+            self._unread += 1
+
+    def _refresh(self) -> None:
+        """Fold new timings in, now and then: medians of all windows are too dear for every round."""
+        if self._unread < _REFRESH:
+            return
+        self._unread = 0
+        ms = {n: median(times) for n, times in sorted(self._verify_ms.items()) if len(times) >= _ENOUGH}
+        if not ms:
+            return
+        self.assumed = False
+        smallest = next(iter(ms))
+        # One-row passes may never happen (each round drafts): then the given curve says what one would take.
+        one = ms[smallest] / _interpolate(list(self._given.items()), smallest)
+        points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
+        # What was measured stands; a given point between measured ones may contradict them.
+        known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
+        top = 0.0
+        rising: list[tuple[int, float]] = []
+        for n, cost in sorted(known.items()):  # more rows never cost less: a dip is noise, and argmax would dig it out
+            top = max(top, cost)
+            rising.append((n, top))
+        self._points, self._table = rising, []
+        if len(self._draft_ms) >= _ENOUGH:
+            self._c = median(self._draft_ms) / one
+
+
+def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:
+    """Value at ``n`` of the line through ``points`` (ascending), continued at the right end with its last slope."""
+    if n <= points[0][0] or len(points) == 1:
+        return points[0][1]
+    for (left, low), (right, high) in pairwise(points):
+        if n <= right:
+            break
+    return low + (high - low) * (n - left) / (right - left)
+
+
+def measure(run: Callable[[int], None], sizes: Sequence[int], repeats: int = 7) -> dict[int, float]:
+    """Time passes of several sizes in this process.
+
+    The sizes take turns, so that a slow moment of the machine hits all of them, and the median of each is taken.
+
+    Args:
+        run: makes one pass of n rows.
+        sizes: which n.
+        repeats: timed passes of each size, after one that is not timed.
+
+    Returns:
+        {n: milliseconds}.
+    """
+    times: dict[int, list[float]] = {n: [] for n in sizes}
+    for n in times:
+        run(n)
+    for _ in range(repeats):
+        for n, taken in times.items():
+            start = perf_counter()
+            run(n)
+            taken.append(1000 * (perf_counter() - start))
+    return {n: median(taken) for n, taken in times.items()}

@@ -1,0 +1,297 @@
+"""THE loop.  Every method decodes through it; with the empty proposal it is plain decoding.
+
+State: ``tokens`` is the truth; the target's slot holds all of them but the last, the pending token.  A round feeds the
+pending token and a proposal, and commits the accepted guesses and one token more, recovered or bonus.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters import Drafter
+from edgespec.errors import InvalidRequest
+from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.target import Pass, Target
+from edgespec.sampling import Noise, RowSampler, SamplingParams
+from edgespec.stats import Stats
+from edgespec.verify import children, reached, verify
+
+Finish = Literal["eos", "length", "context"]
+
+
+@dataclass(frozen=True)
+class DecodeOptions:
+    """What one request asks for.
+
+    Attributes:
+        max_new_tokens: most tokens to emit, >= 1.
+        gamma: deepest guess of a proposal, >= 1.
+        eos: tokens that end the text; the one that ended it is emitted.
+        sampling: how tokens are chosen.
+        logprobs: report the model's own log-probability of each emitted token.
+
+    Raises:
+        InvalidRequest: a count below 1.
+    """
+
+    max_new_tokens: int = 128
+    gamma: int = 4
+    eos: frozenset[int] = frozenset()
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1 or self.gamma < 1:
+            raise InvalidRequest(
+                f"expected max_new_tokens >= 1 and gamma >= 1, got max_new_tokens {self.max_new_tokens} "
+                f"and gamma {self.gamma}"
+            )
+
+
+@dataclass(slots=True)
+class Round:
+    """One round, as a caller that streams sees it.
+
+    Attributes:
+        tokens: emitted: accepted guesses, then the recovered or bonus token (cut after EOS).
+        drafted: all guesses that were verified, in the proposal's order.
+        accepted: how many of ``tokens`` were guesses.
+        path: indices of the accepted guesses in ``drafted``.
+        rejected: the guesses that would have followed the accepted ones: in a tree, the drafter's first choices.
+        logprobs: log-probability of each of ``tokens`` by the unadjusted model; None if not asked for.
+        finish: why this round is the last; None = it is not.
+    """
+
+    tokens: list[int]
+    drafted: list[int]
+    accepted: int
+    path: Sequence[int]
+    rejected: list[int]
+    logprobs: list[float] | None
+    finish: Finish | None
+
+
+def decode(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    options: DecodeOptions,
+    stats: Stats | None = None,
+) -> Generator[Round, None, None]:
+    """Decode ``prompt`` round by round.
+
+    The generator may be closed at any yield: the target's slot then holds a prefix of what was emitted, and the next
+    request on it reuses what it can.
+
+    Args:
+        target: the model that decides.
+        drafter: whatever guesses.  If it raises or yields nonsense it is dropped for the request
+            (``stats.dropped_reason``), and the text does not change.
+        prompt: token ids, at least one.
+        options: what is asked for.
+        stats: filled round by round, complete before each yield.
+
+    Raises:
+        InvalidRequest: at once: an empty prompt, one that leaves no room in the context, an unknown token.
+        EdgespecError: while decoding: the target failed or yields NaN.
+    """
+    tokens = [int(token) for token in prompt]
+    if not tokens:
+        raise InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
+    if len(tokens) >= target.context:
+        raise InvalidRequest(
+            f"the prompt has {len(tokens)} tokens and the context {target.context}: no room for a new one",
+            "shorten the prompt or load the model with a larger context",
+        )
+    known = f"the vocabulary has {target.vocab_size}"
+    if min(tokens) < 0 or max(tokens) >= target.vocab_size:
+        raise InvalidRequest(f"the prompt has a token id outside the vocabulary ({known})", "check the tokenizer")
+    if max(options.sampling.logit_bias, default=0) >= target.vocab_size:
+        raise InvalidRequest(f"logit_bias names token {max(options.sampling.logit_bias)}; {known}")
+    return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
+
+
+def _rounds(
+    target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats
+) -> Generator[Round, None, None]:
+    """The rounds of a valid request."""
+    params, gamma, eos, context = options.sampling, options.gamma, options.eos, target.context
+    noise = Noise(params.seed)
+    start = perf_counter()
+    reused = target.follow(tokens[:-1])
+    if reused < len(tokens) - 1:
+        target.prefill(tokens[reused:-1])
+    stats.prompt_tokens += len(tokens)
+    stats.reused_tokens += reused
+    prefilled = perf_counter()
+    stats.prefill_ms += 1000 * (prefilled - start)
+    guard = _Guard(drafter, stats, eos, target.vocab_size)
+    guard.begin(tokens, params, noise)
+    stats.draft_ms += 1000 * (perf_counter() - prefilled)
+
+    left = options.max_new_tokens
+    pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
+    finish: Finish | None = None
+    while finish is None:
+        begun = perf_counter()
+        # One of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context.
+        budget = min(gamma, left - 1, context - len(tokens) - 1)
+        proposal = guard.propose(tokens, budget) if budget > 0 else EMPTY
+        proposed = perf_counter()
+        pending[0] = tokens[-1]
+        if len(proposal):
+            parents = proposal.parents
+            output = target.forward(
+                np.concatenate((pending, proposal.tokens)),
+                None if parents is None else np.concatenate(([-1], parents + 1)),
+            )
+        else:
+            output = target.forward(pending)
+        passed = perf_counter()
+
+        rows = RowSampler(output.logits, tokens, proposal, params, noise)
+        verdict = verify(proposal, rows, noise)
+        path = verdict.path
+        emitted = proposal.tokens[list(path)].tolist() if path else []
+        emitted.append(verdict.next_token)
+        if eos:
+            at = next((i for i, token in enumerate(emitted) if token in eos), -1)
+            if at >= 0:
+                del emitted[at + 1 :]
+                finish = "eos"
+        # The last emitted token is the new pending one: it never enters the slot, not even an accepted EOS.
+        target.keep([0, *(node + 1 for node in path[: len(emitted) - 1])])
+        logprobs = None
+        if options.logprobs:
+            at_rows = [0, *(node + 1 for node in path)]
+            logprobs = [rows.logprob(row, token) for row, token in zip(at_rows, emitted, strict=False)]
+        tokens += emitted
+        left -= len(emitted)
+        if finish is None:
+            finish = "length" if left == 0 else "context" if len(tokens) >= context else None
+        accepted = min(len(path), len(emitted))
+        stats.record(len(emitted), len(proposal), accepted, reached(proposal, path) if len(proposal) else 0)
+        assert len(target.tokens) == len(tokens) - 1, "the slot must hold all committed tokens but the pending one"
+        verified = perf_counter()
+        guard.observe(proposal, verdict, output)
+        observed = perf_counter()
+        stats.draft_ms += 1000 * (proposed - begun + observed - verified)
+        stats.verify_ms += 1000 * (passed - proposed)
+        guard.timed(proposal, 1000 * (proposed - begun), 1000 * (passed - proposed))
+        if len(proposal):
+            drafted, refused = proposal.tokens.tolist(), _refused(proposal, path)
+        else:
+            drafted, refused = [], []
+        stats.other_ms += 1000 * (perf_counter() - observed + verified - passed)
+        yield Round(emitted, drafted, accepted, path, refused, logprobs, finish)
+
+
+def _refused(proposal: Proposal, path: Sequence[int]) -> list[int]:
+    """The drafter's first choices below the accepted path."""
+    tokens: list[int] = []
+    below = children(proposal, path[-1] if path else -1)
+    while below:
+        tokens.append(int(proposal.tokens[below[0]]))
+        below = children(proposal, below[0])
+    return tokens
+
+
+class _Guard:
+    """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept."""
+
+    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], vocab: int) -> None:
+        self._drafter: Drafter | None = drafter
+        self._timed = getattr(drafter, "timed", None)
+        self._stats = stats
+        self._eos = eos
+        self._vocab = vocab
+
+    def _drop(self, where: str, error: Exception) -> None:
+        name = getattr(self._drafter, "name", type(self._drafter).__name__)
+        self._drafter = self._timed = None
+        self._stats.dropped_reason = f"{name} failed in {where}: {type(error).__name__}: {error}"
+
+    # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
+    # that failed below a self-draft, its next pass will say so.
+    def begin(self, tokens: list[int], params: SamplingParams, noise: Noise) -> None:
+        try:
+            if bind := getattr(self._drafter, "bind", None):
+                bind(params, noise)
+            if begin := getattr(self._drafter, "begin", None):
+                begin(tokens)
+        except Exception as error:
+            self._drop("begin", error)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        if self._drafter is None:
+            return EMPTY
+        try:
+            proposal = self._drafter.propose(tokens, budget)
+            return _checked(proposal, budget, self._eos, self._vocab) if len(proposal) else EMPTY
+        except Exception as error:
+            self._drop("propose", error)
+            return EMPTY
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        if self._drafter is None:
+            return
+        try:
+            self._drafter.observe(proposal, verdict, output)
+        except Exception as error:
+            self._drop("observe", error)
+
+    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+        if self._timed is None:
+            return
+        try:
+            self._timed(proposal, draft_ms, verify_ms)
+        except Exception as error:
+            self._drop("timed", error)
+
+
+def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -> Proposal:
+    """The proposal within ``budget`` and without guesses below an EOS.
+
+    Raises:
+        ValueError: it is not a proposal over this vocabulary, or its probabilities are not finite.
+    """
+    proposal = proposal.truncated(budget)
+    tokens, parents, probs = proposal.tokens, proposal.parents, proposal.probs
+    if tokens.min() < 0 or tokens.max() >= vocab:
+        raise ValueError(f"a guess outside the vocabulary of {vocab}")
+    if parents is not None and (parents.shape != tokens.shape or _out_of_order(parents)):
+        raise ValueError("parents must come before their children")
+    if probs is not None and (probs.shape != (len(tokens), vocab) or not np.isfinite(probs.sum())):
+        raise ValueError(f"draft probabilities must be finite and of shape {(len(tokens), vocab)}")
+    ends = [i for i, token in enumerate(tokens.tolist()) if token in eos] if eos else []
+    if not ends:
+        return proposal
+    if parents is None:
+        return proposal.truncated(ends[0] + 1)
+    return _pruned(proposal, ends)
+
+
+def _out_of_order(parents: NDArray[np.int64]) -> bool:
+    return bool((parents >= np.arange(len(parents))).any() or parents.min() < -1)
+
+
+def _pruned(proposal: Proposal, leaves: Sequence[int]) -> Proposal:
+    """The tree without anything below ``leaves``."""
+    cut, kept = set(leaves), {-1: -1}
+    dead: set[int] = set()
+    for node in range(len(proposal)):
+        parent = proposal.parent(node)
+        if parent in cut or parent in dead:
+            dead.add(node)
+        else:
+            kept[node] = len(kept) - 1
+    alive = [node for node in kept if node >= 0]
+    parents = np.array([kept[proposal.parent(node)] for node in alive], np.int64)
+    probs = None if proposal.probs is None else proposal.probs[alive]
+    return Proposal(proposal.tokens[alive], parents, probs, proposal.replacement, proposal.bucket)

@@ -1,0 +1,234 @@
+"""Drafts as much as pays, and nothing while nothing pays: a drafter around a drafter (notes of methods, section 1).
+
+Each round verifies the K guesses that maximise
+
+    (1 + sum_{i <= K} prod_{j <= i} a_j) / (K c + v(rows(K)))          K = 0 is plain decoding: 1
+
+with a_j = P(guess j accepted | all before it were), learned for each bucket of the inner drafter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from edgespec.cost import CostModel
+from edgespec.drafters import Drafter
+from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.target import Pass
+from edgespec.sampling import Noise, SamplingParams
+from edgespec.verify import reached
+
+_DECAY, _PRIOR = 0.9, 0.5
+_PROBE = 2  # guesses of a probe
+_WAIT, _LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
+
+
+@dataclass
+class _Record:
+    """What one bucket has shown.
+
+    Attributes:
+        rates: a_j for the positions seen so far; [0] starts as the prior.
+        seen: observations of each.
+        wait: rounds to sit out before the next probe.
+        sat: rounds sat out since the last one.
+        probing: a probe is being verified.
+    """
+
+    rates: list[float]
+    seen: list[int] = field(default_factory=lambda: [0])
+    wait: int = _WAIT
+    sat: int = 0
+    probing: bool = False
+
+    def rate(self, position: int) -> float:
+        """a at ``position``; one never put to the test is taken to be like the one before."""
+        return self.rates[min(position, len(self.rates) - 1)]
+
+    def learn(self, position: int, accepted: bool) -> None:
+        """One guess at ``position`` was put to the test."""
+        if position == len(self.rates):
+            self.rates.append(self.rates[-1])
+            self.seen.append(0)
+        # A running mean in which the prior counts as two guesses, until the decay is slower than that.
+        step = max(1 - _DECAY, 1 / (self.seen[position] + 3))
+        self.rates[position] += step * (accepted - self.rates[position])
+        self.seen[position] += 1
+
+
+class Adaptive:
+    """Decides how much of ``inner``'s guessing is worth verifying.
+
+    A cheap drafter proposes first, and its proposal is cut according to its bucket; a costly one is told its budget,
+    which may be none.  What is learned is carried across requests, except for requests whose seeded text would then
+    depend on earlier ones (rejection sampling: the number of guesses decides which random numbers are used).
+
+    Args:
+        inner: the drafter.
+        cost: c and v; learns from the clock unless ``frozen``.
+        gamma_max: most guesses, whatever the budget.
+        fallback: False = always draft at least one guess.
+        frozen: use only the numbers ``cost`` was made of, never the clock: the same decisions in every run.
+        prior: acceptance to start from, for example the one the bundle's manifest has measured.
+
+    Attributes:
+        plain: rounds without a guess, by decision or because the inner drafter had none.
+        drafted: rounds with guesses.
+        probes: those of them that were probes.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        cost: CostModel,
+        gamma_max: int = 8,
+        fallback: bool = True,
+        frozen: bool = False,
+        prior: float = _PRIOR,
+    ) -> None:
+        self.inner = inner
+        self.cost = cost
+        self.gamma_max = gamma_max
+        self.fallback = fallback
+        self.frozen = frozen
+        self.prior = prior
+        self.name = inner.name
+        self.plain = self.drafted = self.probes = 0
+        self._cheap = bool(getattr(inner, "cheap", False))
+        self._inner_timed = getattr(inner, "timed", None)
+        self._records: dict[int, _Record] = {}
+        self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
+        self._steady = frozen  # of this request
+        self._costs = cost.given() if frozen else cost
+        self._nodes_per_depth = 1.0  # of a costly drafter's trees
+        self._last: tuple[int, float, float] = (0, 1.0, prior)  # best length, its predicted speed-up, acceptance
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
+        seeded = params.seed is not None and not params.greedy and params.acceptance == "rejection"
+        self._steady = self.frozen or seeded
+        self._costs = self.cost.given() if self._steady else self.cost
+        if seeded:
+            self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
+        if bind := getattr(self.inner, "bind", None):
+            bind(params, noise)
+
+    def begin(self, tokens: list[int]) -> None:
+        """Pass the prompt on."""
+        if begin := getattr(self.inner, "begin", None):
+            begin(tokens)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """The inner drafter's proposal, as long as it pays to verify."""
+        budget = min(budget, self.gamma_max)
+        if self._cheap:
+            proposal = self.inner.propose(tokens, budget)
+            if len(proposal):
+                proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
+        else:
+            rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+            length = self._decide(self._bucket, rows)
+            proposal = self.inner.propose(tokens, length) if length else EMPTY
+        if len(proposal):
+            self.drafted += 1
+            self._bucket = proposal.bucket
+        else:
+            self.plain += 1
+        return proposal if len(proposal) else EMPTY
+
+    def _decide(self, bucket: int, rows: list[int]) -> int:
+        """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
+        record = self._record(bucket)
+        best = self._best(record, rows)
+        if best or not self.fallback:
+            record.wait, record.sat = _WAIT, 0
+            return max(best, 1)
+        # Nothing is known of a new bucket but the prior: it is probed at once.
+        if record.sat >= record.wait or not record.seen[0]:
+            record.sat = 0
+            record.probing = True
+            self.probes += 1
+            return min(_PROBE, len(rows) - 1)
+        record.sat += 1
+        return 0
+
+    def _best(self, record: _Record, rows: list[int]) -> int:
+        """The length of the highest predicted speed."""
+        costs = self._costs
+        best, gain, tried = 0, 1.0, 0.0
+        tokens = chance = 1.0
+        c = costs.c
+        for length in range(1, len(rows)):
+            if rows[length] == rows[length - 1]:
+                break  # the proposal ends here
+            chance *= record.rate(length - 1)
+            tokens += chance
+            predicted = tokens / (length * c + costs.v(rows[length]))
+            tried = max(tried, predicted)
+            if predicted > gain:
+                best, gain = length, predicted
+        self._last = (best, gain if best else tried, record.rate(0))
+        return best
+
+    def _record(self, bucket: int) -> _Record:
+        if bucket not in self._records:
+            self._records[bucket] = _Record([self.prior])
+        return self._records[bucket]
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Learn what was accepted; pass the round on."""
+        if len(proposal):
+            record = self._record(proposal.bucket)
+            tested = reached(proposal, verdict.path)
+            for position in range(tested):
+                record.learn(position, position < len(verdict.path))
+            if proposal.parents is not None:
+                self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
+            if record.probing:
+                record.probing = False
+                if tested == len(verdict.path):
+                    record.sat = record.wait  # all accepted: ask again at once, one probe may not be enough to see it
+                else:
+                    record.wait = min(2 * record.wait, _LONGEST_WAIT)
+        self.inner.observe(proposal, verdict, output)
+
+    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+        """Learn what the round cost."""
+        if not self._steady:
+            self.cost.observe_verify(len(proposal) + 1, verify_ms)
+            if len(proposal):
+                self.cost.observe_draft(len(proposal), draft_ms)
+        if self._inner_timed is not None:
+            self._inner_timed(proposal, draft_ms, verify_ms)
+
+    @property
+    def reason(self) -> str:
+        """Why it drafts, or does not, in words."""
+        best, gain, acceptance = self._last
+        if not self.plain + self.drafted:
+            return "nothing was decoded yet"
+        if best:
+            return f"drafting pays: predicted {gain:.2f}x with {best} guesses at acceptance {acceptance:.2f}"
+        if gain == 0:
+            return "the drafter found nothing to propose"
+        return (
+            f"drafting did not pay: predicted {gain:.2f}x at acceptance {acceptance:.2f}; "
+            f"{self.probes} probes in {self.plain + self.drafted} rounds"
+        )
+
+    def used_summary(self) -> dict[str, object]:
+        """Counts and the reason, for the result and for JSON; the keys are stable."""
+        return {
+            "plain_rounds": self.plain,
+            "drafted_rounds": self.drafted,
+            "probes": self.probes,
+            "reason": self.reason,
+        }
+
+
+def _rows(proposal: Proposal, budget: int) -> list[int]:
+    """[budget + 1]: rows of a pass over the guesses down to each depth."""
+    if proposal.parents is None:
+        return [1 + min(depth, len(proposal)) for depth in range(budget + 1)]
+    depths = [proposal.depth(i) for i in range(len(proposal))]
+    return [1 + sum(d <= depth for d in depths) for depth in range(budget + 1)]

@@ -1,0 +1,69 @@
+"""Drawing a chain of guesses from draft logits: what ``draft_model`` and ``self_spec`` share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import EdgespecError
+from edgespec.proposal import EMPTY, Proposal
+from edgespec.sampling import DRAFT, TARGET, Noise, SamplingParams, log_softmax_at, support
+
+
+def draw_chain(
+    step: Callable[[int | None], NDArray[np.float32]],
+    tokens: Sequence[int],
+    length: int,
+    vocab: int,
+    params: SamplingParams,
+    noise: Noise,
+    stop: float = 0.0,
+) -> Proposal:
+    """Draw up to ``length`` guesses, one after the other.
+
+    Greedy guesses are deterministic.  ``rejection`` draws from q = the draft's adjusted distribution with noise of its
+    own and reports q.  ``coupled`` draws with the target's noise (arXiv 2408.07978) and needs no q: verification is by
+    matching.
+
+    Args:
+        step: draft logits float32 [any] after one guess more (None = after the committed tokens); not called for the
+            last guess, whose own continuation nobody needs.
+        tokens: committed tokens.
+        length: most guesses.
+        vocab: the target's vocabulary: draft logits beyond it are padding and ignored, missing ones have q = 0.
+        params: how the request samples.
+        noise: its randomness.
+        stop: draft no further AFTER a guess whose unadjusted draft probability is below this.
+
+    Raises:
+        EdgespecError: the draft's logits are not finite.
+    """
+    if length < 1:
+        return EMPTY
+    sampled = not params.greedy and params.acceptance == "rejection"
+    # A draft of its own for each round: where a later round drafts the same position again, it must not see the same
+    # noise, on which what has happened since may depend.
+    stream = DRAFT + len(tokens) if sampled else TARGET
+    prefix = list(tokens)
+    guesses: list[int] = []
+    probs = np.zeros((length, vocab)) if sampled else None  # float64 [length, vocab]
+    least = math.log(stop) if stop > 0 else -math.inf
+    while True:
+        logits = step(guesses[-1] if guesses else None)[:vocab]
+        if params.plain_greedy:
+            guess = int(logits.argmax())
+            if not math.isfinite(logits[guess]):
+                raise EdgespecError("expected finite draft logits, got NaN or infinity")
+        else:
+            found = support(logits, params, prefix)
+            guess = found.draw(noise, len(prefix), stream)
+            if probs is not None:
+                probs[len(guesses), found.ids] = found.probs()
+        guesses.append(guess)
+        prefix.append(guess)
+        if len(guesses) == length or (stop > 0 and log_softmax_at(logits, guess) < least):
+            count = len(guesses)
+            return Proposal(np.array(guesses, np.int64), None, None if probs is None else probs[:count])

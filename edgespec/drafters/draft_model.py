@@ -1,0 +1,64 @@
+"""A separate small model that shares the target's vocabulary (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters.chain import draw_chain
+from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.target import Pass, Target
+from edgespec.sampling import Noise, SamplingParams
+
+# Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
+# for the LM head; more are prefilled first.  After full acceptance it is two: the last guess and the bonus.
+_FEED = 4
+
+
+class DraftModel:
+    """Draws chains from a draft model.
+
+    The draft's slot follows the committed tokens by longest common prefix, so that accepted, refused and never run
+    guesses need no special cases.
+
+    Args:
+        model: the draft.
+        vocab_size: the target's; the draft's may differ from it by padding.
+        params: how requests sample; the loop sets it for each (``bind``).
+        noise: likewise.
+    """
+
+    name = "speculative"
+
+    def __init__(
+        self, model: Target, vocab_size: int, params: SamplingParams | None = None, noise: Noise | None = None
+    ) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.bind(params or SamplingParams(), noise or Noise())
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Draft as this request samples."""
+        self.params, self.noise = params, noise
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """A chain; shorter than ``budget`` where the draft's own context ends."""
+        model = self.model
+        length = min(budget, model.context - len(tokens))
+        if length < 1:
+            return EMPTY
+        known = model.follow(tokens[:-1])
+        if len(tokens) - known > _FEED:
+            model.prefill(tokens[known:-1])
+            known = len(tokens) - 1
+
+        def step(guess: int | None) -> NDArray[np.float32]:
+            feed = np.array(tokens[known:] if guess is None else [guess], np.int64)  # [n]
+            logits: NDArray[np.float32] = model.forward(feed).logits[-1]
+            model.keep(range(len(feed)))
+            return logits
+
+        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Nothing to learn: the next ``propose`` crops the slot to what was accepted."""

@@ -1,0 +1,166 @@
+"""Model-free drafting: what followed the same tokens earlier in this text will follow again.
+
+Prompt lookup copies what followed the most recent occurrence of the last tokens; the token map goes on one guess at a
+time with the token that mostly followed, on the text and the guesses so far (the idea of llama.cpp's lookup decoding).
+
+Why these defaults.  Replayed on real text with the GPT-2 tokenizer, at most 8 guesses: the answers of a 7B model to
+MT-bench, turn 1 and turn 2, and reference solutions of GSM8K and HumanEval.  Tokens per round | guesses per round, and
+the mean speed-up over the four if a verified row costs s of a pass:
+
+    policy                         turn 1       turn 2       GSM8K        HumanEval    s=.03   s=.1   s=.25
+    lookup, n 1-4, always 8 long   1.39 | 4.30  1.95 | 5.63  1.32 | 4.46  2.07 | 4.93  1.47    1.13   0.76
+    lookup, n 2-4, always 8 long   1.28 | 1.53  1.80 | 2.73  1.16 | 1.47  1.79 | 2.42  1.42    1.24   0.99
+    lookup, n 1-4, as long as m    1.31 | 0.97  1.79 | 1.77  1.23 | 0.87  1.74 | 1.69  1.46    1.33   1.13
+    map 50 %, n 1-4, always 8      1.37 | 2.91  1.89 | 3.58  1.30 | 3.80  2.11 | 4.22  1.50    1.22   0.87
+    map 60 %, n 1-4, m             1.28 | 0.67  1.72 | 1.28  1.20 | 0.66  1.74 | 1.47  1.44    1.34   1.18
+    map 60 %, n 1-4, m + 1         1.31 | 0.90  1.77 | 1.53  1.24 | 0.95  1.84 | 1.86  1.48    1.36   1.15   <- default
+
+m is the length of the match: a first guess after 1, 2, 3-4, 10+ equal tokens is right in .2, .45, .55, .8 or more of
+the cases, and once a guess was right the next is right more often.  So n starts at 1, and m decides how far to go.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+
+from edgespec.errors import InvalidRequest
+from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.target import Pass
+
+_LONGEST = 32  # a match is measured no further back
+_BUCKETS = (2, 3, 5, 10, 16)  # match lengths at which the next bucket starts
+_SHIFT = 32  # bits of a token in a packed key
+_COUNT = (1 << 20) - 1  # low bits of an index entry: how often its only continuation was seen
+
+Policy = Literal["map", "lookup"]
+
+
+class NGram:
+    """Guesses from the text itself; the index costs O(n_max) and about 0.4 KB a token.
+
+    Args:
+        n_min: fewest equal tokens that count as a match.
+        n_max: tokens of the longest key; a longer match is recognised, and preferred, by the most recent occurrence.
+        policy: ``map`` or ``lookup``.
+        share: ``map`` goes on only with a token that followed in at least this share of the cases.
+        extra: draft at most this many guesses more than tokens matched.
+
+    Raises:
+        InvalidRequest: not 1 <= n_min <= n_max <= 32, or a share outside (0, 1].
+    """
+
+    name = "ngram"
+    cheap = True
+
+    def __init__(
+        self, n_min: int = 1, n_max: int = 4, policy: Policy = "map", share: float = 0.6, extra: int = 1
+    ) -> None:
+        if not 1 <= n_min <= n_max <= _LONGEST or not 0 < share <= 1 or policy not in ("map", "lookup"):
+            raise InvalidRequest(
+                f"expected 1 <= n_min <= n_max <= {_LONGEST}, 0 < share <= 1 and policy 'map' or 'lookup', "
+                f"got n_min {n_min}, n_max {n_max}, share {share} and policy {policy!r}"
+            )
+        self.n_min, self.n_max = n_min, n_max
+        self.policy = policy
+        self.share = share
+        self.extra = extra
+        self._clear()
+
+    def _clear(self) -> None:
+        self._text: list[int] = []
+        # For each n, key of n tokens -> (index after its most recent occurrence) << 20 | (how often the token there
+        # followed it); once a second token followed, _more has the counts of all.
+        self._last: list[dict[int, int]] = [{} for _ in range(self.n_max + 1)]
+        self._more: list[dict[int, dict[int, int]]] = [{} for _ in range(self.n_max + 1)]
+
+    def begin(self, tokens: list[int]) -> None:
+        """Index the prompt; what an earlier request indexed stays if the prompt continues it."""
+        self._follow(tokens)
+
+    def _follow(self, tokens: Sequence[int]) -> None:
+        """Make the index one of ``tokens``; if these are not a continuation, by starting anew."""
+        known = len(self._text)
+        if tokens[:known] != self._text:
+            self._clear()
+            known = 0
+        for at in range(known, len(tokens)):
+            self._push(at, tokens)
+
+    def _push(self, at: int, tokens: Sequence[int]) -> None:
+        """Index that ``tokens[at]`` followed the tokens before it."""
+        text, token, key = self._text, tokens[at], 0
+        for n in range(1, min(self.n_max, at) + 1):
+            key |= text[at - n] << (_SHIFT * (n - 1))
+            if n < self.n_min:
+                continue
+            last = self._last[n]
+            entry = last.get(key)
+            if entry is None:
+                last[key] = at << 20 | 1
+                continue
+            more = self._more[n].get(key)
+            if more is not None:
+                more[token] = more.get(token, 0) + 1
+            elif text[entry >> 20] != token:
+                self._more[n][key] = {text[entry >> 20]: entry & _COUNT, token: 1}
+            last[key] = at << 20 | min((entry & _COUNT) + 1, _COUNT)
+        text.append(token)
+
+    def _match(self, tail: Sequence[int]) -> tuple[int, int]:
+        """(n, key) of the longest indexed key that ends ``tail``; (0, 0) if there is none."""
+        key, found = 0, (0, 0)
+        for n in range(1, min(self.n_max, len(tail)) + 1):
+            key |= tail[-n] << (_SHIFT * (n - 1))
+            if n >= self.n_min:
+                if key not in self._last[n]:  # then no longer key is there either
+                    break
+                found = (n, key)
+        return found
+
+    def _likely(self, tail: Sequence[int]) -> int:
+        """The token that mostly followed the end of ``tail``, by the longest key that is sure enough; -1 if none is."""
+        n, key = self._match(tail)
+        while n >= self.n_min:
+            latest = self._text[self._last[n][key] >> 20]
+            more = self._more[n].get(key)
+            if more is None:
+                return latest
+            most = max(more.values())
+            if most >= self.share * sum(more.values()):
+                return latest if more[latest] == most else next(t for t, count in more.items() if count == most)
+            n -= 1
+            key &= (1 << (_SHIFT * n)) - 1
+        return -1
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """A chain whose bucket says how long the match was."""
+        self._follow(tokens)
+        text = self._text
+        n, key = self._match(text[-self.n_max :])
+        if n == 0:
+            return EMPTY
+        start, end = self._last[n][key] >> 20, len(text)
+        matched = n
+        while matched < min(_LONGEST, start) and text[start - matched - 1] == text[end - matched - 1]:
+            matched += 1
+        guesses: list[int] = []
+        tail = text[-self.n_max :]
+        for i in range(min(budget, matched + self.extra)):
+            if self.policy == "map":
+                token = self._likely(tail)
+                if token < 0:
+                    break
+                tail.append(token)
+            else:  # a copy that reaches the end of the text goes on with itself: the text is in a loop
+                token = text[start + i] if start + i < end else guesses[start + i - end]
+            guesses.append(token)
+        if not guesses:
+            return EMPTY
+        return Proposal(np.array(guesses, np.int64), bucket=bisect_right(_BUCKETS, matched))
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Nothing: only committed tokens are indexed, and ``propose`` is handed those."""

@@ -1,0 +1,91 @@
+"""The target drafts for itself with some sub-layers left out: Draft & Verify (Zhang et al., arXiv 2309.08168)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters.chain import draw_chain
+from edgespec.proposal import Proposal, Verdict
+from edgespec.runtimes.target import Pass, SelfDraftTarget, SkipSet
+from edgespec.sampling import Noise, SamplingParams
+
+# The paper's constants (its section 3.3 and its published configuration).
+_START = 0.6  # threshold of the first round
+_STEP = 0.01  # how far one verification may ask to move it
+_WANTED = 0.9  # acceptance rate to steer to
+_MATCHED_DECAY, _STOP_DECAY = 0.5, 0.9
+
+
+class SelfSpec:
+    """Draws chains from the target itself; stops after a guess it is not sure of.
+
+    Reads the full model's KV of the committed tokens, and the draft's own for the guesses; the verifying pass
+    overwrites the latter.  No extra memory.
+
+    Args:
+        target: the model, whose sub-layers can be left out.
+        skip: which.
+        params: how requests sample; the loop sets it for each (``bind``).
+        noise: likewise.
+        gamma_max: longest chain, whatever the budget.
+        stop: threshold to start from: draft no further after a guess of a smaller draft probability.
+    """
+
+    name = "self-spec"
+
+    def __init__(
+        self,
+        target: SelfDraftTarget,
+        skip: SkipSet,
+        params: SamplingParams | None = None,
+        noise: Noise | None = None,
+        gamma_max: int = 12,
+        stop: float = _START,
+    ) -> None:
+        self.target = target
+        self.skip = skip
+        self.gamma_max = gamma_max
+        self.stop = self._first_stop = stop
+        self.matched = 0.0  # smoothed acceptance rate, the paper's m
+        self._asked = 0
+        self.bind(params or SamplingParams(), noise or Noise())
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Draft as this request samples.
+
+        The threshold is carried across requests, except where that would make a seeded text depend on earlier ones:
+        with rejection sampling the length of a draft decides which random numbers are used.
+        """
+        self.params, self.noise = params, noise
+        if params.seed is not None and not params.greedy and params.acceptance == "rejection":
+            self.stop, self.matched = self._first_stop, 0.0
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """A chain that ends after the first guess below the threshold."""
+        self._asked = min(budget, self.gamma_max)
+        target, skip = self.target, self.skip
+        offset = 0
+
+        def step(guess: int | None) -> NDArray[np.float32]:
+            nonlocal offset
+            feed = np.array([tokens[-1] if guess is None else guess], np.int64)  # [1]
+            logits: NDArray[np.float32] = target.forward_skipped(feed, offset, skip).logits[-1]
+            offset += 1
+            return logits
+
+        return draw_chain(step, tokens, self._asked, target.vocab_size, self.params, self.noise, self.stop)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Move the threshold after a verification (the paper's equation for the adaptive exit)."""
+        drafted = len(proposal)
+        if not drafted:
+            return
+        rate = len(verdict.path) / drafted
+        self.matched = _MATCHED_DECAY * self.matched + (1 - _MATCHED_DECAY) * rate
+        wanted = self.stop
+        if self.matched < _WANTED:
+            wanted += _STEP
+        elif drafted < self._asked:  # else the length, not the threshold, ended the draft
+            wanted -= _STEP
+        self.stop = min(max(_STOP_DECAY * self.stop + (1 - _STOP_DECAY) * wanted, 0.0), 1.0)

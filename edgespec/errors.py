@@ -1,0 +1,44 @@
+"""All errors that edgespec raises on purpose.
+
+Every message says what was expected, what came and, as ``hint``, what to do.  The command line prints both and exits
+with 1; it never shows a traceback for one of these.
+"""
+
+from __future__ import annotations
+
+
+class EdgespecError(Exception):
+    """Base of all errors raised on purpose.
+
+    Args:
+        message: what was expected and what came.
+        hint: what the reader can do about it.
+    """
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class ExportError(EdgespecError):
+    """The source model cannot be exported: unreadable, unsupported or inconsistent."""
+
+
+class UnsupportedModel(ExportError):
+    """No emitter knows this architecture, or one of the options its configuration asks for."""
+
+
+class IncompatibleDraft(EdgespecError):
+    """A draft does not share the target's vocabulary."""
+
+
+class BundleError(EdgespecError):
+    """A bundle is missing a part, was altered, or is newer than this program."""
+
+
+class InvalidRequest(EdgespecError):
+    """A generation request that cannot be served: empty prompt, too long, nonsense settings."""

@@ -1,0 +1,28 @@
+"""Golden vectors: what a bundle's own plain decoding writes, kept in the bundle so that any runtime can prove itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.engine import Engine, load
+from edgespec.runtimes.manifest import GoldenVector
+
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
+
+
+def golden_prompts(engine: Engine, text: str) -> list[list[int]]:
+    """Short prompts taken from a text at even distances, each beginning a line where possible."""
+    lines = [line for line in text.splitlines() if len(engine.codec.encode(line)) >= 4]
+    step = max(1, len(lines) // PROMPTS)
+    return [engine.codec.encode(line)[:PROMPT_TOKENS] for line in lines[::step][:PROMPTS]]
+
+
+def make_golden(bundle: Path, text: str, threads: int | None = None) -> list[GoldenVector]:
+    """Greedy plain decoding, strict, of the prompts."""
+    engine = load(bundle, threads=threads, check=False)
+    room = engine.context - PROMPT_TOKENS - 1
+    vectors = []
+    for prompt in golden_prompts(engine, text):
+        result = engine.generate(prompt, method="ar", max_new_tokens=max(1, min(NEW_TOKENS, room)))
+        vectors.append(GoldenVector(prompt=prompt, method="ar", tokens=result.tokens))
+    return vectors

@@ -1,0 +1,130 @@
+"""Lanes: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+from edgespec.cost import CostModel
+from edgespec.drafters import Drafter
+from edgespec.drafters.adaptive import Adaptive
+from edgespec.drafters.ar import Plain
+from edgespec.drafters.draft_model import DraftModel
+from edgespec.drafters.ngram import NGram
+from edgespec.drafters.self_spec import SelfSpec
+from edgespec.methods import MethodChoice
+from edgespec.runtimes.manifest import Manifest
+from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.target import SkipSet
+
+MOST_IDLE = 4  # finished conversations whose KV is kept
+
+
+class Lane:
+    """A target slot, the draft's slot if one is needed, and a drafter per method.
+
+    Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
+    cost is worth keeping.
+    """
+
+    def __init__(
+        self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, strict: bool
+    ) -> None:
+        self._manifest, self._draft, self._context = manifest, draft, context
+        self.target = Slot(model, context=context, strict=strict)
+        self._draft_slot: Slot | None = None
+        self._inner: dict[str, Drafter] = {}
+        self._adaptive: dict[tuple[str, int, bool], Adaptive] = {}
+
+    def drafter(self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
+        """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
+        inner = self._inner.get(choice.name)
+        if inner is None:
+            inner = self._inner[choice.name] = self._make(choice)
+        if choice.name == "ar" or not adaptive:
+            return inner
+        key = choice.name, gamma or choice.gamma, fallback
+        if key not in self._adaptive:
+            measured = choice.part.measured
+            prior = {"prior": measured[0].acceptance[0]} if measured and measured[0].acceptance else {}
+            self._adaptive[key] = Adaptive(inner, self._costs(choice), key[1], fallback, **prior)
+        return self._adaptive[key]
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated."""
+        return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
+
+    def _make(self, choice: MethodChoice) -> Drafter:
+        if choice.name == "ngram":
+            return NGram()
+        if choice.name == "speculative":
+            if self._draft_slot is None:
+                self._draft_slot = Slot(self._draft(), context=None, strict=False)
+            return DraftModel(self._draft_slot, self.target.vocab_size)
+        if choice.name == "self-spec":
+            skip = choice.part.skip
+            layers = SkipSet(tuple(skip.attention), tuple(skip.mlp)) if skip else SkipSet()
+            return SelfSpec(self.target, layers)
+        return Plain()
+
+    def _costs(self, choice: MethodChoice) -> CostModel:
+        """Where control starts from: what the export measured; the clock corrects it."""
+        saved = self._manifest.cost.get("verify_ms")
+        verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
+        draft = 0.0 if choice.name == "ngram" else choice.part.draft_cost
+        return CostModel(verify, draft)
+
+
+class LanePool:
+    """Hands every request the idle lane that already holds most of its prompt."""
+
+    def __init__(self, make: Callable[[], Lane]) -> None:
+        self._make = make
+        self._idle: list[Lane] = []
+        self._busy: list[Lane] = []
+        self._lock = threading.Lock()
+
+    def take(self, prompt: Sequence[int]) -> Lane:
+        """An idle lane, or a new one."""
+        with self._lock:
+            best = max(self._idle, key=lambda lane: _shared(lane.target.tokens, prompt), default=None)
+            if best is not None:
+                self._idle.remove(best)
+            lane = best or self._make()
+            self._busy.append(lane)
+            return lane
+
+    def give_back(self, lane: Lane) -> None:
+        """The request on this lane has ended."""
+        with self._lock:
+            if lane in self._busy:
+                self._busy.remove(lane)
+                self._idle.append(lane)
+                del self._idle[:-MOST_IDLE]
+
+    def kv_bytes(self) -> int:
+        """Bytes of KV of all lanes."""
+        with self._lock:
+            return sum(lane.kv_bytes for lane in [*self._idle, *self._busy])
+
+    def longest(self) -> int:
+        """Capacity of the longest target slot, in tokens."""
+        with self._lock:
+            return max((lane.target.capacity for lane in [*self._idle, *self._busy]), default=0)
+
+    def clear(self) -> None:
+        """Drop the idle lanes."""
+        with self._lock:
+            self._idle.clear()
+
+
+def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    count = 0
+    for mine, theirs in zip(held, prompt, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count

@@ -1,0 +1,133 @@
+"""Proof that the methods of a bundle write what its plain decoding writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from edgespec.engine import Engine, Prompt
+from edgespec.runtimes.slot import Slot
+from edgespec.settings import Settings
+
+# A greedy token may differ from plain decoding's only where the two best logits were this close, in units of the row's
+# standard deviation: int4 and int8 round activations, so that 1e-6 in attention can become a tenth of it.
+NEAR_TIE = {"fp32": 1e-3, "int4": 0.25, "int8": 0.25, "w8a8": 0.25}
+
+
+@dataclass
+class Difference:
+    """The first place where a method's tokens leave plain decoding's.
+
+    Attributes:
+        prompt: number of the prompt.
+        position: index of the new token.
+        expected: plain decoding's token.
+        got: the method's token.
+        gap: how much higher the logit of plain decoding's token is, in standard deviations of the row.
+        near_tie: whether the gap is within what other kernels' rounding explains.
+    """
+
+    prompt: int
+    position: int
+    expected: int
+    got: int
+    gap: float
+    near_tie: bool
+
+
+@dataclass
+class MethodProof:
+    """What was found of one method.
+
+    Attributes:
+        method: its name.
+        prompts: how many were tried.
+        tokens: how many tokens were compared.
+        equal: prompts whose tokens are all equal.
+        exact: all of them are.
+        differences: the first difference of each other prompt.
+    """
+
+    method: str
+    prompts: int = 0
+    tokens: int = 0
+    equal: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Every prompt gave the same tokens."""
+        return self.equal == self.prompts
+
+    @property
+    def lossless(self) -> bool:
+        """Every difference is a near-tie."""
+        return all(difference.near_tie for difference in self.differences)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return {
+            "method": self.method,
+            "prompts": self.prompts,
+            "tokens": self.tokens,
+            "equal": self.equal,
+            "exact": self.exact,
+            "lossless": self.lossless,
+            "differences": [vars(difference) for difference in self.differences],
+        }
+
+
+def prove(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    methods: Sequence[str],
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[MethodProof]:
+    """Compare every method with plain decoding, token by token, drafting in every round (no fall-back).
+
+    With sampling the settings must be ``coupled`` and seeded: then plain decoding with the same seed is matched too.
+    """
+    wanted = settings.changed(fallback=False)
+    expected = [engine.generate(prompt, wanted, method="ar").tokens for prompt in prompts]
+    proofs = []
+    for number, name in enumerate(methods):
+        proof = MethodProof(name, prompts=len(prompts))
+        for at, prompt in enumerate(prompts):
+            got = engine.generate(prompt, wanted, method=name).tokens
+            proof.tokens += len(expected[at])
+            if got == expected[at]:
+                proof.equal += 1
+            else:
+                proof.differences.append(_difference(engine, at, prompt, expected[at], got))
+            if progress:
+                progress(number * len(prompts) + at + 1, len(methods) * len(prompts), name)
+        proofs.append(proof)
+    return proofs
+
+
+def check_golden(engine: Engine) -> tuple[int, int]:
+    """(reproduced, all) of the bundle's golden vectors, by strict plain decoding."""
+    golden = engine.bundle.manifest.golden
+    same = sum(
+        engine.generate(vector.prompt, method="ar", max_new_tokens=len(vector.tokens)).tokens == vector.tokens
+        for vector in golden
+    )
+    return same, len(golden)
+
+
+def _difference(engine: Engine, number: int, prompt: Prompt, expected: list[int], got: list[int]) -> Difference:
+    at = next((i for i, pair in enumerate(zip(expected, got, strict=False)) if pair[0] != pair[1]), -1)
+    if at < 0:  # one is the beginning of the other
+        at = min(len(expected), len(got))
+        return Difference(number, at, -1, -1, float("inf"), False)
+    tokens = (engine.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)) + expected[:at]
+    slot = Slot(engine.model, context=engine.context, strict=engine.strict, reserve=len(tokens) + 2)
+    slot.prefill(tokens[:-1])
+    row = slot.forward(np.array(tokens[-1:], np.int64)).logits[0]  # [vocab]
+    gap = float((row[expected[at]] - row[got[at]]) / row.std())
+    limit = NEAR_TIE[engine.bundle.manifest.target.format]
+    return Difference(number, at, expected[at], got[at], gap, abs(gap) <= limit)

@@ -1,0 +1,62 @@
+"""What one request may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgespec.errors import InvalidRequest
+from edgespec.sampling import SamplingParams
+
+MAX_NEW_TOKENS = 128
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one request may set; each has the default of ``edgespec run``.
+
+    Attributes:
+        method: a method of the bundle; None = the one predicted to be fastest.
+        max_new_tokens: most tokens to write.
+        gamma: most guesses a round; None = the method's own.
+        fallback: decode plainly while drafting does not pay.
+        adaptive: choose the number of guesses by what pays; False = always gamma.
+        sampling: how tokens are chosen.
+        stop: strings that end the text.
+        ignore_eos: go on after EOS; for measurements.
+        logprobs: report log-probabilities.
+
+    Raises:
+        InvalidRequest: a gamma below 1.
+    """
+
+    method: str | None = None
+    max_new_tokens: int = MAX_NEW_TOKENS
+    gamma: int | None = None
+    fallback: bool = True
+    adaptive: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        if self.gamma is not None and self.gamma < 1:
+            raise InvalidRequest(
+                f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"
+            )
+
+    def changed(self, **changes: Any) -> Settings:
+        """A copy with changes on top; the fields of SamplingParams may be given directly.
+
+        Raises:
+            InvalidRequest: an unknown name, or a value outside its range.
+        """
+        mine, sampling = set(Settings.__dataclass_fields__), set(SamplingParams.__dataclass_fields__)
+        if unknown := [name for name in changes if name not in mine | sampling]:
+            raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {', '.join(sorted(mine | sampling))}")
+        if isinstance(changes.get("stop"), str):
+            changes["stop"] = (changes["stop"],)
+        if drawn := {name: value for name, value in changes.items() if name in sampling}:
+            changes["sampling"] = replace(changes.get("sampling", self.sampling), **drawn)
+        return replace(self, **{name: value for name, value in changes.items() if name in mine})

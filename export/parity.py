@@ -1,0 +1,86 @@
+"""How far a written model is from its source, on text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures import Architecture
+from edgespec.export.formats import Errors
+from edgespec.export.reference import reference_logits
+from edgespec.runtimes.slot import Slot
+
+ROWS = 64  # positions whose logits are compared
+
+
+def parity_report(
+    arch: Architecture,
+    errors: Errors,
+    slot: Slot,
+    tokens: Sequence[int],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Compare the graph with the float32 source on one text.
+
+    Args:
+        arch: the source, streamed layer by layer.
+        errors: squared errors of the stored matrices.
+        slot: the written model.
+        tokens: the text.
+        progress: called after each of the source's sub-layers.
+
+    Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both.
+    """
+    tokens = list(tokens)
+    rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
+    exact = reference_logits(arch, tokens, rows.tolist(), progress)  # [R, vocab]
+    ours = _logits(slot, tokens, rows)
+    difference = ours - exact
+    following = np.asarray(tokens)[rows + 1]
+    return {
+        "positions": len(rows),
+        "weight_error_by_layer": _by_layer(errors, arch.facts.layers),
+        "weight_error": _relative(errors.values()),
+        "logit_rms_error": float(np.sqrt(np.mean(np.square(difference)))),
+        "logit_max_error": float(np.abs(difference).max()),
+        "logit_std": float(exact.std()),
+        "top1_agreement": float((ours.argmax(-1) == exact.argmax(-1)).mean()),
+        "perplexity": _perplexity(ours, following),
+        "perplexity_source": _perplexity(exact, following),
+    }
+
+
+def _logits(slot: Slot, tokens: list[int], rows: NDArray[np.int64]) -> NDArray[np.float32]:  # [R, vocab]
+    found = []
+    for row in rows.tolist():
+        same = slot.follow(tokens[:row])
+        slot.prefill(tokens[same:row])
+        found.append(slot.forward(np.asarray(tokens[row : row + 1], np.int64)).logits[0].copy())
+    return np.stack(found)
+
+
+def _by_layer(errors: Errors, layers: int) -> list[float]:
+    """Relative error (root of the ratio of squares) of each layer's matrices together."""
+    groups: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
+    for name, sums in errors.items():
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        if numbers:
+            groups[numbers[0]].append(sums)
+    return [_relative(group) for group in groups]
+
+
+def _relative(sums: Any) -> float:
+    sums = list(sums)
+    norm = sum(pair[1] for pair in sums)
+    return math.sqrt(sum(pair[0] for pair in sums) / norm) if norm else 0.0
+
+
+def _perplexity(logits: NDArray[np.float32], following: NDArray[np.int64]) -> float:  # [R, vocab], [R]
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(-1, keepdims=True)
+    chosen = shifted[np.arange(len(following)), following] - np.log(np.exp(shifted).sum(-1))
+    return float(np.exp(min(-chosen.mean(), 700.0)))

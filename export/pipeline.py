@@ -1,0 +1,277 @@
+"""An export from beginning to end: open, write, compare, measure, search, close."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from edgespec import __version__
+from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.export.acceptance import ChainScorer
+from edgespec.export.architectures import Architecture
+from edgespec.export.model import open_model, write_model
+from edgespec.export.parity import parity_report
+from edgespec.export.plan import describe_export
+from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
+from edgespec.export.skip_sets import read_skip_set
+from edgespec.export.source import resolve
+from edgespec.export.tokenizer import TextCodec, check_same_vocabulary, tokenizer_facts
+from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
+from edgespec.runtimes.manifest import (
+    SCHEMA,
+    Format,
+    Manifest,
+    Measured,
+    MethodPart,
+    ModelPart,
+    SkipSetPart,
+)
+from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.target import SkipSet
+
+METHODS = ("ar", "ngram", "speculative", "self-spec")
+ALWAYS = ("ar", "ngram")
+CALIBRATION_TOKENS = 512
+GAMMA = 5  # length of the measured chains: acceptance is known up to here
+POSITIONS = 40
+Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What ``edgespec export`` asks for.
+
+    Attributes:
+        model: folder, hub id or ``builtin:NAME``.
+        output: the bundle's folder.
+        methods: decoding methods to prepare; ar and ngram are always there.
+        format: weight format of target and draft.
+        draft: the draft model, for ``speculative``.
+        context: most tokens of a sequence; None = the model's own limit.
+        calibration: text that parity, acceptance and the search are measured on; None = the model's or the built-in one.
+        skip_set: a JSON file with a published skip set, instead of the search.
+        trials: proposals of the skip-set search.
+        seed: of the search.
+        threads: of the measurements.
+        overwrite: replace an older bundle.
+        revision: of a hub model.
+        keep_search: folder for the state of an interrupted search.
+    """
+
+    model: str
+    output: Path
+    methods: Sequence[str] = ()
+    format: Format = "int4"
+    draft: str | None = None
+    context: int | None = None
+    calibration: Path | None = None
+    skip_set: Path | None = None
+    trials: int = 64
+    seed: int = 0
+    threads: int | None = None
+    overwrite: bool = False
+    revision: str | None = None
+    keep_search: Path | None = None
+
+    def wanted(self) -> list[str]:
+        """All methods of the bundle, in the usual order.
+
+        Raises:
+            ExportError: an unknown method, or options that do not fit together.
+        """
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
+        methods = [name for name in METHODS if name in self.methods or name in ALWAYS]
+        if "speculative" in methods and self.draft is None:
+            raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
+        if self.draft is not None and "speculative" not in methods:
+            raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
+        if self.skip_set is not None and "self-spec" not in methods:
+            raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
+        return methods
+
+
+@dataclass
+class Exporter:
+    """One export; ``run`` does it, ``plan`` only says what it would do."""
+
+    options: ExportOptions
+    progress: Progress = field(default=lambda stage, done, of, detail: None)
+
+    def __post_init__(self) -> None:
+        options = self.options
+        self.methods = options.wanted()
+        self.arch = open_model(resolve(options.model, options.revision), options.context)
+        self.codec = TextCodec(self.arch.source.path)
+        self.draft: Architecture | None = None
+        if options.draft is not None:
+            self.draft = open_model(resolve(options.draft), None)
+            check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
+            self.draft.facts = _limited(self.draft, self.arch.facts.context)
+        self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
+        self.text, self.text_name = self._calibration()
+
+    def plan(self) -> dict[str, Any]:
+        """What ``run`` would write, as a JSON object."""
+        refuse_existing(self.options.output, self.options.overwrite)
+        return describe_export(self.arch, self.options.format, self.methods, self.draft)
+
+    def run(self) -> Manifest:
+        """Write the bundle; returns its manifest.
+
+        Raises:
+            ExportError: anything about the source, the options or the disk; nothing is left behind.
+        """
+        options = self.options
+        gated = "self-spec" in self.methods
+        with staged_folder(options.output, options.overwrite) as folder:
+            self.progress("weights", 0, 1, "target")
+            written = write_model(folder, self.arch, options.format, gated=gated)
+            draft_part = self._write_draft(folder)
+            copy_tokenizer(self.arch.source.path, folder)
+            self.progress("weights", 1, 1, "written")
+            slot = Slot(Model(folder, written.part, "gated" if gated else "plain", options.threads))
+            tokens = self._tokens(min(CALIBRATION_TOKENS, self.arch.facts.context // 2))
+            of = 2 * self.arch.facts.layers
+            parity = parity_report(
+                self.arch,
+                written.errors,
+                slot,
+                tokens,
+                lambda done: self.progress("parity", done, of, "source in fp32"),
+            )
+            methods, costs = self._measure(folder, slot, tokens, draft_part)
+            return write_manifest(
+                folder,
+                Manifest(
+                    schema_version=SCHEMA,
+                    edgespec_version=__version__,
+                    target=written.part,
+                    draft=draft_part,
+                    methods=methods,
+                    tokenizer=tokenizer_facts(self.arch, self.codec),
+                    parity=parity | {"text": self.text_name, "text_sha256": _digest(self.text)},
+                    cost=costs.as_dict() | {"threads": slot.model.threads, "depth": len(tokens)},
+                    memory=self._memory(written.part, draft_part),
+                    provenance=self._provenance(),
+                ),
+            )
+
+    # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _write_draft(self, folder: Path) -> ModelPart | None:
+        if self.draft is None:
+            return None
+        (folder / "draft").mkdir()
+        return write_model(folder / "draft", self.draft, self.options.format, gated=False, prefix="draft/").part
+
+    def _measure(
+        self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
+    ) -> tuple[dict[str, MethodPart], StepCosts]:
+        """Acceptance, costs and the skip set, all on the written graphs."""
+        methods = {name: MethodPart() for name in self.methods}
+        slot.follow([])
+        slot.prefill(tokens)
+        costs = measure_steps(slot, GAMMA)
+        if set(self.methods) == set(ALWAYS):
+            return methods, costs
+        self.progress("acceptance", 0, 1, "the target's own continuations")
+        scorer = ChainScorer(slot, tokens, positions=min(POSITIONS, len(tokens) // 4), gamma=GAMMA)
+        if draft_part is not None:
+            draft = Slot(Model(folder, draft_part, "plain", self.options.threads))
+            acceptance, draft_ms = scorer.score(draft), measure_steps(draft, 1).plain
+            gains = costs.speedups(acceptance, draft_ms)
+            gamma = max(gains, key=lambda g: gains[g])
+            methods["speculative"] = MethodPart(
+                gamma=gamma,
+                draft_cost=draft_ms / costs.plain,
+                predicted_speedup=gains[gamma],
+                measured=[self._measured(acceptance.rates, acceptance.offered[0])],
+            )
+        if "self-spec" in self.methods:
+            methods["self-spec"] = self._self_spec(slot, scorer, costs)
+        return methods, costs
+
+    def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
+        search = SkipSearch(slot, [scorer], costs, self.options.seed, self._search_store())
+        if self.given_skip is not None:
+            found = search.score(self.given_skip)
+        else:
+            found = search.run(self.options.trials, lambda done, of, what: self.progress("skip set", done, of, what))
+        if search.store is not None:
+            search.store.unlink(missing_ok=True)
+        return MethodPart(
+            gamma=found.gamma,
+            skip=SkipSetPart(attention=list(found.skip.attention), mlp=list(found.skip.mlp)),
+            draft_cost=found.draft_cost,
+            predicted_speedup=found.speedup,
+            measured=[self._measured(found.acceptance.rates, found.acceptance.offered[0])],
+            notes=_advice(found),
+        )
+
+    def _measured(self, rates: list[float], positions: int) -> Measured:
+        return Measured(acceptance=rates, positions=positions, text=self.text_name, text_sha256=_digest(self.text))
+
+    def _calibration(self) -> tuple[str, str]:
+        file = self.options.calibration
+        if file is None:
+            own = self.arch.source.path / "calibration.txt"
+            file = own if own.is_file() else Path(__file__).with_name("calibration.txt")
+        try:
+            text = file.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ExportError(f"{file}: cannot read the calibration text: {error}", "give a UTF-8 text file") from error
+        if len(self.codec.encode(text)) < 32:
+            raise ExportError(f"{file}: expected at least 32 tokens of calibration text", "give a page of typical text")
+        return text, file.name
+
+    def _tokens(self, limit: int) -> list[int]:
+        return self.codec.encode(self.text)[: max(limit, 32)]
+
+    def _search_store(self) -> Path | None:
+        if self.options.keep_search is None:
+            return None
+        facts = self.arch.source.config, self.options.format, self.options.seed, self.options.context
+        return self.options.keep_search / f"skip-{_digest(f'{facts}{_digest(self.text)}')[:16]}.journal"
+
+    def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
+        plan = describe_export(self.arch, target.format, self.methods, self.draft)
+        return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
+
+    def _provenance(self) -> dict[str, Any]:
+        config = (self.arch.source.path / "config.json").read_bytes()
+        found = {
+            "model": self.options.model
+            if not Path(self.options.model).is_dir()
+            else Path(self.options.model).resolve().name,
+            "config_sha256": hashlib.sha256(config).hexdigest(),
+            "revision": self.options.revision,
+            "draft": None if self.options.draft is None else Path(self.options.draft).name,
+            "seed": self.options.seed,
+        }
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def _limited(draft: Architecture, context: int) -> Any:
+    """The draft's facts with no more context than it has; the target's context is served as far as it reaches."""
+    return draft.facts.model_copy(update={"context": min(context, draft.facts.context)})
+
+
+def _advice(found: Candidate) -> str:
+    if found.speedup >= 1.05:
+        return f"predicted {found.speedup:.2f}x on the exporting machine"
+    return (
+        f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of a "
+        "full one, so self-speculation hardly pays here"
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+__all__ = ["ALWAYS", "METHODS", "ExportOptions", "Exporter", "IncompatibleDraft", "SkipSet"]

@@ -1,0 +1,44 @@
+"""What an export will do and how large it will be, before anything is written (``--dry-run``)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec.export.architectures import Architecture
+from edgespec.export.emit import HEADROOM
+from edgespec.export.quantize import BLOCK
+from edgespec.runtimes.manifest import Format
+
+
+def weight_bytes(arch: Architecture, form: Format) -> int:
+    """Bytes of the weight file, from shapes alone; alignment apart."""
+    source, total = arch.source, 0
+    for name in source.index:
+        shape = source.shape(name)
+        if name == "lm_head.weight" and arch.facts.tied:
+            continue
+        if len(shape) == 1 or form == "fp32":
+            size = 4
+            for length in shape:
+                size *= length
+        elif form == "w8a8" or (name == arch.embedding and not arch.facts.tied and shape[1] % BLOCK):
+            size = shape[0] * (shape[1] + 4)
+        else:
+            bits = 4 if form == "int4" else 8
+            size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + 4)
+        total += size
+    return total + 2 * 4 * (arch.facts.context + HEADROOM) * (arch.facts.head_dim // 2)
+
+
+def describe_export(arch: Architecture, form: Format, methods: list[str], draft: Architecture | None) -> dict[str, Any]:
+    """The plan as a JSON object; bytes are estimates good to a few percent."""
+    parts = {"target": weight_bytes(arch, form)} | ({"draft": weight_bytes(draft, form)} if draft else {})
+    return {
+        "model": str(arch.source.path),
+        "architecture": arch.facts.architecture,
+        "format": form,
+        "methods": methods,
+        "context": arch.facts.context,
+        "weight_bytes": parts,
+        "kv_bytes_per_token": arch.facts.kv_bytes_per_token + (draft.facts.kv_bytes_per_token if draft else 0),
+    }

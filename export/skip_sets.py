@@ -1,0 +1,54 @@
+"""Reading published skip sets."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from edgespec.errors import ExportError
+from edgespec.runtimes.target import SkipSet
+
+
+def read_skip_set(path: Path, layers: int) -> SkipSet:
+    """Read ``{"attention": [...], "mlp": [...]}``, or a collection of such sets with one that fits.
+
+    Args:
+        path: the JSON file; ``FILE:NAME`` picks a set of a collection.
+        layers: of the model.
+
+    Raises:
+        ExportError: not such a file, several sets to choose from, or layers the model does not have.
+    """
+    name, file = None, path
+    if not file.is_file() and ":" in path.name:
+        stem, _, name = str(path).rpartition(":")
+        file = Path(stem)
+    try:
+        data = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ExportError(
+            f"{file}: cannot read a skip set: {error}", 'expected {"attention": [...], "mlp": [...]}'
+        ) from error
+    if isinstance(data, dict) and "attention" not in data and "mlp" not in data:
+        if name is None and len(data) == 1:
+            name = next(iter(data))
+        if name not in data:
+            raise ExportError(
+                f"{file}: holds several skip sets", f"pick one as {file.name}:NAME: {', '.join(map(str, data))}"
+            )
+        data = data[name]
+    try:
+        sets = [sorted({int(layer) for layer in data.get(kind, [])}) for kind in ("attention", "mlp")]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ExportError(f'{file}: expected {{"attention": [...], "mlp": [...]}} of layer numbers') from error
+    beyond = [layer for kind in sets for layer in kind if not 0 <= layer < layers]
+    if beyond:
+        raise ExportError(
+            f"{file}: names layer {beyond[0]}, but the model has layers 0 to {layers - 1}",
+            "use a set made for this model",
+        )
+    if not sets[0] and not sets[1]:
+        raise ExportError(
+            f"{file}: the skip set is empty: the draft would be the target itself", "leave --skip-set out to search one"
+        )
+    return SkipSet(tuple(sets[0]), tuple(sets[1]))

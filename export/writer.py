@@ -1,0 +1,97 @@
+"""Writing a bundle so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgespec.errors import ExportError
+from edgespec.export.source import TOKENIZER_FILES
+from edgespec.runtimes.bundle import sha256
+from edgespec.runtimes.manifest import MANIFEST, FileEntry, Manifest
+
+
+@contextmanager
+def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary sibling of ``target`` that takes its name at the end; on any error, Ctrl-C too, nothing is left.
+
+    Args:
+        target: the bundle's folder.
+        overwrite: replace an older bundle of that name; anything that is not a bundle is never replaced.
+
+    Raises:
+        ExportError: the target exists, or the disk cannot take the bundle.
+    """
+    refuse_existing(target, overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.part-"))
+    except OSError as error:
+        raise ExportError(
+            f"{target.parent}: cannot write here: {error.strerror}", "choose another folder with -o"
+        ) from error
+    try:
+        yield folder
+        folder.chmod(0o755)  # mkdtemp makes private folders
+        if target.exists():
+            shutil.rmtree(target)
+        folder.rename(target)
+    except OSError as error:
+        if error.errno is None or error.filename is None and error.strerror is None:
+            raise
+        raise ExportError(
+            f"{target}: writing failed: {error.strerror}", "free some space, or choose another disk with -o"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    """Check that ``target`` may be written.
+
+    Raises:
+        ExportError: it exists and is not a bundle, or is one and ``overwrite`` was not given.
+    """
+    if not target.exists():
+        return
+    if not (target / MANIFEST).is_file():
+        if target.is_dir() and not any(target.iterdir()):
+            return
+        raise ExportError(f"{target}: exists and is not a bundle", "choose another folder with -o")
+    if not overwrite:
+        raise ExportError(
+            f"{target}: a bundle is already there", "pass --overwrite to replace it, or choose another folder"
+        )
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy what the runtime needs besides weights: tokenizer, chat template, generation and model configuration."""
+    for name in TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write ``edgespec.json`` with size and SHA-256 of every other file; returns the manifest as written."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name != MANIFEST:
+            files[name] = FileEntry(size=path.stat().st_size, sha256=sha256(path))
+    manifest = manifest.model_copy(update={"files": files})
+    save_manifest(folder, manifest)
+    return manifest
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace ``edgespec.json`` in one step."""
+    part = folder / f".{MANIFEST}.part"
+    part.write_text(
+        json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
+    os.replace(part, folder / MANIFEST)

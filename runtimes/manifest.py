@@ -1,0 +1,171 @@
+"""The manifest of a bundle (``edgespec.json``): its schema, and reading it with errors a person can act on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from edgespec.errors import BundleError
+
+SCHEMA = 1
+MANIFEST = "edgespec.json"
+
+Format = Literal["fp32", "int4", "int8", "w8a8"]
+FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
+
+
+def _inside(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or ":" in path:
+        raise ValueError(f"path {path!r} leaves the bundle: only relative paths inside the folder are allowed")
+    return path
+
+
+InsidePath = Annotated[str, AfterValidator(_inside)]
+
+
+class _Part(BaseModel):
+    """Common settings: unknown keys are errors, so that a typo in a manifest cannot pass silently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ModelFacts(_Part):
+    """What decoding and planning need to know of a model; sizes in elements."""
+
+    architecture: str
+    layers: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    intermediate: int = Field(gt=0)
+    heads: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    vocab: int = Field(gt=0)
+    context: int = Field(gt=0, description="most tokens of one sequence")
+    rope: dict[str, float | int | str] = Field(default_factory=dict)
+    tied: bool = False
+    parameters: int = 0
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of float32 keys and values of one token."""
+        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+
+
+class Graph(_Part):
+    """One ONNX file of a model."""
+
+    file: InsidePath
+    gated: bool = False
+    operators: Literal["stock", "native"] = "stock"
+
+
+class ModelPart(_Part):
+    """A model of the bundle: its facts, its format and its graphs over one weight file."""
+
+    facts: ModelFacts
+    format: Format
+    graphs: dict[str, Graph]
+    weights: InsidePath
+    headroom: int = Field(gt=0, description="rows beyond the context that the position tables cover")
+    min_rows: int = Field(ge=0, description="fewest rows that may reach the LM head")
+
+
+class Measured(_Part):
+    """A measured acceptance: P(accepted | offered) by draft position, and on what it was measured."""
+
+    acceptance: list[float]
+    positions: int
+    text: str
+    text_sha256: str
+
+
+class SkipSetPart(_Part):
+    """Layers whose attention / MLP a self-draft leaves out."""
+
+    attention: list[int] = Field(default_factory=list)
+    mlp: list[int] = Field(default_factory=list)
+
+
+class MethodPart(_Part):
+    """Parameters of one decoding method."""
+
+    gamma: int = Field(default=4, gt=0)
+    skip: SkipSetPart | None = None
+    measured: list[Measured] = Field(default_factory=list)
+    draft_cost: float | None = Field(default=None, description="c: draft step over target step, measured at export")
+    predicted_speedup: float | None = None
+    notes: str | None = None
+
+
+class TokenizerFacts(_Part):
+    """Token ids the runtime needs without opening the tokenizer."""
+
+    bos: int | None = None
+    eos: list[int] = Field(default_factory=list)
+    chat_template: bool = False
+
+
+class FileEntry(_Part):
+    """Size in bytes and SHA-256 of one file."""
+
+    size: int
+    sha256: str
+
+
+class GoldenVector(_Part):
+    """A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same."""
+
+    prompt: list[int]
+    method: str
+    tokens: list[int]
+
+
+class Manifest(_Part):
+    """The whole manifest."""
+
+    schema_version: int
+    edgespec_version: str
+    target: ModelPart
+    draft: ModelPart | None = None
+    methods: dict[str, MethodPart]
+    tokenizer: TokenizerFacts
+    parity: dict[str, Any] = Field(default_factory=dict)
+    cost: dict[str, Any] = Field(default_factory=dict)
+    memory: dict[str, Any] = Field(default_factory=dict)
+    provenance: dict[str, Any] = Field(default_factory=dict)
+    golden: list[GoldenVector] = Field(default_factory=list)
+    files: dict[InsidePath, FileEntry] = Field(default_factory=dict)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read and validate ``folder/edgespec.json``.
+
+    Raises:
+        BundleError: no folder or manifest, unreadable JSON, a newer schema, a path that leaves the folder, a wrong key.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        what = "is not a folder" if not folder.is_dir() else f"has no {MANIFEST}"
+        raise BundleError(f"{folder}: expected a bundle, but it {what}", "make one with `edgespec export MODEL`")
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (ValueError, OSError) as error:
+        raise BundleError(f"{path}: not readable as JSON: {error}", "export the bundle again") from error
+    version = data.get("schema_version") if isinstance(data, dict) else None
+    if not isinstance(version, int):
+        raise BundleError(f"{path}: expected an object with an integer schema_version, got {version!r}")
+    if version > SCHEMA:
+        raise BundleError(
+            f"{path}: schema {version} is newer than this edgespec, which reads up to schema {SCHEMA}",
+            "upgrade edgespec, or export the bundle with this version",
+        )
+    try:
+        return Manifest.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the manifest"
+        raise BundleError(f"{path}: {where}: {first['msg']}", "export the bundle again") from error

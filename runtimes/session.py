@@ -1,0 +1,65 @@
+"""One model in memory: its session, and the buffers that all KV slots over it share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtimes.manifest import ModelPart
+from edgespec.runtimes.ort import default_threads, make_session
+
+
+class Bound:
+    """A numpy array and the OrtValue over the same memory (zero copy): write one, the session reads the other."""
+
+    __slots__ = ("array", "value")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        import onnxruntime as ort
+
+        self.array = array  # kept: the OrtValue does not own the memory
+        self.value = ort.OrtValue.ortvalue_from_numpy(array)
+
+
+class Model:
+    """A loaded graph.  Several slots may use it, one pass at a time.
+
+    Args:
+        folder: the folder of the model's part of the bundle.
+        part: its entry in the manifest.
+        graph: which of its graphs.
+        threads: intra-op threads; None = all processors this process may use.
+    """
+
+    def __init__(self, folder: Path, part: ModelPart, graph: str, threads: int | None = None) -> None:
+        self.part, self.facts = part, part.facts
+        self.graph = part.graphs[graph]
+        self.threads = threads or default_threads()
+        self.session = make_session(folder / self.graph.file, self.threads)
+        self._flat: dict[str, NDArray[Any]] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Bound:
+        """A view of shape ``shape`` of the growing buffer ``name``; the same memory whatever the shape.
+
+        New memory is zero; on growth old views of the buffer are dropped.
+        """
+        key = (name, shape)
+        if key in self._views:
+            return self._views[key]
+        size = int(np.prod(shape))
+        flat = self._flat.get(name)
+        if flat is None or flat.size < size:
+            self._flat[name] = flat = np.zeros(size, dtype)
+            for old in [old for old in self._views if old[0] == name]:
+                del self._views[old]
+        self._views[key] = Bound(flat[:size].reshape(shape))
+        return self._views[key]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the shared buffers (addresses reserved; pages never written cost nothing)."""
+        return sum(flat.nbytes for flat in self._flat.values())

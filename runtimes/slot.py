@@ -1,0 +1,256 @@
+"""A KV slot: one sequence's keys and values over a shared model, bound once, updated in place.
+
+Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in place;
+``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an output that is not
+bound means that the cache is silently not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.session import Bound, Model
+from edgespec.runtimes.target import Pass, SkipSet
+
+PREFILL_CHUNK = 128
+ROUND_CAPACITY = 64
+ROW_BLOCK = 16  # measured on AVX-512: passes of 1, 17, 33 ... rows have a last row with other bits (docs/runtime.md)
+HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
+
+
+class Slot:
+    """The target (or draft) of one sequence.
+
+    Args:
+        model: the session and shared buffers.
+        context: most tokens of the sequence; at most what the bundle was exported for.
+        strict: pad lone rows, so that verification gives the bits of plain decoding.
+        reserve: tokens to allocate for at once; the buffers grow when more are needed.
+    """
+
+    def __init__(self, model: Model, *, context: int | None = None, strict: bool = True, reserve: int = 256) -> None:
+        facts = model.facts
+        self.model, self.strict = model, strict
+        self.vocab_size, self.layers = facts.vocab, facts.layers
+        self.context = min(context or facts.context, facts.context)
+        self.tokens: list[int] = []
+        self.capacity = 0
+        self._pending: tuple[list[int], list[int] | None] = ([], None)
+        self._io = model.session.io_binding()
+        self._bound: dict[str, Bound] = {}  # what each name is bound to now
+        self._kv: dict[str, Bound] = {}
+        self._seqlens = self._bind("seqlens_k", Bound(np.zeros(1, np.int32))).array
+        self._total = self._bind("total", Bound(np.array(0, np.int32))).array
+        if model.graph.gated:
+            self._gate_attn = self._bind("gate_attn", Bound(np.ones(facts.layers, bool))).array
+            self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
+        self._skip: SkipSet | None = None
+        self.reserve(reserve)
+
+    # -- the Target contract ---------------------------------------------------------------------------------------
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Crop the slot to its longest common prefix with ``tokens``; returns its length."""
+        same, limit = 0, min(len(self.tokens), len(tokens))
+        while same < limit and self.tokens[same] == tokens[same]:
+            same += 1
+        del self.tokens[same:]
+        return same
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append tokens in chunks, without the LM head."""
+        self.reserve(len(self.tokens) + len(tokens))
+        for start in range(0, len(tokens), PREFILL_CHUNK):
+            chunk = np.asarray(tokens[start : start + PREFILL_CHUNK], np.int64)
+            past = len(self.tokens)
+            # exact total: attention's scratch space has a row of `total` per head and token
+            self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + 1, pad=self.strict)
+            self.tokens.extend(chunk.tolist())
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
+        n = len(tokens)
+        if parents is None:
+            self._pending = (tokens.tolist(), None)
+            return self._run(tokens, len(self.tokens), rows=n, pad=self.strict)
+        self._pending = (tokens.tolist(), parents.tolist())
+        return self._run(tokens, len(self.tokens), rows=n, pad=self.strict, parents=self._pending[1])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
+        tokens, parents = self._pending
+        if parents is not None and any(row != at for at, row in enumerate(rows)):
+            past = len(self.tokens)
+            source = [past + row for row in rows]
+            for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
+                bound.array[0, :, past : past + len(rows)] = bound.array[0, :, source].transpose(1, 0, 2)
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
+
+    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        """Run a chain of draft rows with sub-layers left out -> logits of the last row, [1, vocab]."""
+        return self.forward_draft(tokens, offset, skip)
+
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        """Run rows ``offset`` rows after the slot's tokens, never padded -> logits of the last row, [1, vocab]."""
+        self._set_gates(skip)
+        try:
+            return self._run(tokens, len(self.tokens) + offset, rows=-1, pad=False)
+        finally:
+            self._set_gates(None)
+
+    # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
+
+    def forward_masked(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        positions: NDArray[np.int64],  # [n]
+        bias: NDArray[np.float32],  # [n, past + n], added to the attention scores
+        rows: NDArray[np.int64],  # [r]
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        """Run rows after the slot's tokens with any positions and mask -> logits of ``rows``; nothing is committed."""
+        past, n = len(self.tokens), len(tokens)
+        self.reserve(past + n)
+        self._set_gates(skip)
+        try:
+            self._attach("bias", "given_bias", (1, 1, *bias.shape), np.float32)[...] = bias
+            self._attach("rows", "given_rows", rows.shape, np.int64)[:] = rows
+            self._total[...] = past + n
+            return self._launch(tokens, positions, past, len(rows), n)
+        finally:
+            self._set_gates(None)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens and the rows after them; what the slot holds stays."""
+        headroom = self.model.part.headroom
+        most = self.model.facts.context + headroom
+        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
+        if need <= self.capacity:
+            return
+        need = min(most, max(need, self.capacity * 3 // 2))
+        facts, used = self.model.facts, len(self.tokens)
+        for layer in range(facts.layers):
+            for kind in ("key", "value"):
+                name = f"past_key_values.{layer}.{kind}"
+                array = np.zeros((1, facts.kv_heads, need, facts.head_dim), np.float32)
+                if name in self._kv:
+                    array[:, :, :used] = self._kv[name].array[:, :, :used]
+                self._kv[name] = bound = Bound(array)
+                self._bind(name, bound)
+                self._io.bind_ortvalue_output(f"present.{layer}.{kind}", bound.value)
+        self.capacity = need
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated."""
+        return sum(bound.array.nbytes for bound in self._kv.values())
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+        return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        past: int,
+        *,
+        rows: int,
+        pad: bool,
+        parents: list[int] | None = None,
+        total: int | None = None,
+    ) -> Pass:
+        n = len(tokens)
+        # a row left over after blocks of 16 goes through a one-row kernel, whose sums round differently
+        count = n + 1 if pad and n % ROW_BLOCK == 1 else n
+        if past + count > self.capacity:
+            self._need_room(past + count)
+        self._total[...] = width = total or self.capacity
+        if parents is None:
+            self._attach("bias", "zero_bias", (1, 1, count, width), np.float32)
+            positions = None
+        else:
+            positions = self._tree(parents, past, count, width)
+        return self._launch(tokens, positions, past, self._choose_rows(rows, n), count)
+
+    def _launch(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None, past: int, rows: int, count: int
+    ) -> Pass:
+        """Everything but mask and rows is bound and written here; ``count`` - len(tokens) dummy rows follow."""
+        n = len(tokens)
+        ids = self._attach("ids", "ids", (1, count), np.int64)
+        ids[0, :n] = tokens
+        if count > n:
+            ids[0, n:] = 0  # the next pass overwrites its KV
+        pos = self._attach("pos", "pos", (1, count), np.int64)
+        pos[0] = np.arange(past, past + count) if positions is None else positions
+        self._seqlens[0] = past + count - 1
+        logits = self.model.buffer("logits", (1, rows, self.vocab_size), np.float32)
+        if self._bound.get("logits") is not logits:
+            self._io.bind_ortvalue_output("logits", logits.value)
+            self._bound["logits"] = logits
+        self.model.session.run_with_iobinding(self._io)
+        return Pass(logits.array[0])
+
+    def _choose_rows(self, rows: int, n: int) -> int:
+        """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""
+        if rows < 0:
+            self._attach("rows", "last_row", (1,), np.int64)[0] = n - 1
+            return 1
+        wanted = self._attach("rows", "rows", (rows,), np.int64)
+        if rows and wanted[-1] != rows - 1:
+            wanted[:] = np.arange(rows)
+        return rows
+
+    def _tree(self, parents: list[int], past: int, count: int, width: int) -> NDArray[np.int64]:
+        """Bind the mask of a tree; returns the rows' positions [count]."""
+        bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
+        bias[:, :past] = 0
+        bias[:, past:] = HIDE
+        depths = np.zeros(count, np.int64)
+        for row in range(count):
+            parent = parents[row] if row < len(parents) else -1  # the dummy of strict mode stands alone
+            if parent >= 0:
+                bias[row, past : past + row] = bias[parent, past : past + row]
+                depths[row] = depths[parent] + 1
+            bias[row, past + row] = 0
+        return past + depths
+
+    def _set_gates(self, skip: SkipSet | None) -> None:
+        if skip is self._skip:
+            return
+        if not self.model.graph.gated:
+            raise InvalidRequest(
+                "this graph has no gates: layers cannot be skipped", "export with `--method self-spec`"
+            )
+        self._gate_attn[:], self._gate_mlp[:] = True, True
+        if skip is not None:
+            self._gate_attn[list(skip.attention)] = False
+            self._gate_mlp[list(skip.mlp)] = False
+        self._skip = skip
+
+    def _need_room(self, rows: int) -> None:
+        if rows > self.capacity:
+            self.reserve(rows)
+        if rows > self.capacity:
+            raise InvalidRequest(f"a pass up to row {rows} does not fit the cache of {self.capacity} rows")
+
+    def _bind(self, name: str, bound: Bound) -> Bound:
+        self._io.bind_ortvalue_input(name, bound.value)
+        self._bound[name] = bound
+        return bound
+
+    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        bound = self.model.buffer(buffer, shape, dtype)
+        if self._bound.get(name) is not bound:
+            self._bind(name, bound)
+        return bound.array

@@ -1,0 +1,96 @@
+"""The contract between decoding and a model: what the loop and the drafters may ask of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class SkipSet:
+    """Sub-layers a self-draft leaves out; attention and MLP apart.
+
+    Attributes:
+        attention: layers whose attention is skipped, ascending.
+        mlp: layers whose MLP is skipped, ascending.
+    """
+
+    attention: tuple[int, ...] = ()
+    mlp: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.attention) + len(self.mlp)
+
+
+@dataclass
+class Pass:
+    """The output of one pass.
+
+    The arrays are views of the runner's buffers: valid until the next pass over the same model.
+
+    Attributes:
+        logits: float32 [r, vocab], one row per requested row.
+        hidden: float32 [n, hidden] after the final norm, where the graph exposes it; else None.
+    """
+
+    logits: NDArray[np.float32]
+    hidden: NDArray[np.float32] | None = None
+
+
+@runtime_checkable
+class Target(Protocol):
+    """A model with one KV slot.  ``tokens`` is what the slot holds; the caller's token list is the truth.
+
+    Strict targets never run a pass of one row: they pad it (design: strict mode), which the caller cannot see.
+    """
+
+    vocab_size: int
+    context: int  # most tokens (prompt + new) one sequence may have
+    tokens: list[int]  # committed tokens whose KV the slot holds
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Crop the slot to its longest common prefix with ``tokens``; returns how many tokens stay."""
+        ...
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append ``tokens`` to the slot, in chunks, without computing logits."""
+        ...
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Run rows after the slot's tokens; logits of every row.
+
+        Args:
+            tokens: int64 [n], the pending token and its proposal.
+            parents: int64 [n], parent row of each row, -1 for row 0; None = a chain.
+
+        The rows are not part of the slot until ``keep``.
+        """
+        ...
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit these rows of the last forward (ascending, a root path) and forget the others."""
+        ...
+
+
+@runtime_checkable
+class SelfDraftTarget(Target, Protocol):
+    """A target whose sub-layers can be left out, pass by pass, over the same KV slot."""
+
+    layers: int
+
+    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        """Run a chain of draft rows ``offset`` rows after the slot's tokens with sub-layers left out.
+
+        Args:
+            tokens: int64 [n], draft rows.
+            offset: rows of the current draft already run; their approximate KV is read.
+            skip: what to leave out.
+
+        Returns the logits of the LAST row only, [1, vocab].  Nothing is committed: the next ``forward`` overwrites
+        whatever this wrote.
+        """
+        ...

@@ -1,0 +1,172 @@
+"""What the tests share: small checkpoints, models and bundles, each made once for the whole run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.engine import Engine, load
+from edgespec.export.architectures import Architecture
+from edgespec.export.formats import Errors
+from edgespec.export.model import open_model, write_model
+from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.source import resolve
+from edgespec.runtimes.manifest import Format, ModelPart
+from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot
+from tests import hf
+
+TARGET, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
+THREADS = 2
+REFERENCE = Path(__file__).parent / "data" / "reference"
+
+PROMPTS = (
+    "KING RICHARD:\n",
+    "First Citizen:\nBefore we proceed any further, hear me speak.\n\nAll:\n",
+    "O Romeo, Romeo! wherefore art thou",
+    "My lord,",
+    "QUEEN MARGARET:\nWhat, ",
+    "The",
+    "To be, or not to be",
+    "JULIET:\nGood night, good night! ",
+    "Now is the winter of our discontent\n",
+    "Enter the DUKE and his men.\n\nDUKE:\n",
+    "the the the the the",
+    "Nay, sir, I know not what you mean by that: but if",
+    "1. 2. 3. 4.",
+    "Ah\u00e7\u00fa \u2014 na\u00efve caf\u00e9 \u2603",
+    "GLOUCESTER:\nAnd so I was; which plainly signified\nThat I should snarl and bite and play the dog.\n",
+    "Speak,",
+    "\n\nA",
+    "I'll",
+    "MENENIUS:\nThere was a time when all the body's members\nRebell'd against the belly, thus accused it:\n" * 2,
+    "Farewell",
+)
+"""Twenty prompts for models that speak Shakespeare, of 1 to about 80 tokens, some of them strange to it."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """A model part on disk with both graphs, its source, and how to run it."""
+
+    folder: Path
+    arch: Architecture
+    part: ModelPart
+    errors: Errors
+
+    def model(self, graph: str = "gated", threads: int = 1) -> Model:
+        return Model(self.folder, self.part, graph, threads)
+
+    def slot(self, graph: str = "gated", threads: int = 1, strict: bool = True) -> Slot:
+        return Slot(self.model(graph, threads), strict=strict, reserve=1)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers computed for a checkpoint: logits [r, vocab] at ``rows`` of ``tokens``, and a continuation."""
+
+    tokens: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    logits: NDArray[np.float32]
+    greedy: NDArray[np.int64]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The data folder beside the repository; tests that want it are skipped without it."""
+    folder = Path(__file__).resolve().parents[1].parent / "shared"
+    if not (folder / "data" / "models").is_dir():
+        pytest.skip("needs ../shared/data, which is not part of the repository")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of ``hf.CONFIGS`` -> folder of the checkpoint that its reference logits were computed from."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = hf.write_reference_checkpoint(tmp_path_factory.mktemp(name), name)
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def reference() -> Callable[[str], Reference]:
+    """Name of ``hf.CONFIGS`` -> what transformers computed."""
+
+    def get(name: str) -> Reference:
+        with np.load(REFERENCE / f"{name}.npz") as arrays:
+            return Reference(**arrays)
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def written(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
+    """(name of ``hf.CONFIGS`` or ``builtin:NAME``, format) -> the model with both graphs."""
+    made: dict[tuple[str, Format], Written] = {}
+
+    def get(name: str, form: Format = "fp32") -> Written:
+        if (name, form) not in made:
+            folder = tmp_path_factory.mktemp("model")
+            arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
+            result = write_model(folder, arch, form, gated=True)
+            made[name, form] = Written(folder, arch, result.part, result.errors)
+        return made[name, form]
+
+    return get
+
+
+def fixed_skip_set(folder: Path, model: str) -> Path:
+    """A skip set file for a model: two attentions and an MLP, whatever a search would find."""
+    layers = json.loads((resolve(model) / "config.json").read_text("utf-8"))["num_hidden_layers"]
+    file = folder / "skip.json"
+    file.write_text(json.dumps({"attention": [1, layers - 2], "mlp": [layers // 2]}), "utf-8")
+    return file
+
+
+@pytest.fixture(scope="session")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """(format, target, draft) -> a bundle with every method; the skip set is given, so nothing depends on a clock."""
+    made: dict[tuple[str, str, Format], Path] = {}
+
+    def get(form: Format = "int4", target: str = TARGET, draft: str = DRAFT) -> Path:
+        key = target, draft, form
+        if key not in made:
+            folder = tmp_path_factory.mktemp("bundle")
+            options = ExportOptions(
+                target,
+                folder / "bundle",
+                ("speculative", "self-spec"),
+                form,
+                draft=draft,
+                skip_set=fixed_skip_set(folder, target),
+                threads=THREADS,
+            )
+            Exporter(options).run()
+            made[key] = options.output
+        return made[key]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def engine(bundle: Callable[..., Path]) -> Callable[..., Engine]:
+    """(format, target, draft) -> an engine over that bundle, shared by tests that do not mind what it has seen."""
+    made: dict[tuple[object, ...], Engine] = {}
+
+    def get(*key: str) -> Engine:
+        if key not in made:
+            made[key] = load(bundle(*key), threads=THREADS)
+        return made[key]
+
+    return get

@@ -1,0 +1,292 @@
+"""Losslessness on real graphs: whatever guesses, the text is the bundle's own plain text, token by token or in distribution."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.decode import DecodeOptions, decode
+from edgespec.drafters import Drafter
+from edgespec.drafters.ar import Plain
+from edgespec.drafters.draft_model import DraftModel
+from edgespec.drafters.self_spec import SelfSpec
+from edgespec.engine import Engine
+from edgespec.proposal import Proposal, Verdict
+from edgespec.runtimes.manifest import FORMATS
+from edgespec.runtimes.reference import FunctionTarget
+from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.target import Pass, SkipSet, Target
+from edgespec.sampling import Noise, SamplingParams, distribution
+from edgespec.verify import Rows
+from tests.conftest import PROMPTS, THREADS
+from tests.toy import chi_square
+
+METHODS = ("ar", "ngram", "self-spec", "speculative")
+DRAFTING = METHODS[1:]
+TOKENS = 200
+STORIES = [f"{opening} {name}" for name in ("Tim", "a cat", "Lily and Ben", "the old tree", "Mum")
+           for opening in ("Once upon a time,", "One day", "There was", "Look, said")]  # fmt: skip
+STORY_MODELS = "stories260K", "draft-32x2-for-stories260K"
+
+Greedy = Callable[..., list[list[int]]]
+
+
+@pytest.fixture(scope="module")
+def plainly() -> Greedy:
+    """Greedy texts one row at a time over the graph without gates: no loop, no drafter, no engine."""
+    known: dict[tuple[int, tuple[str, ...], int], list[list[int]]] = {}
+
+    def decode_all(engine: Engine, prompts: Sequence[str], count: int) -> list[list[int]]:
+        key = id(engine), tuple(prompts), count
+        if key not in known:
+            slot = Slot(Model(engine.bundle.path, engine.bundle.manifest.target, "plain", THREADS))
+            known[key] = [plain_greedy(slot, engine.codec.encode(prompt), count) for prompt in prompts]
+        return known[key]
+
+    return decode_all
+
+
+def plain_greedy(slot: Slot, prompt: list[int], count: int) -> list[int]:
+    """Greedy decoding with nothing but passes of one row."""
+    slot.follow([])
+    slot.prefill(prompt[:-1])
+    tokens = list(prompt)
+    for _ in range(count):
+        tokens.append(int(slot.forward(np.array(tokens[-1:], np.int64)).logits[0].argmax()))
+        slot.keep([0])
+    return tokens[len(prompt) :]
+
+
+def assert_equals_plain(
+    engine: Engine, method: str, prompts: Sequence[str], expected: list[list[int]], **settings: object
+) -> None:
+    """Every prompt's greedy tokens are the expected ones, and the method did draft, with and without success."""
+    drafted = accepted = 0
+    for prompt, tokens in zip(prompts, expected, strict=True):
+        result = engine.generate(prompt, method=method, max_new_tokens=len(tokens), ignore_eos=True, **settings)
+        assert result.tokens == tokens, f"{method} differs from plain decoding after {prompt!r}"
+        assert result.method_used == method
+        assert result.stats.dropped_reason is None
+        assert result.exact
+        assert result.lossless
+        assert result.stats.tokens == len(tokens)
+        drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
+    if method == "ar":
+        assert drafted == 0
+    else:
+        assert 0 < accepted < drafted
+
+
+# -- greedy: the same tokens -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("form", FORMATS)
+def test_greedy_equals_plain(engine: Callable[..., Engine], plainly: Greedy, form: str, method: str) -> None:
+    made = engine(form)
+    assert_equals_plain(made, method, PROMPTS, plainly(made, PROMPTS, TOKENS), fallback=False)
+
+
+@pytest.mark.parametrize("gamma", [1, 3, 8])
+@pytest.mark.parametrize("form", FORMATS)
+def test_greedy_equals_plain_at_fixed_gamma(
+    engine: Callable[..., Engine], plainly: Greedy, form: str, gamma: int
+) -> None:
+    made = engine(form)
+    expected = [tokens[:80] for tokens in plainly(made, PROMPTS, TOKENS)[:4]]
+    for method in DRAFTING:
+        assert_equals_plain(made, method, PROMPTS[:4], expected, adaptive=False, gamma=gamma)
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_greedy_equals_plain_on_stories(
+    engine: Callable[..., Engine], plainly: Greedy, shared: Path, form: str
+) -> None:
+    made = engine(form, *(str(shared / "data" / "models" / name) for name in STORY_MODELS))
+    expected = plainly(made, STORIES, TOKENS)
+    for method in METHODS:
+        assert_equals_plain(made, method, STORIES, expected, fallback=False)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path, method: str) -> None:
+    known = json.loads((Path(__file__).parent / "data" / "stories260k_greedy.json").read_text("utf-8"))
+    made = engine("fp32", *(str(shared / "data" / "models" / name) for name in STORY_MODELS))
+    assert made.codec.encode(known["prompt"]) == known["prompt_tokens"]
+    result = made.generate(known["prompt"], method=method, max_new_tokens=len(known["tokens"]), fallback=False)
+    assert result.tokens == known["tokens"]
+
+
+# -- sampled: the same tokens where the rule promises them --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "method, acceptance", [("ngram", "rejection"), ("self-spec", "coupled"), ("speculative", "coupled")]
+)
+@pytest.mark.parametrize("form", FORMATS)
+def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str, acceptance: str) -> None:
+    made = engine(form)
+    accepted, texts = 0, set()
+    for seed, prompt in enumerate(PROMPTS[:6]):
+        settings = {
+            "temperature": 0.8,
+            "top_k": 40,
+            "top_p": 0.95,
+            "repetition_penalty": 1.05,
+            "seed": seed,
+            "max_new_tokens": 60,
+            "ignore_eos": True,
+            "acceptance": acceptance,
+        }
+        plain = made.generate(prompt, method="ar", **settings)
+        result = made.generate(prompt, method=method, fallback=False, **settings)
+        assert result.tokens == plain.tokens
+        assert result.exact
+        accepted += result.stats.accepted
+        texts.add(tuple(result.tokens))
+        other = made.generate(prompt, method="ar", **{**settings, "seed": seed + 100})
+        assert other.tokens != plain.tokens, "the seed is not used"
+    assert accepted > 0
+    assert len(texts) == 6
+
+
+def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
+    made = engine("int4")
+    settings = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
+    for method in ("self-spec", "speculative"):
+        first = made.generate(PROMPTS[0], method=method, **settings)
+        made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
+        assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens
+        assert not first.exact
+        assert first.lossless
+
+
+# -- sampled: the same distribution -------------------------------------------------------------------------------------
+
+DRAWS = 20_000
+ALTERNATIVES = 4  # top_k: two tokens have 4 x 4 texts
+
+
+class RememberedTarget(FunctionTarget):
+    """A graph whose logits are looked up: each different pass runs once on the real slot, and never again.
+
+    The loop asks for the same few prefixes twenty thousand times.  Logits are functions of the prefix alone (strict mode; the
+    tests of the slot say so bit for bit), and those of a self-draft of the committed tokens and of the draft's own rows.
+    """
+
+    def __init__(self, slot: Slot) -> None:
+        self.slot = slot
+        self.known: dict[tuple[int, ...], NDArray[np.float32]] = {}
+        self.known_drafts: dict[tuple[tuple[int, ...], tuple[int, ...]], NDArray[np.float32]] = {}
+        super().__init__(self._logits, slot.vocab_size, slot.context)
+        self.layers = slot.layers
+
+    def _stand(self, tokens: Sequence[int]) -> None:
+        same = self.slot.follow(tokens)
+        if same < len(tokens):
+            self.slot.prefill(tokens[same:])
+
+    def _logits(self, prefix: tuple[int, ...]) -> NDArray[np.float32]:
+        if prefix not in self.known:
+            self._stand(prefix[:-1])
+            self.known[prefix] = self.slot.forward(np.array(prefix[-1:], np.int64)).logits[0].copy()
+        return self.known[prefix]
+
+    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        self._draft_rows[offset:] = tokens.tolist()
+        key = tuple(self.tokens), tuple(self._draft_rows)
+        if key not in self.known_drafts:
+            self._stand(self.tokens)
+            self.known_drafts[key] = self.slot.forward_skipped(
+                np.array(self._draft_rows, np.int64), 0, skip
+            ).logits.copy()
+        return Pass(self.known_drafts[key])
+
+
+def sampling(seed: int | None = None) -> SamplingParams:
+    return SamplingParams(temperature=1.6, top_k=ALTERNATIVES, seed=seed)
+
+
+def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
+    """First two tokens of many sampled texts, what the graph itself says they should be, and how many were guessed."""
+    manifest = made.bundle.manifest
+    prompt = made.codec.encode(PROMPTS[0])
+    target = RememberedTarget(Slot(made.model))
+    expected = {}
+    for first, p in outcomes(target, prompt):
+        for second, q in outcomes(target, [*prompt, first]):
+            expected[first, second] = p * q
+    assert len(expected) == ALTERNATIVES**2
+    assert abs(sum(expected.values()) - 1) < 1e-9
+    drafter: Drafter = Plain()
+    if method == "speculative":
+        assert manifest.draft is not None
+        draft: Target = RememberedTarget(Slot(Model(made.bundle.path, manifest.draft, "plain", THREADS), strict=False))
+        drafter = DraftModel(draft, target.vocab_size)
+    elif method == "self-spec":
+        skip = manifest.methods["self-spec"].skip
+        assert skip is not None
+        drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)), stop=0.0)
+    seen: Counter[tuple[int, ...]] = Counter()
+    accepted = 0
+    for seed in range(DRAWS):
+        text: list[int] = []
+        # three tokens asked for, two looked at: a round may then guess both of these two
+        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=sampling(seed))):
+            text += item.tokens
+            accepted += item.accepted
+            if len(text) >= 2:
+                break
+        seen[text[0], text[1]] += 1
+    return seen, expected, accepted
+
+
+def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, float]]:
+    """The tokens that can follow, with their probabilities by the graph's own logits."""
+    probs = distribution(target.function(tuple(prefix)), sampling(), prefix)
+    return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
+
+
+@pytest.mark.parametrize("method", ["self-spec", "speculative"])
+@pytest.mark.parametrize("form", FORMATS)
+def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine], form: str, method: str) -> None:
+    seen, expected, accepted = drafted_pairs(engine(form), method)
+    assert 0 < accepted < 2 * DRAWS  # guesses were accepted and refused
+    assert chi_square(seen, expected) > 1e-3
+
+
+def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+    """Lossy: every guess the target could have made stands."""
+    path = []
+    for node, token in enumerate(proposal.tokens.tolist()):
+        if rows.distribution(node)[token] == 0:
+            break
+        path.append(node)
+    return Verdict(path, rows.choose(len(path)))
+
+
+def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+    """Lossy: after a refusal the token is drawn from p, not from what p has and q has not."""
+    path = []
+    for node, token in enumerate(proposal.tokens.tolist()):
+        assert proposal.probs is not None
+        if noise.uniform(rows.position(node), 1 << 20) * proposal.probs[node, token] >= rows.distribution(node)[token]:
+            break
+        path.append(node)
+    return Verdict(path, rows.choose(len(path)))
+
+
+@pytest.mark.parametrize("rule", [accept_all, forget_the_residual])
+def test_a_lossy_rule_is_noticed(
+    engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, rule: Callable[[Proposal, Rows, Noise], Verdict]
+) -> None:
+    monkeypatch.setattr("edgespec.decode.verify", rule)
+    seen, expected, _ = drafted_pairs(engine("fp32"), "speculative")
+    assert chi_square(seen, expected) < 1e-9
