@@ -10,19 +10,22 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["EdgespecError", "Engine", "Result", "SamplingParams", "__version__", "load"]
+__all__ = ["EdgespecError", "Engine", "Result", "SamplingParams", "Settings", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine, Result, load
+    from edgespec.engine import Engine, load
     from edgespec.errors import EdgespecError
+    from edgespec.result import Result
     from edgespec.sampling import SamplingParams
+    from edgespec.settings import Settings
 
 _WHERE = {
     "Engine": "edgespec.engine",
-    "Result": "edgespec.engine",
+    "Result": "edgespec.result",
     "load": "edgespec.engine",
     "EdgespecError": "edgespec.errors",
     "SamplingParams": "edgespec.sampling",
+    "Settings": "edgespec.settings",
 }
 
 

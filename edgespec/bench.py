@@ -9,7 +9,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from edgespec.engine import Engine, Prompt, Result
+from edgespec.engine import Engine, Prompt
+from edgespec.result import Result
 from edgespec.settings import Settings
 
 BASELINE = "plain"
@@ -79,9 +80,9 @@ def bench(
 ) -> list[MethodFigures]:
     """Measure methods against the fastest plain decoding of the same bundle.
 
-    The baseline runs the graph without gates, unpadded, in a session of its own where the bundle has both graphs.  Baseline
-    and methods take turns on every prompt, so that a slow moment of the machine hits all of them; a ratio is made of
-    neighbours in time.
+    The baseline runs the graph without gates, unpadded, in a session of its own where the bundle has both graphs.
+    Baseline and methods take turns on every prompt, so that a slow moment of the machine hits all of them; a ratio is
+    made of neighbours in time.
 
     Args:
         engine: the loaded bundle.

@@ -1,4 +1,4 @@
-"""Golden vectors: what a bundle's own plain decoding writes, kept in the bundle so that any runtime can prove itself."""
+"""Golden vectors: what a bundle's plain decoding writes, kept in it so that any runtime can prove itself."""
 
 from __future__ import annotations
 

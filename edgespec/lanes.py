@@ -46,9 +46,10 @@ class Lane:
             return inner
         key = choice.name, gamma or choice.gamma, fallback
         if key not in self._adaptive:
-            measured = choice.part.measured
-            prior = {"prior": measured[0].acceptance[0]} if measured and measured[0].acceptance else {}
-            self._adaptive[key] = Adaptive(inner, self._costs(choice), key[1], fallback, **prior)
+            control = Adaptive(inner, self._costs(choice), key[1], fallback)
+            if choice.part.measured and choice.part.measured[0].acceptance:
+                control.prior = choice.part.measured[0].acceptance[0]
+            self._adaptive[key] = control
         return self._adaptive[key]
 
     @property

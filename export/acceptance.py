@@ -1,7 +1,7 @@
 """How often the target accepts a draft, measured exactly and many positions at a time.
 
-Appended rows make it cheap.  The target's KV holds a text.  For each sampled position p a short chain is run in slots AFTER
-the text, with the positions p, p+1, ... and a mask that shows it the text before p and itself alone:
+Appended rows make it cheap.  The target's KV holds a text.  For each sampled position p a short chain is run in slots
+AFTER the text, with the positions p, p+1, ... and a mask that shows it the text before p and itself alone:
 
 ::
 
@@ -9,9 +9,9 @@ the text, with the positions p, p+1, ... and a mask that shows it the text befor
     root:        1    ...     1     |    0    ...  |  1    0   0  |  0 ...
     d1:          1    ...     1     |    0    ...  |  1    1   0  |  0 ...
 
-Every row sees exactly what it would see in the real loop: the full model's KV of the committed prefix, and the draft's own KV
-of the chain.  One pass scores all positions.  (One gated pass over a whole text would let the draft read its own KV of the
-prefix: it ranks skip sets wrongly.)
+Every row sees exactly what it would see in the real loop: the full model's KV of the committed prefix, and the
+draft's own KV of the chain.  One pass scores all positions.  (One gated pass over a whole text would let the draft
+read its own KV of the prefix: it ranks skip sets wrongly.)
 """
 
 from __future__ import annotations

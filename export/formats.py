@@ -6,7 +6,7 @@ Per-tensor activation scales (``quantize_dynamic``) break that rule and are not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,16 +25,14 @@ class LinearFormat(Protocol):
 
     Attributes:
         name: as in ``--format``.
-        fuses: whether matrices that share an input are stored and multiplied as one.
         min_rows: fewest rows that may reach a matrix.
     """
 
     name: str
-    fuses: bool
     min_rows: int
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
-        """Write the matrices ``parts`` [n_i, k], stacked along n, under ``name``."""
+    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
+        """Write the matrix ``name`` [n, k] of the checkpoint."""
         ...
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
@@ -53,26 +51,24 @@ class LinearFormat(Protocol):
 class BlockFormat:
     """int4 / int8: MatMulNBits, blocks of 32, integer arithmetic (accuracy level 4)."""
 
-    fuses = True
     min_rows = 0
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.name = f"int{bits}"
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
-        n, k = sum(source.shape(part)[0] for part in parts), source.shape(parts[0])[1]
+    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
+        n, k = source.shape(name)
         blocks = -(-k // quantize.BLOCK)
         scales: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
 
         def levels() -> Iterator[NDArray[np.uint8]]:
-            for part in parts:
-                for piece in source.pieces(part):
-                    packed, scale = quantize.quantize_block(piece, self.bits)
-                    scales.append(scale)
-                    approximation = quantize.dequantize_block(packed, scale, k, self.bits)
-                    _add_error(errors, part, *quantize.squared_error(piece, approximation))
-                    yield packed
+            for piece in source.pieces(name):
+                packed, scale = quantize.quantize_block(piece, self.bits)
+                scales.append(scale)
+                approximation = quantize.dequantize_block(packed, scale, k, self.bits)
+                _add_error(errors, name, *quantize.squared_error(piece, approximation))
+                yield packed
 
         file.put(f"{name}.levels", (n, blocks, quantize.BLOCK * self.bits // 8), np.uint8, levels())
         file.put(f"{name}.scales", (n, blocks), np.float32, scales)
@@ -94,9 +90,15 @@ class BlockFormat:
         )
 
     def lookup(self, graph: GraphBuilder, ids: str, name: str, k: int, n: int) -> str:
-        inputs = [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")]
-        attributes = {"bits": self.bits, "block_size": quantize.BLOCK, "gather_axis": 0, "quantize_axis": 1}
-        return graph.node("GatherBlockQuantized", inputs, domain=MICROSOFT, **attributes)
+        return graph.node(
+            "GatherBlockQuantized",
+            [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")],
+            domain=MICROSOFT,
+            bits=self.bits,
+            block_size=quantize.BLOCK,
+            gather_axis=0,
+            quantize_axis=1,
+        )
 
     def can_lookup(self, k: int, tied: bool) -> bool:
         return k % quantize.BLOCK == 0
@@ -106,22 +108,30 @@ class ChannelFormat:
     """w8a8: activations quantized per token to uint8, weights per channel to int8 (7 bits)."""
 
     name = "w8a8"
-    fuses = True
     min_rows = 1  # ONNX Runtime's ReduceMax over zero rows is wrong
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
-        n, k = sum(source.shape(part)[0] for part in parts), source.shape(parts[0])[1]
+    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
+        n, k = source.shape(name)
         matrix, scales, at = np.empty((k, n), np.int8), np.empty(n, np.float32), 0
-        for part in parts:
-            for piece in source.pieces(part):
-                levels, scale = quantize.quantize_channel(piece)
-                matrix[:, at : at + len(piece)], scales[at : at + len(piece)] = levels.T, scale
-                _add_error(errors, part, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
-                at += len(piece)
+        for piece in source.pieces(name):
+            levels, scale = quantize.quantize_channel(piece)
+            matrix[:, at : at + len(piece)], scales[at : at + len(piece)] = levels.T, scale
+            _add_error(errors, name, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
+            at += len(piece)
         file.put(f"{name}.levels", (k, n), np.int8, [matrix])
         file.put(f"{name}.scales", (n,), np.float32, [scales])
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
+        levels, scale = graph.once(("quantized", x), lambda: self._activation(graph, x))
+        # uint8 x int8: the int8 x int8 kernel of ONNX Runtime is 25 times slower
+        middle = graph.constant("middle", np.array(128, np.uint8))
+        product = graph.node("MatMulInteger", [levels, graph.stored(f"{name}.levels"), middle])
+        product = graph.node("Cast", [product], to=TensorProto.FLOAT)
+        y = graph.node("Mul", [graph.node("Mul", [product, graph.stored(f"{name}.scales")]), scale])
+        return graph.node("Add", [y, bias]) if bias else y
+
+    def _activation(self, graph: GraphBuilder, x: str) -> tuple[str, str]:
+        """uint8 levels [.., k] of x and the scale [.., 1] of each row."""
         last = graph.constant("last_axis", np.array([-1], np.int64))
         largest = graph.node("ReduceMax", [graph.node("Abs", [x]), last], keepdims=1)
         largest = graph.node("Max", [largest, graph.constant("tiny", np.array(1e-12, np.float32))])
@@ -129,12 +139,7 @@ class ChannelFormat:
         rounded = graph.node("Round", [graph.node("Div", [x, scale])])
         shifted = graph.node("Add", [rounded, graph.constant("middle_float", np.array(128, np.float32))])
         levels = graph.node("Cast", [shifted], to=TensorProto.UINT8)
-        # uint8 x int8: the int8 x int8 kernel of ONNX Runtime is 25 times slower
-        middle = graph.constant("middle", np.array(128, np.uint8))
-        product = graph.node("MatMulInteger", [levels, graph.stored(f"{name}.levels"), middle])
-        product = graph.node("Cast", [product], to=TensorProto.FLOAT)
-        y = graph.node("Mul", [graph.node("Mul", [product, graph.stored(f"{name}.scales")]), scale])
-        return graph.node("Add", [y, bias]) if bias else y
+        return levels, scale
 
     def lookup(self, graph: GraphBuilder, ids: str, name: str, k: int, n: int) -> str:
         # the matrix lies as [k, n] for the multiplication: gather columns rather than store it twice
@@ -152,17 +157,15 @@ class FloatFormat:
     """fp32: the reference format."""
 
     name = "fp32"
-    fuses = False  # [k, n] matrices cannot be joined along n without holding them all
     min_rows = 0
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
-        (part,) = parts
-        n, k = source.shape(part)
+    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
+        n, k = source.shape(name)
         matrix, at = np.empty((k, n), np.float32), 0
-        for piece in source.pieces(part):
+        for piece in source.pieces(name):
             matrix[:, at : at + len(piece)] = piece.T
             at += len(piece)
-            _add_error(errors, part, 0.0, quantize.squared_error(piece, piece)[1])
+            _add_error(errors, name, 0.0, quantize.squared_error(piece, piece)[1])
         file.put(name, (k, n), np.float32, [matrix])
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+T = TypeVar("T")
 MICROSOFT = "com.microsoft"
 OPSET = 23  # RMSNormalization and RotaryEmbedding as operators
 IR_VERSION = 11
@@ -85,6 +86,14 @@ class GraphBuilder:
         self._outer: list[onnx.NodeProto] | None = None
         self._initializers: dict[str, onnx.TensorProto] = {}
         self._count = 0
+        self._memo: dict[Hashable, Any] = {}
+
+    def once(self, key: Hashable, emit: Callable[[], T]) -> T:
+        """What ``emit`` gave for this key before in the same scope; otherwise call it."""
+        if key not in self._memo:
+            self._memo[key] = emit()
+        found: T = self._memo[key]
+        return found
 
     def input(self, name: str, kind: int, dims: Sequence[int | str]) -> str:
         """Declare a graph input; returns its name."""
@@ -142,8 +151,9 @@ class GraphBuilder:
         if self._outer is not None:
             raise AssertionError("an If inside an If is never pre-packed by ONNX Runtime: emit at depth one only")
         self._outer, self._nodes = self._nodes, []
+        memo, self._memo = self._memo, {}  # values of a branch are not seen outside it
         outputs = body()
-        nodes, self._nodes, self._outer = self._nodes, self._outer, None
+        nodes, self._nodes, self._outer, self._memo = self._nodes, self._outer, None, memo
         return helper.make_graph(nodes, name, [], outputs)
 
     def save(self, path: Path) -> None:

@@ -1,7 +1,8 @@
 """What an architecture may say: the operations of a decoder, with two interpreters.
 
-``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights, one
-layer at a time, which is what a bundle's parity is measured against.  An architecture file is written once, for both.
+``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
+one layer at a time, which is what a bundle's parity is measured against.  An architecture file is written once, for
+both.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import __version__
-from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
 from edgespec.export.model import open_model, write_model
@@ -18,7 +18,7 @@ from edgespec.export.plan import describe_export
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
-from edgespec.export.tokenizer import TextCodec, check_same_vocabulary, tokenizer_facts
+from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
     SCHEMA,
@@ -31,7 +31,7 @@ from edgespec.runtimes.manifest import (
 )
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
-from edgespec.runtimes.target import SkipSet
+from edgespec.runtimes.text import TextCodec
 
 METHODS = ("ar", "ngram", "speculative", "self-spec")
 ALWAYS = ("ar", "ngram")
@@ -46,19 +46,12 @@ class ExportOptions:
     """What ``edgespec export`` asks for.
 
     Attributes:
-        model: folder, hub id or ``builtin:NAME``.
-        output: the bundle's folder.
-        methods: decoding methods to prepare; ar and ngram are always there.
-        format: weight format of target and draft.
-        draft: the draft model, for ``speculative``.
-        context: most tokens of a sequence; None = the model's own limit.
-        calibration: text that parity, acceptance and the search are measured on; None = the model's or the built-in one.
-        skip_set: a JSON file with a published skip set, instead of the search.
-        trials: proposals of the skip-set search.
-        seed: of the search.
-        threads: of the measurements.
-        overwrite: replace an older bundle.
-        revision: of a hub model.
+        model: folder, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to prepare;
+        ar and ngram are always there. format: weight format of target and draft. draft: the draft model, for
+        ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration: text that
+        parity, acceptance and the search are measured on; None = the model's or the built-in one. skip_set: a JSON
+        file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
+        search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
         keep_search: folder for the state of an interrupted search.
     """
 
@@ -265,13 +258,10 @@ def _advice(found: Candidate) -> str:
     if found.speedup >= 1.05:
         return f"predicted {found.speedup:.2f}x on the exporting machine"
     return (
-        f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of a "
-        "full one, so self-speculation hardly pays here"
+        f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of "
+        "a full one, so self-speculation hardly pays here"
     )
 
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-__all__ = ["ALWAYS", "METHODS", "ExportOptions", "Exporter", "IncompatibleDraft", "SkipSet"]

@@ -1,6 +1,7 @@
 """The source model in float32 numpy, streamed: one matrix in memory at a time.
 
-What a bundle is compared with.  It reads the source weights itself and shares only the architecture file with the graphs.
+What a bundle is compared with.  It reads the source weights itself and shares only the architecture file with the
+graphs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which sub-layers a self-draft should leave out: a search for predicted speed, not for acceptance alone.
 
-2L bits, attention and MLP of each layer apart (Draft & Verify, arXiv 2309.08168).  The objective is the speed-up that the cost
-formula predicts from measured numbers: acceptance over the full model's KV (acceptance.py), the draft step's cost and the
-verify curve on this machine.  Tree-structured Parzen estimators (optuna) propose sets; single sub-layers are scored first, and
-the greedy sets they suggest warm-start the search.
+2L bits, attention and MLP of each layer apart (Draft & Verify, arXiv 2309.08168).  The objective is the speed-up that
+the cost formula predicts from measured numbers: acceptance over the full model's KV (acceptance.py), the draft step's
+cost and the verify curve on this machine.  Tree-structured Parzen estimators (optuna) propose sets; single sub-layers
+are scored first, and the greedy sets they suggest warm-start the search.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -42,8 +41,6 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(target)
         folder.rename(target)
     except OSError as error:
-        if error.errno is None or error.filename is None and error.strerror is None:
-            raise
         raise ExportError(
             f"{target}: writing failed: {error.strerror}", "free some space, or choose another disk with -o"
         ) from error
@@ -94,4 +91,4 @@ def save_manifest(folder: Path, manifest: Manifest) -> None:
     part.write_text(
         json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False) + "\n", "utf-8"
     )
-    os.replace(part, folder / MANIFEST)
+    part.replace(folder / MANIFEST)

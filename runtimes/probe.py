@@ -1,4 +1,4 @@
-"""Does a row have the same bits whatever stands beside it?  Strict mode rests on it; machines differ; so it is tried."""
+"""Does a row have the same bits whatever stands beside it?  Strict mode rests on it; machines differ: try."""
 
 from __future__ import annotations
 

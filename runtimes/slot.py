@@ -1,8 +1,8 @@
 """A KV slot: one sequence's keys and values over a shared model, bound once, updated in place.
 
-Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in place;
-``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an output that is not
-bound means that the cache is silently not written.
+Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
+place; ``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an
+output that is not bound means that the cache is silently not written.
 """
 
 from __future__ import annotations

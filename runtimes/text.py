@@ -131,7 +131,8 @@ class StreamDecoder:
     def __init__(self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.codec = codec
         self.stop = [string for string in stop if string]
-        self.text, self.stopped = "", None  # type: tuple[str, str | None]
+        self.text = ""
+        self.stopped: str | None = None
         self._window = list(prompt[-self._CONTEXT :])
         self._settled = len(self._window)  # tokens of the window whose text is out
         self._held = ""  # complete text that may begin a stop string
@@ -157,11 +158,9 @@ class StreamDecoder:
         rest = self.codec.decode(self._window)[len(self.codec.decode(self._window[: self._settled])) :]
         self._settled = len(self._window)
         given = self._give(self._held + rest)
-        last, self._held = self._held, ""
-        if self.stopped is None:
-            self.text += last
-            return given + last
-        return given
+        last, self._held = self._held, ""  # empty if a stop string was found
+        self.text += last
+        return given + last
 
     def _give(self, candidate: str) -> str:
         self._held = ""

@@ -287,7 +287,13 @@ def test_stats_add_up_and_serialise() -> None:
     for name in ("right", "wrong later", "tree", "random", "eos inside"):
         stats = Stats()
         rounds = list(
-            decode(hash_target(10), adversaries(10, truth_of(10), 3)[name], [1], DecodeOptions(30, 4, frozenset([3])), stats)
+            decode(
+                hash_target(10),
+                adversaries(10, truth_of(10), 3)[name],
+                [1],
+                DecodeOptions(30, 4, frozenset([3])),
+                stats,
+            )
         )
         assert stats.rounds == len(rounds) == sum(stats.histogram)
         assert stats.tokens == sum(len(r.tokens) for r in rounds)

@@ -110,7 +110,7 @@ def test_greedy_equals_plain_on_stories(
     engine: Callable[..., Engine], plainly: Greedy, shared: Path, form: str
 ) -> None:
     made = engine(form, *(str(shared / "data" / "models" / name) for name in STORY_MODELS))
-    expected = plainly(made, STORIES, TOKENS)
+    expected = plainly(made, STORIES, TOKENS // 2)
     for method in METHODS:
         assert_equals_plain(made, method, STORIES, expected, fallback=False)
 

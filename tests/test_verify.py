@@ -43,7 +43,9 @@ class Problem:
     def __init__(self, seed: int, params: SamplingParams) -> None:
         rng = np.random.default_rng(seed)
         self.params = params
-        self.logits = (rng.normal(size=(VOCAB + 1, VOCAB)) * 1.5).astype(np.float32)  # row of a first token; last = none
+        self.logits = (rng.normal(size=(VOCAB + 1, VOCAB)) * 1.5).astype(
+            np.float32
+        )  # row of a first token; last = none
         self.q = rng.dirichlet(np.ones(VOCAB) * 0.8, VOCAB + 1)
         self.q[1, 2] = 0  # a token the draft never guesses
         self.q[1] /= self.q[1].sum()
@@ -60,7 +62,9 @@ class Problem:
         last = [VOCAB if len(tokens) == 1 else tokens[-1], *proposal.tokens.tolist()]
         return RowSampler(self.logits[last], tokens, proposal, self.params, noise)
 
-    def run(self, draft: Callable[[Problem, int, np.random.Generator], Proposal], rule: Rule) -> Counter[tuple[int, ...]]:
+    def run(
+        self, draft: Callable[[Problem, int, np.random.Generator], Proposal], rule: Rule
+    ) -> Counter[tuple[int, ...]]:
         counts: Counter[tuple[int, ...]] = Counter()
         rng = np.random.default_rng(0)
         for seed in range(DRAWS):

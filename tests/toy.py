@@ -46,8 +46,14 @@ def emitted(
     return [token for round_ in decode(target, drafter, prompt, options) for token in round_.tokens]
 
 
-def plain(function: Callable[[tuple[int, ...]], NDArray[np.float32]], vocab: int, prompt: Sequence[int], new: int,
-          eos: Iterable[int] = (), context: int = 512) -> list[int]:
+def plain(
+    function: Callable[[tuple[int, ...]], NDArray[np.float32]],
+    vocab: int,
+    prompt: Sequence[int],
+    new: int,
+    eos: Iterable[int] = (),
+    context: int = 512,
+) -> list[int]:
     """Greedy decoding written down as directly as possible, without the loop under test."""
     tokens = list(prompt)
     while len(tokens) < min(len(prompt) + new, context):

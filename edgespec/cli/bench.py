@@ -46,8 +46,8 @@ def command(
 ) -> None:
     """Compare every method of a bundle with plain decoding.
 
-    One interleaved run.  The baseline is the fastest plain decoding of the bundle: no gates, no padding.  A speed-up is the
-    median of ratios between neighbours in time, with its 95 % interval.
+    One interleaved run.  The baseline is the fastest plain decoding of the bundle: no gates, no padding.  A speed-up
+    is the median of ratios between neighbours in time, with its 95 % interval.
 
     \b
     edgespec bench demo

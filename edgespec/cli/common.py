@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine, Settings
+    from edgespec.engine import Engine
+    from edgespec.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -85,8 +85,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     parity = manifest.parity
     click.echo(f"{target}: {human_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
     click.echo(
-        f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} positions, "
-        f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
+        f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
+        f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
     for method, part in manifest.methods.items():
         if part.predicted_speedup:

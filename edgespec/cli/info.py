@@ -44,7 +44,8 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
         ),
         (
             "shape",
-            f"{facts.layers} layers, hidden {facts.hidden}, {facts.heads}/{facts.kv_heads} heads of {facts.head_dim}, vocabulary {facts.vocab}",
+            f"{facts.layers} layers, hidden {facts.hidden}, {facts.heads}/{facts.kv_heads} heads of {facts.head_dim}, "
+            f"vocabulary {facts.vocab}",
         ),
         ("format", manifest.target.format),
         ("context", f"{facts.context} tokens"),

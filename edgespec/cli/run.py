@@ -11,8 +11,10 @@ import click
 from edgespec.cli.common import decode_options, emit_json, json_option, load_options, make_settings, open_engine
 
 if TYPE_CHECKING:
-    from edgespec.engine import Chunk, Engine, Result, Stream
+    from edgespec.engine import Engine
+    from edgespec.result import Chunk, Result
     from edgespec.settings import Settings
+    from edgespec.stream import Stream
 
 
 @click.command("run")

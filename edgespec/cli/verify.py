@@ -40,9 +40,9 @@ def command(
 ) -> None:
     """Prove that a bundle's methods write what plain decoding writes.
 
-    In strict mode every token must be equal.  Without it, or where a difference is found, the two logits are compared: a
-    near-tie is named as such.  With --temperature the proof needs a --seed and --acceptance coupled.  Exits with 1 if a
-    method fails.
+    In strict mode every token must be equal.  Without it, or where a difference is found, the two logits are
+    compared: a near-tie is named as such.  With --temperature the proof needs a --seed and --acceptance coupled.
+    Exits with 1 if a method fails.
 
     \b
     edgespec verify demo
@@ -73,7 +73,8 @@ def command(
         for proof in proofs:
             word = "exact" if proof.exact else "lossless up to near-ties" if proof.lossless else "DIFFERENT"
             click.echo(
-                f"{proof.method}: {word}: {proof.equal} of {proof.prompts} prompts equal, {proof.tokens} tokens compared"
+                f"{proof.method}: {word}: {proof.equal} of {proof.prompts} prompts equal, "
+                f"{proof.tokens} tokens compared"
             )
             for item in proof.differences:
                 kind = "a near-tie" if item.near_tie else "not a near-tie"

@@ -12,8 +12,8 @@ and after each round:
 ``timed(proposal: Proposal, draft_ms: float, verify_ms: float) -> None``
     what proposing and the target's pass over it took: for control that follows the clock.
 
-``cheap = True`` says that proposing costs next to nothing, so that ``Adaptive`` may look at a proposal before it decides
-how much of it to verify.
+``cheap = True`` says that proposing costs next to nothing, so that ``Adaptive`` may look at a proposal before it
+decides how much of it to verify.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from edgespec.verify import reached
 
 _DECAY, _PRIOR = 0.9, 0.5
 _PROBE = 2  # guesses of a probe
+_STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
 _WAIT, _LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
 
 
@@ -33,6 +34,7 @@ class _Record:
         wait: rounds to sit out before the next probe.
         sat: rounds sat out since the last one.
         probing: a probe is being verified.
+        streak: probes in a row.
     """
 
     rates: list[float]
@@ -40,6 +42,7 @@ class _Record:
     wait: int = _WAIT
     sat: int = 0
     probing: bool = False
+    streak: int = 0
 
     def rate(self, position: int) -> float:
         """a at ``position``; one never put to the test is taken to be like the one before."""
@@ -101,7 +104,7 @@ class Adaptive:
         self._steady = frozen  # of this request
         self._costs = cost.given() if frozen else cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
-        self._last: tuple[int, float, float] = (0, 1.0, prior)  # best length, its predicted speed-up, acceptance
+        self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
@@ -141,12 +144,13 @@ class Adaptive:
         record = self._record(bucket)
         best = self._best(record, rows)
         if best or not self.fallback:
-            record.wait, record.sat = _WAIT, 0
+            record.wait, record.sat, record.streak = _WAIT, 0, 0
             return max(best, 1)
         # Nothing is known of a new bucket but the prior: it is probed at once.
         if record.sat >= record.wait or not record.seen[0]:
             record.sat = 0
             record.probing = True
+            record.streak += 1
             self.probes += 1
             return min(_PROBE, len(rows) - 1)
         record.sat += 1
@@ -186,10 +190,10 @@ class Adaptive:
                 self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
             if record.probing:
                 record.probing = False
-                if tested == len(verdict.path):
-                    record.sat = record.wait  # all accepted: ask again at once, one probe may not be enough to see it
+                if tested == len(verdict.path) and record.streak < _STREAK:
+                    record.sat = record.wait
                 else:
-                    record.wait = min(2 * record.wait, _LONGEST_WAIT)
+                    record.wait, record.streak = min(2 * record.wait, _LONGEST_WAIT), 0
         self.inner.observe(proposal, verdict, output)
 
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:

@@ -8,6 +8,8 @@ from edgespec.export.architectures.llama import Llama
 from edgespec.export.architectures.qwen2 import Qwen2
 from edgespec.export.source import Checkpoint
 
+__all__ = ["ARCHITECTURES", "Architecture", "architecture"]
+
 ARCHITECTURES: dict[str, type[Architecture]] = {kind.model_type: kind for kind in (Llama, Qwen2)}
 
 

@@ -91,6 +91,11 @@ def test_it_starts_again_when_the_text_changes() -> None:
     assert np.mean([n > 0 for n in lengths[600:]]) > 0.9
 
 
+def test_even_perfect_guesses_are_not_probed_for_ever_if_they_cannot_pay() -> None:
+    lengths = replay(Adaptive(Full(), CostModel({1: 1.0, 2: 2.0}, 1.0), frozen=True), lambda i: 1.0, 500)
+    assert sum(n > 0 for n in lengths) < 45
+
+
 def test_without_fallback_it_always_drafts() -> None:
     adaptive = Adaptive(Full(), CostModel(COST, 0.5), fallback=False, frozen=True)
     assert set(replay(adaptive, lambda i: 0.0, 100)) == {1}
@@ -146,8 +151,10 @@ def test_the_clock_teaches_the_cost_unless_frozen() -> None:
             # On this machine a pass costs as much for each row, and so does each guess.
             adaptive.timed(proposal, 10.0 * len(proposal), 10.0 * (len(proposal) + 1))
             adaptive.timed(EMPTY, 0.0, 10.0)
-        length = len(adaptive.propose([1], 4))
-        assert (length > 0) is frozen
+        before = adaptive.drafted
+        for _ in range(8):
+            adaptive.propose([1], 4)
+        assert (adaptive.drafted - before > 4) is frozen
 
 
 def test_the_clock_of_the_loop_reaches_it() -> None:

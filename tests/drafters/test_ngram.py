@@ -70,7 +70,9 @@ def test_the_bucket_tells_the_length_of_the_match() -> None:
     assert buckets == [0, 1, 2, 2, 3, 3, 4, 4, 5, 5]
 
 
-@pytest.mark.parametrize("bad", [{"n_min": 0}, {"n_min": 3, "n_max": 2}, {"share": 0.0}, {"n_max": 99}, {"policy": "x"}])
+@pytest.mark.parametrize(
+    "bad", [{"n_min": 0}, {"n_min": 3, "n_max": 2}, {"share": 0.0}, {"n_max": 99}, {"policy": "x"}]
+)
 def test_nonsense_settings_are_refused(bad: dict[str, int]) -> None:
     with pytest.raises(InvalidRequest, match=str(next(iter(bad.values())))):
         NGram(**bad)  # type: ignore[arg-type]

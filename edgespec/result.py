@@ -1,0 +1,76 @@
+"""What a request gives: pieces while it runs, a result at the end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from edgespec.decode import Round
+from edgespec.stats import Stats
+
+Finish = Literal["eos", "length", "context", "stop", "cancelled"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a request gave.
+
+    Attributes:
+        text: the new text, without stop string and special tokens.
+        tokens: the new token ids only; the one that ended the text included.
+        finish: why it ended.
+        stats: counters and times.
+        method_requested: as asked for; None = the default was taken.
+        method_used: what decoded.
+        reason: why that method, and whether drafting paid.
+        lossless: the text has the distribution of plain decoding of this bundle.
+        exact: the text is bit for bit that of plain decoding in strict mode.
+        approximations: what differs from the source model.
+        logprobs: log-probability of each token by the unadjusted model, if asked for.
+    """
+
+    text: str
+    tokens: list[int]
+    finish: Finish
+    stats: Stats
+    method_requested: str | None
+    method_used: str
+    reason: str
+    lossless: bool
+    exact: bool
+    approximations: list[str]
+    logprobs: list[float] | None = None
+    peak_bytes: int = 0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        found: dict[str, Any] = {
+            "text": self.text,
+            "tokens": self.tokens,
+            "finish": self.finish,
+            "method_requested": self.method_requested,
+            "method_used": self.method_used,
+            "reason": self.reason,
+            "lossless": self.lossless,
+            "exact": self.exact,
+            "approximations": self.approximations,
+            "stats": self.stats.as_dict() | {"peak_bytes": self.peak_bytes},
+        }
+        if self.logprobs is not None:
+            found["logprobs"] = self.logprobs
+        return found
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A piece of a stream.
+
+    Attributes:
+        text: what became complete in one round.
+        round: the round; None for text held back until the very end.
+        pieces: ``text`` by the round's tokens: pieces[i] became complete with token i.
+    """
+
+    text: str
+    round: Round | None
+    pieces: tuple[str, ...] = ()

@@ -1,0 +1,131 @@
+"""A running request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edgespec.decode import DecodeOptions, Round, decode
+from edgespec.result import Chunk, Finish, Result
+from edgespec.runtimes.process import peak_bytes
+from edgespec.runtimes.text import StreamDecoder
+from edgespec.settings import Settings
+from edgespec.stats import Stats
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
+
+
+class Stream:
+    """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
+
+    def __init__(
+        self, engine: Engine, prompt: Sequence[int], settings: Settings, cancel: threading.Event | None
+    ) -> None:
+        self._engine, self._settings = engine, settings
+        self._prompt = list(prompt)
+        self._cancel = cancel or threading.Event()
+        self._choice = engine.choose(settings.method)
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._finish: Finish | None = None
+        self._stats = Stats()
+        self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
+        self._lane = engine.lanes.take(self._prompt)
+        try:
+            self._drafter = self._lane.drafter(self._choice, settings.gamma, settings.adaptive, settings.fallback)
+            self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
+        except BaseException:
+            engine.lanes.give_back(self._lane)
+            raise
+        self._chunks = self._run()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def cancel(self) -> None:
+        """End the request after the round at hand; safe from another thread."""
+        self._cancel.set()
+
+    def close(self) -> None:
+        """End the request now; what was written so far is in ``result``."""
+        self._chunks.close()
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and new tokens so far."""
+        return self._prompt + self._tokens
+
+    @property
+    def result(self) -> Result:
+        """The result so far; complete once the stream has ended."""
+        engine, choice, settings = self._engine, self._choice, self._settings
+        sampling = settings.sampling
+        drawn = not sampling.greedy and sampling.acceptance == "rejection" and choice.draws
+        exact = engine.strict and not drawn and (choice.name == "ar" or engine.rows_exact())
+        return Result(
+            text=self._decoder.text,
+            tokens=list(self._tokens),
+            finish=self._finish or "cancelled",
+            stats=self._stats,
+            method_requested=settings.method,
+            method_used=choice.name,
+            reason=self._reason(),
+            lossless=True,
+            exact=exact,
+            approximations=engine.approximations,
+            logprobs=self._logprobs if settings.logprobs else None,
+            peak_bytes=peak_bytes(),
+        )
+
+    def _options(self) -> DecodeOptions:
+        settings, engine = self._settings, self._engine
+        return DecodeOptions(
+            max_new_tokens=settings.max_new_tokens,
+            gamma=settings.gamma or self._choice.gamma,
+            eos=frozenset() if settings.ignore_eos else engine.eos,
+            sampling=settings.sampling,
+            logprobs=settings.logprobs,
+        )
+
+    def _run(self) -> Generator[Chunk, None, None]:
+        self._lane.target.reserve(min(self._lane.target.context, len(self._prompt) + self._settings.max_new_tokens))
+        try:
+            while self._finish is None:
+                if self._cancel.is_set():
+                    self._finish = "cancelled"
+                    break
+                with self._engine.lock:  # buffers are shared by all slots: one round at a time
+                    item = next(self._rounds, None)
+                if item is None:
+                    break
+                yield self._take(item)
+            if rest := self._decoder.finish():
+                yield Chunk(rest, None)
+        finally:
+            self._rounds.close()
+            self._engine.lanes.give_back(self._lane)
+
+    def _take(self, item: Round) -> Chunk:
+        """Add a round's tokens; a stop string in the middle of it drops the tokens after."""
+        pieces: list[str] = []
+        self._finish = item.finish
+        for at, token in enumerate(item.tokens):
+            self._tokens.append(token)
+            if item.logprobs is not None:
+                self._logprobs.append(item.logprobs[at])
+            pieces.append(self._decoder.push([token]))
+            if self._decoder.stopped is not None:
+                self._finish = "stop"
+                break
+        return Chunk("".join(pieces), item, tuple(pieces))
+
+    def _reason(self) -> str:
+        if self._stats.dropped_reason:
+            return f"{self._choice.reason}; drafter dropped: {self._stats.dropped_reason}"
+        drafting = getattr(self._drafter, "reason", "")
+        return f"{self._choice.reason}; {drafting}" if drafting else self._choice.reason

@@ -1,0 +1,64 @@
+"""Sampling with every drafter, through the whole loop: three tokens have the distribution of plain sampling.
+
+The expected numbers are an enumeration by an independent implementation of the sampling rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from edgespec.cost import CostModel
+from edgespec.drafters import Drafter
+from edgespec.drafters.adaptive import Adaptive
+from edgespec.drafters.ar import Plain
+from edgespec.drafters.draft_model import DraftModel
+from edgespec.drafters.ngram import NGram
+from edgespec.drafters.self_spec import SelfSpec
+from edgespec.proposal import Proposal
+from edgespec.runtimes.reference import TableTarget
+from edgespec.runtimes.target import SkipSet
+from edgespec.sampling import SamplingParams
+from tests.test_verify import verify_lossy_example
+from tests.toy import SampledTree, Scripted, chi_square, exact, sample_texts
+
+VOCAB, DRAWS, NEW = 4, 10000, 3
+PROMPT = [1, 2, 1, 3, 1]
+_rng = np.random.default_rng(5)
+TABLE = _rng.normal(size=(VOCAB,) * 3) * 1.3
+DRAFT = TABLE + _rng.normal(size=TABLE.shape) * 0.8
+Q = _rng.dirichlet(np.ones(VOCAB), VOCAB)
+
+DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
+    "ar": lambda target: Plain(),
+    "one-hot chain": lambda target: Scripted(lambda tokens, budget: Proposal(np.array([2, 1])[:budget])),
+    "ngram": lambda target: NGram(),
+    "draft model": lambda target: DraftModel(TableTarget(DRAFT), VOCAB),
+    "self-spec": lambda target: SelfSpec(target, SkipSet((0,)), stop=0.5),
+    "adaptive": lambda target: Adaptive(DraftModel(TableTarget(DRAFT), VOCAB), CostModel({1: 1, 2: 1.1}, 0.1), 2),
+    "tree with replacement": lambda target: SampledTree(Q, [2, 2], True),
+    "tree without replacement": lambda target: SampledTree(Q, [3, 2], False),
+}
+PLAIN_SAMPLING = SamplingParams(1.0)
+
+
+def p_value(name: str, params: SamplingParams, draws: int = DRAWS) -> float:
+    """Of the texts of ``draws`` requests with seeds of their own."""
+    target = TableTarget(TABLE, draft_table=DRAFT)
+    drafter = DRAFTERS[name](target)
+    counts = sample_texts(target, drafter, PROMPT, NEW, lambda i: replace(params, seed=i), draws)
+    return chi_square(counts, exact(target.function, VOCAB, PROMPT, NEW, params))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_keeps_the_distribution(name: str) -> None:
+    assert p_value(name, PLAIN_SAMPLING) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["one-hot chain", "draft model", "tree without replacement"])
+def test_the_same_test_refuses_a_lossy_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.decode.verify", verify_lossy_example)
+    assert p_value(name, PLAIN_SAMPLING, DRAWS // 4) < 1e-6
