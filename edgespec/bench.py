@@ -80,7 +80,7 @@ def bench(
 ) -> list[MethodFigures]:
     """Measure methods against the fastest plain decoding of the same bundle.
 
-    The baseline runs the graph without gates, unpadded, in a session of its own where the bundle has both graphs.
+    The baseline runs the bundle's plain graph (no gates, no padding) in a session of its own.
     Baseline and methods take turns on every prompt, so that a slow moment of the machine hits all of them; a ratio is
     made of neighbours in time.
 
@@ -92,7 +92,7 @@ def bench(
         repeats: rounds over all prompts, after one that is not timed.
         progress: called with (done, of, what).
     """
-    share = None if engine.model.graph.gated else engine
+    share = None if engine.strict else engine
     plain = Engine(
         engine.bundle, threads=engine.model.threads, context=engine.context, strict=False, graph="plain", share=share
     )

@@ -152,9 +152,7 @@ def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:
     """Value at ``n`` of the line through ``points`` (ascending), continued at the right end with its last slope."""
     if n <= points[0][0] or len(points) == 1:
         return points[0][1]
-    for (left, low), (right, high) in pairwise(points):
-        if n <= right:
-            break
+    (left, low), (right, high) = next((pair for pair in pairwise(points) if n <= pair[1][0]), points[-2:])
     return low + (high - low) * (n - left) / (right - left)
 
 

@@ -28,11 +28,9 @@ class Lane:
     cost is worth keeping.
     """
 
-    def __init__(
-        self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, strict: bool
-    ) -> None:
+    def __init__(self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int) -> None:
         self._manifest, self._draft, self._context = manifest, draft, context
-        self.target = Slot(model, context=context, strict=strict)
+        self.target = Slot(model, context=context)
         self._draft_slot: Slot | None = None
         self._inner: dict[str, Drafter] = {}
         self._adaptive: dict[tuple[str, int, bool], Adaptive] = {}
@@ -62,7 +60,7 @@ class Lane:
             return NGram()
         if choice.name == "speculative":
             if self._draft_slot is None:
-                self._draft_slot = Slot(self._draft(), context=None, strict=False)
+                self._draft_slot = Slot(self._draft())
             return DraftModel(self._draft_slot, self.target.vocab_size)
         if choice.name == "self-spec":
             skip = choice.part.skip

@@ -125,7 +125,7 @@ def _difference(engine: Engine, number: int, prompt: Prompt, expected: list[int]
         at = min(len(expected), len(got))
         return Difference(number, at, -1, -1, float("inf"), False)
     tokens = (engine.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)) + expected[:at]
-    slot = Slot(engine.model, context=engine.context, strict=engine.strict, reserve=len(tokens) + 2)
+    slot = Slot(engine.model, context=engine.context, reserve=len(tokens) + 2)
     slot.prefill(tokens[:-1])
     row = slot.forward(np.array(tokens[-1:], np.int64)).logits[0]  # [vocab]
     gap = float((row[expected[at]] - row[got[at]]) / row.std())

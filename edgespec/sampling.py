@@ -69,9 +69,8 @@ class SamplingParams:
         need(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "an integer >= 0 (0 = off)")
         need(0 < self.top_p <= 1, "top_p", "0 < top_p <= 1 (1 = off)")
         need(0 <= self.min_p <= 1, "min_p", "0 <= min_p <= 1 (0 = off)")
-        need(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0, "repetition_penalty", "a number > 0"
-        )
+        # logits are float32: a factor beyond this would make infinities of them
+        need(1e-6 <= self.repetition_penalty <= 1e6, "repetition_penalty", "a number from 0.000001 to 1000000")
         need(
             all(token >= 0 and bias < math.inf for token, bias in self.logit_bias.items()),
             "logit_bias",

@@ -33,6 +33,7 @@ class Stream:
         self._stats = Stats()
         self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         self._lane = engine.lanes.take(self._prompt)
+        self._released = False
         try:
             self._drafter = self._lane.drafter(self._choice, settings.gamma, settings.adaptive, settings.fallback)
             self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
@@ -54,6 +55,7 @@ class Stream:
     def close(self) -> None:
         """End the request now; what was written so far is in ``result``."""
         self._chunks.close()
+        self._release()  # a stream that nobody began to read
 
     @property
     def tokens(self) -> list[int]:
@@ -93,8 +95,9 @@ class Stream:
         )
 
     def _run(self) -> Generator[Chunk, None, None]:
-        self._lane.target.reserve(min(self._lane.target.context, len(self._prompt) + self._settings.max_new_tokens))
         try:
+            wanted = len(self._prompt) + self._settings.max_new_tokens
+            self._lane.target.reserve(min(self._lane.target.context, wanted))
             while self._finish is None:
                 if self._cancel.is_set():
                     self._finish = "cancelled"
@@ -107,6 +110,12 @@ class Stream:
             if rest := self._decoder.finish():
                 yield Chunk(rest, None)
         finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give the lane back, once: another request may have it already."""
+        if not self._released:
+            self._released = True
             self._rounds.close()
             self._engine.lanes.give_back(self._lane)
 

@@ -85,7 +85,8 @@ class ChainScorer:
     def _argmax(self, slot: Slot, depth: int, skip: SkipSet | None) -> NDArray[np.int64]:  # [P, depth]
         same = slot.follow(self.tokens)
         slot.prefill(self.tokens[same:])
-        batch = max(1, MAX_ROWS // depth)
+        room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
+        batch = max(1, min(MAX_ROWS, room) // depth)
         found = []
         for start in range(0, len(self.positions), batch):
             at = self.positions[start : start + batch]  # [p]

@@ -8,12 +8,13 @@ import numpy as np
 from onnx import TensorProto, ValueInfoProto, helper
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.formats import EmbeddingTable, Errors, LinearFormat
+from edgespec.export.formats import EmbeddingTable, Errors, LinearFormat, stacked_shape
 from edgespec.export.graph import INLINE_BYTES, MICROSOFT, GraphBuilder, WeightFile
 from edgespec.export.ops import Kind, Linear
 from edgespec.export.rope import rope_tables
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
+ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim to be a multiple of this
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 
 
@@ -25,24 +26,36 @@ class GraphOps:
         ids -> embed -> [ If gate_attn[i]: + attention | Identity ] -> [ If gate_mlp[i]: + mlp | Identity ] -> ...
                      -> Gather(rows) -> norm -> LM head -> logits
 
-    Rotary embedding stands outside GroupQueryAttention: the operator's own needs head_dim % 16 == 0.  Residuals are
-    plain Adds, so that the gated and the ungated graph give the same bits.
+    Rotary embedding happens inside GroupQueryAttention where q, k and v come as one matrix and head_dim % 16 == 0,
+    which saves three nodes a layer, and outside otherwise.  A padded graph gives attention one dummy row more than it
+    has tokens: the operator's one-row kernel (and the one for a row left over after blocks of 16) rounds differently,
+    every other operator computes a row the same whatever stands beside it (docs/runtime.md).  The dummy's KV lies
+    after the pass's rows and is overwritten by the next.  Residuals are plain Adds, so that the gated and the ungated
+    graph give the same bits.
     """
 
     def __init__(
-        self, arch: Architecture, form: LinearFormat, weights: WeightFile, errors: Errors, *, gates: bool
+        self,
+        arch: Architecture,
+        form: LinearFormat,
+        weights: WeightFile,
+        errors: Errors,
+        *,
+        gates: bool = False,
+        padded: bool = False,
     ) -> None:
-        self.arch, self.form, self.weights, self.errors, self.gates = arch, form, weights, errors, gates
+        self.arch, self.form, self.weights, self.errors = arch, form, weights, errors
+        self.gates, self.padded = gates, padded
         self.graph = GraphBuilder(weights)
         facts = arch.facts
         self.kv_dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
         self.x_dims: list[int | str] = [1, "T", facts.hidden]
         declare = self.graph.input
         declare("ids", INT64, [1, "T"])
-        declare("pos", INT64, [1, "T"])
+        declare("pos", INT64, [1, "A"])
         declare("seqlens_k", INT32, [1])
         declare("total", INT32, [])
-        declare("bias", FLOAT, [1, 1, "T", "P"])
+        declare("bias", FLOAT, [1, 1, "A", "P"])
         declare("rows", INT64, ["R"])
         if gates:
             for kind in ("attn", "mlp"):
@@ -59,6 +72,7 @@ class GraphOps:
                 self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
         self._tables()
         self._kv_names: tuple[str, str] = ("", "")
+        self._packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
 
     # -- the operations --------------------------------------------------------------------------------------------
 
@@ -66,7 +80,7 @@ class GraphOps:
         facts = self.arch.facts
         tied = self.arch.head.weight == weight
         if self.form.can_lookup(facts.hidden, tied):
-            self._store(weight)
+            self._store(weight, [weight])
             return self.form.lookup(self.graph, "ids", weight, facts.hidden, facts.vocab)
         table = EmbeddingTable(self.form.name == "fp32")
         if not self.weights.has(f"{weight}.table"):
@@ -76,19 +90,44 @@ class GraphOps:
     def norm(self, x: str, weight: str) -> str:
         return self.graph.node("RMSNormalization", [x, self._vector(weight)], axis=-1, epsilon=self.arch.eps)
 
-    def linear(self, x: str, *parts: Linear) -> tuple[str, ...]:
-        # one node a part: joining gate and up was 12 % slower on stock operators (docs/log.md)
-        return tuple(self._linear(x, part) for part in parts)
+    def linear(self, x: str, *parts: Linear, joined: bool = False) -> tuple[str, ...]:
+        # one node a part unless joined: a Split costs more than it saves for gate and up (docs/log.md)
+        if not joined or not self.form.joins:
+            return tuple(self._multiply(x, part) for part in parts)
+        packed = self._multiply(x, *parts)
+        sizes = np.array([self.arch.source.shape(part.weight)[0] for part in parts], np.int64)
+        split = self.graph.constant("split_" + "_".join(map(str, sizes)), sizes)
+        outputs = tuple(self.graph.unique("part") for _ in parts)
+        self.graph.node("Split", [packed, split], outputs, axis=-1)  # dropped if nothing reads the parts
+        self._packed[outputs] = packed
+        return outputs
 
     def attention(self, q: str, k: str, v: str, layer: int) -> str:
         facts, graph = self.arch.facts, self.graph
-        q = graph.node("RotaryEmbedding", [q, *self._rope, "pos"], num_heads=facts.heads)
-        k = graph.node("RotaryEmbedding", [k, *self._rope, "pos"], num_heads=facts.kv_heads)
+        packed = self._packed.get((q, k, v))
+        inside = packed is not None and facts.head_dim % ROTARY_INSIDE == 0
+        if packed is not None and inside:
+            qkv, rotary = [self._pad(packed, facts.heads + 2 * facts.kv_heads), "", ""], [*self._rope, "pos"]
+        else:
+            q, k, v = self._pad(q, facts.heads), self._pad(k, facts.kv_heads), self._pad(v, facts.kv_heads)
+            q = graph.node("RotaryEmbedding", [q, *self._rope, "pos"], num_heads=facts.heads)
+            k = graph.node("RotaryEmbedding", [k, *self._rope, "pos"], num_heads=facts.kv_heads)
+            qkv, rotary = [q, k, v], ["", "", ""]
         past = [f"past_key_values.{layer}.{name}" for name in ("key", "value")]
-        inputs = [q, k, v, *past, "seqlens_k", "total", "", "", "", "bias"]
-        sizes = {"num_heads": facts.heads, "kv_num_heads": facts.kv_heads, "scale": facts.head_dim**-0.5}
-        outputs = [graph.unique("attention"), *self._kv_names]
-        return graph.node("GroupQueryAttention", inputs, outputs, domain=MICROSOFT, **sizes)
+        y = graph.node(
+            "GroupQueryAttention",
+            [*qkv, *past, "seqlens_k", "total", *rotary, "bias"],
+            [graph.unique("attention"), *self._kv_names],
+            domain=MICROSOFT,
+            num_heads=facts.heads,
+            kv_num_heads=facts.kv_heads,
+            scale=facts.head_dim**-0.5,
+            do_rotary=int(inside),
+        )
+        if not self.padded:
+            return y
+        zero, one, minus = (graph.constant(f"int_{i}", np.array([i], np.int64)) for i in (0, 1, -1))
+        return graph.node("Slice", [y, zero, minus, one])
 
     def gated(self, gate: str, up: str) -> str:
         # QuickGelu with alpha 1 is x * sigmoid(x) in one operator
@@ -120,22 +159,40 @@ class GraphOps:
 
     def head(self, x: str, norm: str, head: Linear) -> str:
         chosen = self.graph.node("Gather", [x, "rows"], axis=1)
-        logits = self._linear(self.norm(chosen, norm), head)
+        logits = self._multiply(self.norm(chosen, norm), head)
         self.graph.node("Identity", [logits], ["logits"])
         self.graph.output("logits", FLOAT, [1, "R", self.arch.facts.vocab])
         return "logits"
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
-    def _linear(self, x: str, part: Linear) -> str:
-        self._store(part.weight)
-        n, k = self.arch.source.shape(part.weight)
-        bias = None if part.bias is None else self._vector(part.bias)
-        return self.form.multiply(self.graph, x, part.weight, k, n, bias)
+    def _multiply(self, x: str, *parts: Linear) -> str:
+        names = [part.weight for part in parts]
+        name = "+".join(names)
+        self._store(name, names)
+        n, k = stacked_shape(self.arch.source, names)
+        return self.form.multiply(self.graph, x, name, k, n, self._bias(parts))
 
-    def _store(self, name: str) -> None:
+    def _bias(self, parts: tuple[Linear, ...]) -> str | None:
+        if all(part.bias is None for part in parts):
+            return None
+        if len(parts) == 1:
+            return self._vector(str(parts[0].bias))
+        source = self.arch.source
+        pieces = [source.read(p.bias) if p.bias else np.zeros(source.shape(p.weight)[0], np.float32) for p in parts]
+        return self.graph.constant("+".join(str(part.bias) for part in parts), np.concatenate(pieces))
+
+    def _pad(self, x: str, heads: int) -> str:
+        """x [1, T, heads * head_dim] with a dummy row behind it, if this is a padded graph."""
+        if not self.padded:
+            return x
+        width = heads * self.arch.facts.head_dim
+        dummy = self.graph.constant(f"dummy_{width}", np.zeros((1, 1, width), np.float32))
+        return self.graph.node("Concat", [x, dummy], axis=1)
+
+    def _store(self, name: str, parts: list[str]) -> None:
         if name not in self.weights.matrices:
-            self.form.store(self.weights, self.arch.source, name, self.errors)
+            self.form.store(self.weights, self.arch.source, name, parts, self.errors)
             self.weights.matrices.add(name)
 
     def _vector(self, name: str) -> str:

@@ -6,7 +6,7 @@ Per-tensor activation scales (``quantize_dynamic``) break that rule and are not 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,14 +25,16 @@ class LinearFormat(Protocol):
 
     Attributes:
         name: as in ``--format``.
+        joins: whether matrices can be stored as one.
         min_rows: fewest rows that may reach a matrix.
     """
 
     name: str
+    joins: bool
     min_rows: int
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
-        """Write the matrix ``name`` [n, k] of the checkpoint."""
+    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
+        """Write the checkpoint's matrices ``parts`` [n_i, k], stacked along n, under ``name``."""
         ...
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
@@ -51,24 +53,26 @@ class LinearFormat(Protocol):
 class BlockFormat:
     """int4 / int8: MatMulNBits, blocks of 32, integer arithmetic (accuracy level 4)."""
 
+    joins = True
     min_rows = 0
 
     def __init__(self, bits: int) -> None:
         self.bits = bits
         self.name = f"int{bits}"
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
-        n, k = source.shape(name)
+    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
+        n, k = stacked_shape(source, parts)
         blocks = -(-k // quantize.BLOCK)
         scales: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
 
         def levels() -> Iterator[NDArray[np.uint8]]:
-            for piece in source.pieces(name):
-                packed, scale = quantize.quantize_block(piece, self.bits)
-                scales.append(scale)
-                approximation = quantize.dequantize_block(packed, scale, k, self.bits)
-                _add_error(errors, name, *quantize.squared_error(piece, approximation))
-                yield packed
+            for part in parts:
+                for piece in source.pieces(part):
+                    packed, scale = quantize.quantize_block(piece, self.bits)
+                    scales.append(scale)
+                    approximation = quantize.dequantize_block(packed, scale, k, self.bits)
+                    _add_error(errors, part, *quantize.squared_error(piece, approximation))
+                    yield packed
 
         file.put(f"{name}.levels", (n, blocks, quantize.BLOCK * self.bits // 8), np.uint8, levels())
         file.put(f"{name}.scales", (n, blocks), np.float32, scales)
@@ -108,16 +112,18 @@ class ChannelFormat:
     """w8a8: activations quantized per token to uint8, weights per channel to int8 (7 bits)."""
 
     name = "w8a8"
+    joins = True
     min_rows = 1  # ONNX Runtime's ReduceMax over zero rows is wrong
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
-        n, k = source.shape(name)
+    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
+        n, k = stacked_shape(source, parts)
         matrix, scales, at = np.empty((k, n), np.int8), np.empty(n, np.float32), 0
-        for piece in source.pieces(name):
-            levels, scale = quantize.quantize_channel(piece)
-            matrix[:, at : at + len(piece)], scales[at : at + len(piece)] = levels.T, scale
-            _add_error(errors, name, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
-            at += len(piece)
+        for part in parts:
+            for piece in source.pieces(part):
+                levels, scale = quantize.quantize_channel(piece)
+                matrix[:, at : at + len(piece)], scales[at : at + len(piece)] = levels.T, scale
+                _add_error(errors, part, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
+                at += len(piece)
         file.put(f"{name}.levels", (k, n), np.int8, [matrix])
         file.put(f"{name}.scales", (n,), np.float32, [scales])
 
@@ -157,15 +163,17 @@ class FloatFormat:
     """fp32: the reference format."""
 
     name = "fp32"
+    joins = False  # its [k, n] matrix is written whole: two would be held at once
     min_rows = 0
 
-    def store(self, file: WeightFile, source: Checkpoint, name: str, errors: Errors) -> None:
-        n, k = source.shape(name)
+    def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
+        (part,) = parts
+        n, k = source.shape(part)
         matrix, at = np.empty((k, n), np.float32), 0
-        for piece in source.pieces(name):
+        for piece in source.pieces(part):
             matrix[:, at : at + len(piece)] = piece.T
             at += len(piece)
-            _add_error(errors, name, 0.0, quantize.squared_error(piece, piece)[1])
+            _add_error(errors, part, 0.0, quantize.squared_error(piece, piece)[1])
         file.put(name, (k, n), np.float32, [matrix])
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
@@ -222,6 +230,11 @@ def linear_format(name: str) -> LinearFormat:
     }
     made: LinearFormat = formats[name]()
     return made
+
+
+def stacked_shape(source: Checkpoint, parts: Sequence[str]) -> tuple[int, int]:
+    """(n, k) of matrices [n_i, k] stacked along n."""
+    return sum(source.shape(part)[0] for part in parts), source.shape(parts[0])[1]
 
 
 def _add_error(errors: Errors, name: str, error: float, norm: float) -> None:

@@ -154,11 +154,25 @@ class GraphBuilder:
         memo, self._memo = self._memo, {}  # values of a branch are not seen outside it
         outputs = body()
         nodes, self._nodes, self._outer, self._memo = self._nodes, self._outer, None, memo
-        return helper.make_graph(nodes, name, [], outputs)
+        return helper.make_graph(_alive(nodes, {output.name for output in outputs}), name, [], outputs)
 
     def save(self, path: Path) -> None:
         """Write the graph; its weights stay in the weight file beside it."""
-        graph = helper.make_graph(self._nodes, "decoder", self.inputs, self.outputs, list(self._initializers.values()))
+        nodes = _alive(self._nodes, {output.name for output in self.outputs})
+        graph = helper.make_graph(nodes, "decoder", self.inputs, self.outputs, list(self._initializers.values()))
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edgespec")
         path.write_bytes(model.SerializeToString())
+
+
+def _alive(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+    """The nodes whose outputs are wanted, or read by such a node."""
+    wanted, kept = set(wanted), []
+    for node in reversed(nodes):
+        if wanted.isdisjoint(node.output):
+            continue
+        kept.append(node)
+        wanted.update(node.input)
+        for attribute in node.attribute:  # branches read values of the outer graph
+            wanted.update(name for inner in attribute.g.node for name in inner.input)
+    return kept[::-1]

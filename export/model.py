@@ -14,7 +14,7 @@ from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import Format, Graph, ModelPart
 
 WEIGHTS = "model.data"
-GRAPH_FILES = {"gated": "model.onnx", "plain": "model.plain.onnx"}
+MAIN, PLAIN = "model.onnx", "model.plain.onnx"
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,33 @@ def open_model(path: Path, context: int | None) -> Architecture:
     return arch
 
 
-def write_model(folder: Path, arch: Architecture, form: Format, *, gated: bool, prefix: str = "") -> WrittenModel:
+def write_model(
+    folder: Path, arch: Architecture, form: Format, *, gated: bool = False, draft: bool = False, prefix: str = ""
+) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
+
+    A target gets two graphs: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every
+    pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.
 
     Args:
         folder: an existing folder.
         arch: the model.
         form: weight format of every matrix.
-        gated: also write the graph whose sub-layers can be left out; the plain graph is always written.
+        gated: sub-layers can be left out of the strict graph.
+        draft: only the plain graph.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
     """
     linear = linear_format(form)
     errors: Errors = {}
-    graphs = {}
+    strict = Graph(file=prefix + MAIN, gated=gated, padded=True)
+    graphs = {"plain": Graph(file=prefix + (MAIN if draft else PLAIN))}
+    if not draft:
+        graphs = {"gated" if gated else "strict": strict} | graphs
     with WeightFile(folder / WEIGHTS) as weights:
-        # the second graph finds every tensor already stored
-        for name in ("gated", "plain") if gated else ("plain",):
-            ops = GraphOps(arch, linear, weights, errors, gates=name == "gated")
+        for graph in graphs.values():  # the second graph finds every tensor already stored
+            ops = GraphOps(arch, linear, weights, errors, gates=graph.gated, padded=graph.padded)
             arch.build(ops)
-            file = GRAPH_FILES[name] if gated else GRAPH_FILES["gated"]
-            ops.graph.save(folder / file)
-            graphs[name] = Graph(file=prefix + file, gated=name == "gated")
+            ops.graph.save(folder / graph.file.removeprefix(prefix))
     source = arch.source
     facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
     part = ModelPart(

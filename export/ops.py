@@ -34,8 +34,14 @@ class Ops(Protocol[X]):
         """Root-mean-square norm times ``weight``."""
         ...
 
-    def linear(self, x: X, *parts: Linear) -> tuple[X, ...]:
-        """x @ weight.T + bias for every part.  Parts given together may be stored and multiplied as one."""
+    def linear(self, x: X, *parts: Linear, joined: bool = False) -> tuple[X, ...]:
+        """x @ weight.T + bias for every part.
+
+        Parts given together share their input, which an operator may use (one quantization of x, one fused kernel).
+
+        Args:
+            joined: the parts are also consumed together: they may be stored and multiplied as one matrix.
+        """
         ...
 
     def attention(self, q: X, k: X, v: X, layer: int) -> X:

@@ -38,6 +38,7 @@ ALWAYS = ("ar", "ngram")
 CALIBRATION_TOKENS = 512
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS = 40
+MIN_TOKENS = 32  # of the calibration text, whatever the context
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
@@ -127,7 +128,7 @@ class Exporter:
             draft_part = self._write_draft(folder)
             copy_tokenizer(self.arch.source.path, folder)
             self.progress("weights", 1, 1, "written")
-            slot = Slot(Model(folder, written.part, "gated" if gated else "plain", options.threads))
+            slot = Slot(Model(folder, written.part, written.part.main, options.threads))
             tokens = self._tokens(min(CALIBRATION_TOKENS, self.arch.facts.context // 2))
             of = 2 * self.arch.facts.layers
             parity = parity_report(
@@ -160,7 +161,7 @@ class Exporter:
         if self.draft is None:
             return None
         (folder / "draft").mkdir()
-        return write_model(folder / "draft", self.draft, self.options.format, gated=False, prefix="draft/").part
+        return write_model(folder / "draft", self.draft, self.options.format, draft=True, prefix="draft/").part
 
     def _measure(
         self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
@@ -173,10 +174,12 @@ class Exporter:
         if set(self.methods) == set(ALWAYS):
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
-        scorer = ChainScorer(slot, tokens, positions=min(POSITIONS, len(tokens) // 4), gamma=GAMMA)
+        scorer = _chains(slot, tokens)
         if draft_part is not None:
             draft = Slot(Model(folder, draft_part, "plain", self.options.threads))
-            acceptance, draft_ms = scorer.score(draft), measure_steps(draft, 1).plain
+            within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
+            chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
+            acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
             gains = costs.speedups(acceptance, draft_ms)
             gamma = max(gains, key=lambda g: gains[g])
             methods["speculative"] = MethodPart(
@@ -218,12 +221,14 @@ class Exporter:
             text = file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ExportError(f"{file}: cannot read the calibration text: {error}", "give a UTF-8 text file") from error
-        if len(self.codec.encode(text)) < 32:
-            raise ExportError(f"{file}: expected at least 32 tokens of calibration text", "give a page of typical text")
+        if len(self.codec.encode(text)) < MIN_TOKENS:
+            raise ExportError(
+                f"{file}: expected at least {MIN_TOKENS} tokens of calibration text", "give a page of typical text"
+            )
         return text, file.name
 
     def _tokens(self, limit: int) -> list[int]:
-        return self.codec.encode(self.text)[: max(limit, 32)]
+        return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]
 
     def _search_store(self) -> Path | None:
         if self.options.keep_search is None:
@@ -247,6 +252,10 @@ class Exporter:
             "seed": self.options.seed,
         }
         return {key: value for key, value in found.items() if value is not None}
+
+
+def _chains(target: Slot, tokens: list[int]) -> ChainScorer:
+    return ChainScorer(target, tokens, positions=min(POSITIONS, len(tokens) // 4), gamma=GAMMA)
 
 
 def _limited(draft: Architecture, context: int) -> Any:

@@ -26,6 +26,8 @@ def weight_bytes(arch: Architecture, form: Format) -> int:
         else:
             bits = 4 if form == "int4" else 8
             size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + 4)
+            if name == arch.embedding and arch.facts.tied and shape[1] % BLOCK:  # rows to look up are stored apart
+                size += shape[0] * (shape[1] + 4)
         total += size
     return total + 2 * 4 * (arch.facts.context + HEADROOM) * (arch.facts.head_dim // 2)
 

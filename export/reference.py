@@ -50,7 +50,7 @@ class NumpyOps:
         mean = np.mean(np.square(x), -1, keepdims=True)
         return x / np.sqrt(mean + np.float32(self.arch.eps)) * self.source.read(weight)
 
-    def linear(self, x: Array, *parts: Linear) -> tuple[Array, ...]:
+    def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
         return tuple(self._linear(x, part) for part in parts)
 
     def attention(self, q: Array, k: Array, v: Array, layer: int) -> Array:

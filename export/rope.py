@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedModel
 
+LLAMA3 = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     """The rotary settings of a config.json, new form (``rope_parameters``) or old (``rope_theta``, ``rope_scaling``).
@@ -23,8 +25,9 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         UnsupportedModel: a type that is not supported.
     """
-    new = config.get("rope_parameters") or {}
-    old = config.get("rope_scaling") or {}
+    new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
+    if not isinstance(new, dict) or not isinstance(old, dict):
+        raise UnsupportedModel("config.json: expected rope_parameters and rope_scaling to be objects")
     merged = {"rope_theta": config.get("rope_theta", 10000.0), **old, **new}
     merged["rope_type"] = merged.pop("type", None) or merged.get("rope_type") or "default"
     if merged["rope_type"] not in ("default", "llama3"):
@@ -32,6 +35,11 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
             f"rope type {merged['rope_type']!r} is not supported; supported: default, llama3",
             "only the positional scaling stands in the way; open an issue with the config.json",
         )
+    needed = ["rope_theta"] + (LLAMA3 if merged["rope_type"] == "llama3" else [])
+    for key in needed:
+        value = merged.get(key)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            raise UnsupportedModel(f"config.json: rope type {merged['rope_type']} needs a number {key}, got {value!r}")
     return merged
 
 

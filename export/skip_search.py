@@ -29,10 +29,10 @@ class StepCosts:
     """Measured times of passes on this machine, in milliseconds.
 
     Attributes:
-        plain: one row, everything runs, unpadded: the fastest plain decoding.
+        plain: one row, everything runs.
         attention: what leaving out one attention saves; 0 where the graph has no gates.
         mlp: what leaving out one MLP saves.
-        verify: {rows: milliseconds} of the passes a round makes (in strict mode one row is padded to two).
+        verify: {rows: milliseconds} of the passes a round makes (as the decoding loop makes them).
     """
 
     plain: float

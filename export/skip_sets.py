@@ -38,7 +38,7 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
             )
         data = data[name]
     try:
-        sets = [sorted({int(layer) for layer in data.get(kind, [])}) for kind in ("attention", "mlp")]
+        sets = [sorted({_layer(number) for number in data.get(kind, [])}) for kind in ("attention", "mlp")]
     except (AttributeError, TypeError, ValueError) as error:
         raise ExportError(f'{file}: expected {{"attention": [...], "mlp": [...]}} of layer numbers') from error
     beyond = [layer for kind in sets for layer in kind if not 0 <= layer < layers]
@@ -52,3 +52,9 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
             f"{file}: the skip set is empty: the draft would be the target itself", "leave --skip-set out to search one"
         )
     return SkipSet(tuple(sets[0]), tuple(sets[1]))
+
+
+def _layer(number: object) -> int:
+    if not isinstance(number, int) or isinstance(number, bool):
+        raise TypeError(f"not a layer: {number!r}")
+    return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,6 +25,7 @@ TOKENIZER_FILES = (
     "config.json",
     "chat_template.jinja",
 )
+TRUNCATED = "the file may be truncated: download it again"
 PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS, small beside any model
 
 
@@ -58,7 +60,7 @@ def resolve(model: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub client raises many kinds: network, not found, gated
         raise ExportError(
-            f"{model}: no local folder of that name, and the hub could not provide it: {str(error).splitlines()[0]}",
+            f"{model}: no local folder of that name, and the hub could not provide it: {_first_line(error)}",
             "check the spelling and the network, or download the model and give its folder",
         ) from error
 
@@ -89,6 +91,8 @@ class Checkpoint:
             config = json.loads(file.read_text("utf-8"))
         except ValueError as error:
             raise ExportError(f"{file}: not valid JSON: {error}") from error
+        if not isinstance(config, dict):
+            raise ExportError(f"{file}: expected a JSON object, got {type(config).__name__}")
         checkpoint = cls(path, config)
         _ = checkpoint.index  # fails early, before anything is written
         return checkpoint
@@ -102,9 +106,11 @@ class Checkpoint:
         if listing.is_file():
             try:
                 names = json.loads(listing.read_text("utf-8"))["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise ExportError(f"{listing}: expected a weight_map: {error!r}") from error
-            found = {name: self.path / file for name, file in names.items()}
+                found = {str(name): self.path / file for name, file in names.items()}
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ExportError(f"{listing}: expected a weight_map of file names: {error!r}") from error
+            if outside := [str(file) for file in names.values() if Path(file).name != file]:
+                raise ExportError(f"{listing}: names {outside[0]!r}, which is not a file of this folder")
             for file in sorted(set(found.values())):
                 if not file.is_file():
                     raise ExportError(f"{file}: named in {listing.name} but missing", "download all shards")
@@ -135,10 +141,14 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
-        from safetensors import safe_open
+        from safetensors import SafetensorError, safe_open
 
-        with safe_open(self._file(name), "np") as opened:
-            return tuple(opened.get_slice(name).get_shape())
+        file = self._file(name)
+        try:
+            with safe_open(file, "np") as opened:
+                return tuple(opened.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise ExportError(f"{file}: cannot read {name}: {error}", TRUNCATED) from error
 
     def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> NDArray[np.float32]:
         """Read (part of) a tensor as float32, whatever it is stored as.
@@ -164,10 +174,16 @@ class Checkpoint:
 
                 array = part[rows] if columns is None else part[rows, columns]
         except (SafetensorError, OSError) as error:
+            raise ExportError(f"{file}: cannot read {name}: {error}", TRUNCATED) from error
+        values = np.asarray(array, np.float32)
+        flat = values.ravel()
+        with np.errstate(all="ignore"):
+            total = float(np.dot(flat, flat))  # one pass, no temporary: NaN and infinity survive the sum
+        if not math.isfinite(total):
             raise ExportError(
-                f"{file}: cannot read {name}: {error}", "the file may be truncated: download it again"
-            ) from error
-        return np.asarray(array, np.float32)
+                f"{file}: tensor {name} holds NaN or infinity", "the checkpoint is damaged: download it again"
+            )
+        return values
 
     def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
         """The rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
@@ -182,3 +198,7 @@ class Checkpoint:
             hint = f"a similar name is {near[0]}" if near else "is it a base model without a language-model head?"
             raise ExportError(f"{self.path}: tensor {name} is missing from the checkpoint", hint)
         return self.index[name]
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

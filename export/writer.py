@@ -37,15 +37,28 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
     try:
         yield folder
         folder.chmod(0o755)  # mkdtemp makes private folders
-        if target.exists():
-            shutil.rmtree(target)
-        folder.rename(target)
+        _take_name(folder, target)
     except OSError as error:
         raise ExportError(
             f"{target}: writing failed: {error.strerror}", "free some space, or choose another disk with -o"
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_name(folder: Path, target: Path) -> None:
+    """Rename ``folder`` to ``target``; what had that name is deleted only after that has worked."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = folder.with_name(f"{folder.name}.old")
+    target.rename(old)
+    try:
+        folder.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:

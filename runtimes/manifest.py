@@ -56,10 +56,15 @@ class ModelFacts(_Part):
 
 
 class Graph(_Part):
-    """One ONNX file of a model."""
+    """One ONNX file of a model.
+
+    ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
+    have a row more than ``ids``.
+    """
 
     file: InsidePath
     gated: bool = False
+    padded: bool = False
     operators: Literal["stock", "native"] = "stock"
 
 
@@ -72,6 +77,11 @@ class ModelPart(_Part):
     weights: InsidePath
     headroom: int = Field(gt=0, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, description="fewest rows that may reach the LM head")
+
+    @property
+    def main(self) -> str:
+        """The graph that can run every method: gated if there is one, else strict, else plain."""
+        return next(name for name in ("gated", "strict", "plain") if name in self.graphs)
 
 
 class Measured(_Part):

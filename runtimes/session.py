@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.hugepages import use_huge_pages
 from edgespec.runtimes.manifest import ModelPart
 from edgespec.runtimes.ort import default_threads, make_session
 
@@ -39,6 +40,7 @@ class Model:
         self.graph = part.graphs[graph]
         self.threads = threads or default_threads()
         self.session = make_session(folder / self.graph.file, self.threads)
+        self.huge_page_bytes = use_huge_pages()
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
 

@@ -19,7 +19,6 @@ from edgespec.runtimes.target import Pass, SkipSet
 
 PREFILL_CHUNK = 128
 ROUND_CAPACITY = 64
-ROW_BLOCK = 16  # measured on AVX-512: passes of 1, 17, 33 ... rows have a last row with other bits (docs/runtime.md)
 HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
 
 
@@ -29,13 +28,13 @@ class Slot:
     Args:
         model: the session and shared buffers.
         context: most tokens of the sequence; at most what the bundle was exported for.
-        strict: pad lone rows, so that verification gives the bits of plain decoding.
         reserve: tokens to allocate for at once; the buffers grow when more are needed.
     """
 
-    def __init__(self, model: Model, *, context: int | None = None, strict: bool = True, reserve: int = 256) -> None:
+    def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         facts = model.facts
-        self.model, self.strict = model, strict
+        self.model = model
+        self._extra = int(model.graph.padded)  # rows attention has beyond those of the pass
         self.vocab_size, self.layers = facts.vocab, facts.layers
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
@@ -69,7 +68,7 @@ class Slot:
             chunk = np.asarray(tokens[start : start + PREFILL_CHUNK], np.int64)
             past = len(self.tokens)
             # exact total: attention's scratch space has a row of `total` per head and token
-            self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + 1, pad=self.strict)
+            self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra)
             self.tokens.extend(chunk.tolist())
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
@@ -77,9 +76,9 @@ class Slot:
         n = len(tokens)
         if parents is None:
             self._pending = (tokens.tolist(), None)
-            return self._run(tokens, len(self.tokens), rows=n, pad=self.strict)
+            return self._run(tokens, len(self.tokens), rows=n)
         self._pending = (tokens.tolist(), parents.tolist())
-        return self._run(tokens, len(self.tokens), rows=n, pad=self.strict, parents=self._pending[1])
+        return self._run(tokens, len(self.tokens), rows=n, parents=self._pending[1])
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
@@ -97,10 +96,10 @@ class Slot:
         return self.forward_draft(tokens, offset, skip)
 
     def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
-        """Run rows ``offset`` rows after the slot's tokens, never padded -> logits of the last row, [1, vocab]."""
+        """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
         self._set_gates(skip)
         try:
-            return self._run(tokens, len(self.tokens) + offset, rows=-1, pad=False)
+            return self._run(tokens, len(self.tokens) + offset, rows=-1)
         finally:
             self._set_gates(None)
 
@@ -116,13 +115,17 @@ class Slot:
     ) -> Pass:
         """Run rows after the slot's tokens with any positions and mask -> logits of ``rows``; nothing is committed."""
         past, n = len(self.tokens), len(tokens)
-        self.reserve(past + n)
+        count = n + self._extra
+        self.reserve(past + count)
         self._set_gates(skip)
         try:
-            self._attach("bias", "given_bias", (1, 1, *bias.shape), np.float32)[...] = bias
+            mask = self._attach("bias", "given_bias", (1, 1, count, past + count), np.float32)[0, 0]
+            mask[:, :] = 0
+            mask[:n, : past + n] = bias
             self._attach("rows", "given_rows", rows.shape, np.int64)[:] = rows
-            self._total[...] = past + n
-            return self._launch(tokens, positions, past, len(rows), n)
+            self._total[...] = past + count
+            where = np.append(positions, [past + n] * self._extra)
+            return self._launch(tokens, where, past, len(rows), count)
         finally:
             self._set_gates(None)
 
@@ -165,13 +168,11 @@ class Slot:
         past: int,
         *,
         rows: int,
-        pad: bool,
         parents: list[int] | None = None,
         total: int | None = None,
     ) -> Pass:
         n = len(tokens)
-        # a row left over after blocks of 16 goes through a one-row kernel, whose sums round differently
-        count = n + 1 if pad and n % ROW_BLOCK == 1 else n
+        count = n + self._extra
         if past + count > self.capacity:
             self._need_room(past + count)
         self._total[...] = width = total or self.capacity
@@ -185,12 +186,8 @@ class Slot:
     def _launch(
         self, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None, past: int, rows: int, count: int
     ) -> Pass:
-        """Everything but mask and rows is bound and written here; ``count`` - len(tokens) dummy rows follow."""
-        n = len(tokens)
-        ids = self._attach("ids", "ids", (1, count), np.int64)
-        ids[0, :n] = tokens
-        if count > n:
-            ids[0, n:] = 0  # the next pass overwrites its KV
+        """Everything but mask and rows is bound and written here; attention has ``count`` rows."""
+        self._attach("ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
         pos = self._attach("pos", "pos", (1, count), np.int64)
         pos[0] = np.arange(past, past + count) if positions is None else positions
         self._seqlens[0] = past + count - 1
@@ -218,7 +215,7 @@ class Slot:
         bias[:, past:] = HIDE
         depths = np.zeros(count, np.int64)
         for row in range(count):
-            parent = parents[row] if row < len(parents) else -1  # the dummy of strict mode stands alone
+            parent = parents[row] if row < len(parents) else -1  # the dummy row stands alone
             if parent >= 0:
                 bias[row, past : past + row] = bias[parent, past : past + row]
                 depths[row] = depths[parent] + 1

@@ -45,7 +45,7 @@ class Pass:
 class Target(Protocol):
     """A model with one KV slot.  ``tokens`` is what the slot holds; the caller's token list is the truth.
 
-    Strict targets never run a pass of one row: they pad it (design: strict mode), which the caller cannot see.
+    In strict mode a row has the same bits in every pass, whatever stands beside it; the caller cannot see how.
     """
 
     vocab_size: int

@@ -67,7 +67,8 @@ class TextCodec:
     def special(self, key: str) -> str | None:
         """The name of a special token of tokenizer_config.json, such as ``bos_token``."""
         value = self.config.get(key)
-        return value.get("content") if isinstance(value, dict) else value
+        value = value.get("content") if isinstance(value, dict) else value
+        return value if isinstance(value, str) else None
 
     def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None) -> list[int]:
         """Tokens of a conversation rendered by the model's own template, ready for the answer.
@@ -108,9 +109,9 @@ class TextCodec:
             return file.read_text("utf-8")
         template = self.config.get("chat_template")
         if isinstance(template, list):  # several named templates: the default one
-            named = {item.get("name"): item.get("template") for item in template}
+            named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("default")
-        return template
+        return template if isinstance(template, str) else None
 
 
 class StreamDecoder:

@@ -52,6 +52,11 @@ def test_positions_may_have_rates_of_their_own() -> None:
     assert best_gamma([0.95, 0.9, 0.01], 0.1, lambda n: 1.0)[0] == 2
 
 
+def test_gamma_zero_is_plain_decoding_and_wins_where_drafting_does_not_pay() -> None:
+    assert best_gamma(0.3, 0.5, lambda n: 1.0) == (0, 1.0)
+    assert speedup(0.3, 0, 0.5, lambda n: 1.0) == 1
+
+
 def test_a_free_verification_gives_the_papers_formula() -> None:
     assert speedup(0.8, 5, 0.1, lambda n: 1.0) == pytest.approx((1 - 0.8**6) / ((1 - 0.8) * (5 * 0.1 + 1)))
 

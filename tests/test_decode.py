@@ -162,8 +162,8 @@ def test_a_prompt_that_cannot_be_served_is_refused_at_once(prompt: Sequence[int]
 
 def test_options_that_cannot_be_served_are_refused() -> None:
     for bad in ({"max_new_tokens": 0}, {"gamma": 0}, {"max_new_tokens": -3, "gamma": 2}):
-        with pytest.raises(InvalidRequest, match="max_new_tokens.*gamma") as caught:
-            DecodeOptions(**bad)
+        with pytest.raises(InvalidRequest, match=r"max_new_tokens.*gamma") as caught:
+            DecodeOptions(**bad)  # type: ignore[arg-type]
         assert str(next(iter(bad.values()))) in str(caught.value)
     with pytest.raises(InvalidRequest, match="logit_bias"):
         decode(hash_target(0), Plain(), [1], DecodeOptions(4, sampling=SamplingParams(logit_bias={VOCAB: 1.0})))

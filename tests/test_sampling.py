@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def test_the_distribution_is_that_of_hugging_faces_processors(params: SamplingPa
     for scale in (0.3, 3.0, 12.0):
         logits = (rng.normal(size=size) * scale).astype(np.float32)
         prefix = rng.integers(size, size=5).tolist()
-        if any(token >= size for token in params.logit_bias) or size == 1 and params.logit_bias:
+        if any(token >= size for token in params.logit_bias) or (size == 1 and params.logit_bias):
             continue
         found = distribution(logits, params, prefix)
         assert found.dtype == np.float64
@@ -137,7 +138,7 @@ def test_noise_is_uniform_and_uncorrelated() -> None:
     assert u.max() < 1
     counts = Counter((int(x * 16),) for x in u.ravel())
     assert chi_square(counts, {(i,): 1 / 16 for i in range(16)}) > 1e-3
-    pairs = Counter((int(a * 5), int(b * 5)) for row in u for a, b in zip(row, row[1:], strict=False))
+    pairs = Counter((int(a * 5), int(b * 5)) for row in u for a, b in pairwise(row))
     assert chi_square(pairs, {(a, b): 0.04 for a in range(5) for b in range(5)}) > 1e-3
     gumbel = np.concatenate([noise.gumbel(p, np.arange(1000)) for p in range(100)])
     assert gumbel.mean() == pytest.approx(0.5772, abs=0.02)

@@ -1,4 +1,4 @@
-"""Verification: matching equals plain decoding, rejection keeps the distribution, and the tests can tell a lossy rule."""
+"""Verification: matching equals plain decoding, rejection keeps the distribution; the tests can tell a lossy rule."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def one_hot_tree(problem: Problem, last: int, rng: np.random.Generator) -> Propo
     return Proposal(np.array([0, 3, 3, 1, 2]), np.array([-1, -1, -1, 1, 0]))
 
 
-def drawn(q: NDArray[np.float64], count: int, replacement: bool, rng: np.random.Generator) -> list[int]:
+def drawn(q: NDArray[np.float64], count: int, replacement: bool, rng: np.random.Generator) -> Sequence[int]:
     if replacement:
-        return np.searchsorted(np.cumsum(q), rng.random(count) * q.sum(), side="right").tolist()
+        return [int(t) for t in np.searchsorted(np.cumsum(q), rng.random(count) * q.sum(), side="right")]
     with np.errstate(divide="ignore"):  # Gumbel top-k draws without replacement, in order
         keys = np.log(q) + rng.gumbel(size=len(q))
-    return np.argsort(-keys)[: min(count, int((q > 0).sum()))].tolist()
+    return [int(t) for t in np.argsort(-keys)[: min(count, int((q > 0).sum()))]]
 
 
 def drawn_chain(problem: Problem, last: int, rng: np.random.Generator) -> Proposal:
@@ -188,7 +188,7 @@ class FixedRows:
         return int(self.p[row].argmax())
 
     def distribution(self, row: int) -> NDArray[np.float64]:
-        return self.p[row]
+        return np.asarray(self.p[row])
 
     def position(self, row: int) -> int:
         return row
@@ -219,10 +219,10 @@ def test_a_tiny_q_neither_overflows_nor_refuses() -> None:
 
 
 def test_equal_p_and_q_fall_back_to_p_if_rounding_refuses() -> None:
-    p = np.array([0.3, 0.7])
+    p = [0.3, 0.7]
     rows = FixedRows([p, p])
     noise = FixedNoise(1.0)  # out of range on purpose: u q < p fails, and the residual is all zero
-    verdict = verify(Proposal(np.array([0]), None, p[None]), rows, noise)
+    verdict = verify(Proposal(np.array([0]), None, np.array([p])), rows, noise)
     assert list(verdict.path) == []
     assert verdict.next_token == 1
 
@@ -254,9 +254,11 @@ def test_nan_in_a_row_that_is_needed_is_an_error(params: SamplingParams) -> None
     logits = np.zeros((2, 3), np.float32)
     logits[1] = np.nan
     proposal = Proposal(np.array([0]))
+    # Sampled: with a noise that accepts the guess, so that its row is looked at.
+    noise = next(n for n in map(Noise, range(50)) if RowSampler(logits, [1], proposal, params, n).choose(0) == 0)
+    rows = RowSampler(logits, [1], proposal, params, noise)
     with pytest.raises(EdgespecError, match="finite"):
-        for seed in range(50):  # sampled: until the guess is accepted and its row is looked at
-            verify(proposal, RowSampler(logits, [1], proposal, params, Noise(seed)), Noise(seed))
+        verify(proposal, rows, noise)
 
 
 def test_children_and_reached() -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,7 @@ def hash_logits(seed: int, vocab: int, levels: int = 5) -> Callable[[tuple[int, 
             state = ((state ^ token) * 0x100000001B3 + 0x9E3779B9) & _MASK
             state ^= state >> 29
         x = (tokens ^ np.uint64(state)) * np.uint64(0xBF58476D1CE4E5B9)
-        return ((x >> np.uint64(40)) % np.uint64(levels)).astype(np.float32)
+        return np.asarray((x >> np.uint64(40)) % np.uint64(levels), np.float32)
 
     return logits
 
@@ -80,7 +81,7 @@ class Scripted:
         self.seen.append((proposal, verdict))
 
 
-def chain(tokens: Sequence[int]) -> Proposal:
+def chain(tokens: Sequence[int] | NDArray[np.int64]) -> Proposal:
     return Proposal(np.array(tokens, np.int64)) if len(tokens) else EMPTY
 
 
@@ -139,7 +140,7 @@ def naive_distribution(logits: Sequence[float], params: SamplingParams, prefix: 
     for token in set(prefix):
         row[token] *= params.repetition_penalty if row[token] < 0 else 1 / params.repetition_penalty
     if params.temperature == 0:
-        return (np.arange(len(row)) == row.argmax()).astype(np.float64)
+        return np.asarray(np.arange(len(row)) == row.argmax(), np.float64)
     row = row / params.temperature
     if params.top_k:
         row[row < np.sort(row)[-min(params.top_k, len(row))]] = -np.inf
@@ -172,7 +173,7 @@ def exact(
     return result
 
 
-def chi_square(counts: Counter[tuple[int, ...]], expected: dict[tuple[int, ...], float]) -> float:
+def chi_square(counts: Counter[Any], expected: Mapping[Any, float]) -> float:
     """p-value of Pearson's test (Wilson-Hilferty approximation); 0 if something impossible was seen.
 
     Cells that expect fewer than 5 are put together.

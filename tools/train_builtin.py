@@ -7,11 +7,11 @@ come from "tinyshakespeare", a megabyte of Shakespeare's plays in the public dom
 
 The target is a small Llama trained from scratch with stochastic depth: the residual
 branch of each attention and MLP sub-layer is dropped independently, at a rate drawn per
-window from U(0, 2p), so a pass that skips sub-layers (self-speculation) is one the model
+window from U(0, 0.3), so a pass that skips sub-layers (self-speculation) is one the model
 has met in training. The draft is a smaller Llama distilled from the target (KL divergence
 on next-token distributions) over the training text and text the target generated.
 
-One seed and one thread give one result on one machine (45 minutes of a CPU core). A report
+One seed and one thread give one result on one machine (40 minutes of a CPU core). A report
 (losses, agreement figures, samples) is printed as JSON at the end.
 """
 
@@ -33,10 +33,20 @@ from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 BOS, EOS, VOCAB, MAX_POSITIONS = 0, 1, 1024, 1024
 BATCH_TOKENS, RATE, DEPTH_RATE, DROPOUT = 2048, 3e-3, 0.15, 0.1
-TARGET_SHAPE = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4,
-                "num_key_value_heads": 2, "intermediate_size": 352}
-DRAFT_SHAPE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
-               "num_key_value_heads": 1, "intermediate_size": 160}
+TARGET_SHAPE = {
+    "hidden_size": 128,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 352,
+}
+DRAFT_SHAPE = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "intermediate_size": 160,
+}
 # Window lengths and the cumulated share of the steps: all positions of the context are seen.
 WINDOWS = ((256, 0.65), (512, 0.9), (1024, 1.0))
 PROMPTS = ("ROMEO:", "JULIET:\n", "KING RICHARD III:\nWhat", "First Citizen:\nSpeak,")
@@ -48,11 +58,15 @@ def train_tokenizer(text: str) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, special_tokens=["<s>", "</s>"], show_progress=False,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
+        vocab_size=VOCAB,
+        special_tokens=["<s>", "</s>"],
+        show_progress=False,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    )
     tokenizer.train_from_iterator([text], trainer)
     tokenizer.post_processor = processors.TemplateProcessing(
-        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)])
+        single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)]
+    )
     return tokenizer
 
 
@@ -63,8 +77,8 @@ class Corpus:
         encoding = tokenizer.encode(text, add_special_tokens=False)
         starts = [start for start, _ in encoding.offsets]
         self.train = torch.tensor(encoding.ids)
-        self.lines = torch.tensor([i for i, c in enumerate(starts) if text[c - 1:c] == "\n"])
-        self.speeches = torch.tensor([i for i, c in enumerate(starts) if text[c - 2:c] == "\n\n"])
+        self.lines = torch.tensor([i for i, c in enumerate(starts) if text[c - 1 : c] == "\n"])
+        self.speeches = torch.tensor([i for i, c in enumerate(starts) if text[c - 2 : c] == "\n\n"])
 
     def window(self, length: int) -> torch.Tensor:
         """<s> and `length` tokens from a speech start (mostly), a line or anywhere."""
@@ -74,7 +88,7 @@ class Corpus:
         if draw > 0.85:
             start = int(torch.randint(len(self.train), ()))
         start = min(start, len(self.train) - length)
-        ids = torch.cat([torch.tensor([BOS]), self.train[start:start + length]])
+        ids = torch.cat([torch.tensor([BOS]), self.train[start : start + length]])
         if torch.rand(()).item() < 0.1:  # one text ends at a speech boundary, another begins
             low, high = start + 64, start + length - 64
             inside = self.speeches[(self.speeches > low) & (self.speeches < high)]
@@ -82,8 +96,8 @@ class Corpus:
                 end = int(inside[torch.randint(len(inside), ())]) - start
                 other = int(self.speeches[torch.randint(len(self.speeches), ())])
                 other = min(other, len(self.train) - length)
-                following = [torch.tensor([EOS, BOS]), self.train[other:other + length]]
-                ids = torch.cat([ids[:end + 1], *following])[:length + 1]
+                following = [torch.tensor([EOS, BOS]), self.train[other : other + length]]
+                ids = torch.cat([ids[: end + 1], *following])[: length + 1]
         return ids
 
     def batch(self) -> torch.Tensor:
@@ -120,26 +134,35 @@ class SubLayers:
                 kept = torch.rand(hidden.shape[0], 1, 1) >= self.rates
                 hidden = F.dropout(hidden, DROPOUT) * kept
             return (hidden, *output[1:]) if isinstance(output, tuple) else hidden
+
         return hook
 
 
 def new_model(shape: dict[str, int]) -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(
-        vocab_size=VOCAB, head_dim=32, max_position_embeddings=MAX_POSITIONS, rope_theta=10000.0,
-        tie_word_embeddings=True, bos_token_id=BOS, eos_token_id=EOS, initializer_range=0.05,
-        **shape))
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            head_dim=32,
+            max_position_embeddings=MAX_POSITIONS,
+            rope_theta=10000.0,
+            tie_word_embeddings=True,
+            bos_token_id=BOS,
+            eos_token_id=EOS,
+            initializer_range=0.05,
+            **shape,
+        )
+    )
 
 
 def chunks(ids: torch.Tensor, length: int = 512) -> torch.Tensor:
     """<s>-prefixed windows that follow one another, each `length` positions long."""
-    rows = ids[:len(ids) // (length - 1) * (length - 1)].view(-1, length - 1)
+    rows = ids[: len(ids) // (length - 1) * (length - 1)].view(-1, length - 1)
     return torch.cat([torch.full((len(rows), 1), BOS), rows], dim=1)
 
 
-@torch.no_grad()
 def logits_of(model: LlamaForCausalLM, rows: torch.Tensor) -> torch.Tensor:
-    model.eval()
-    return torch.cat([model(part).logits for part in rows.split(8)])
+    with torch.no_grad():
+        return torch.cat([model.eval()(part).logits for part in rows.split(8)])
 
 
 def next_token_loss(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
@@ -148,17 +171,25 @@ def next_token_loss(logits: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 
 def divergence(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
     """Mean KL divergence of our next-token distributions from theirs, given logits."""
-    return F.kl_div(ours.log_softmax(-1).flatten(0, 1), theirs.log_softmax(-1).flatten(0, 1),
-                    log_target=True, reduction="batchmean")
+    return F.kl_div(
+        ours.log_softmax(-1).flatten(0, 1), theirs.log_softmax(-1).flatten(0, 1), log_target=True, reduction="batchmean"
+    )
 
 
-def optimise(model: LlamaForCausalLM, steps: int, decay: float,
-             loss_of: Callable[[], torch.Tensor], validate: Callable[[], float]) -> None:
+def optimise(
+    model: LlamaForCausalLM,
+    steps: int,
+    decay: float,
+    loss_of: Callable[[], torch.Tensor],
+    validate: Callable[[], float],
+) -> None:
     """Muon for the layers' matrices, AdamW for the rest; keeps the best by `validate`."""
     matrices = [p for p in model.model.layers.parameters() if p.dim() == 2]
     rest = [p for p in model.parameters() if not any(p is m for m in matrices)]
-    optimisers = (torch.optim.Muon(matrices, lr=7 * RATE, weight_decay=decay),
-                  torch.optim.AdamW(rest, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0))
+    optimisers = (
+        torch.optim.Muon(matrices, lr=7 * RATE, weight_decay=decay),
+        torch.optim.AdamW(rest, lr=RATE, betas=(0.9, 0.98), weight_decay=0.0),
+    )
     warmup, every = max(1, min(100, steps // 10)), max(1, steps // 16)
     began = time.monotonic()
 
@@ -179,8 +210,11 @@ def optimise(model: LlamaForCausalLM, steps: int, decay: float,
         running.append(loss.item())
         if step % every == 0 or step == steps:
             value = validate()
-            print(f"step {step}/{steps} train {sum(running) / len(running):.4f} "
-                  f"val {value:.4f} {time.monotonic() - began:.0f}s", flush=True)
+            print(
+                f"step {step}/{steps} train {sum(running) / len(running):.4f} "
+                f"val {value:.4f} {time.monotonic() - began:.0f}s",
+                flush=True,
+            )
             running, worse = [], worse + 1
             if value < best:
                 best, worse, kept = value, 0, copy.deepcopy(model.state_dict())
@@ -192,8 +226,9 @@ def optimise(model: LlamaForCausalLM, steps: int, decay: float,
 def continued(model: LlamaForCausalLM, rows: torch.Tensor, size: int, heat: float) -> torch.Tensor:
     """`rows` continued to `size` tokens by sampling at temperature `heat` (0: greedy)."""
     sampling = {"do_sample": True, "temperature": heat, "top_k": 0} if heat else {}
-    config = GenerationConfig(max_length=size, min_length=size, bos_token_id=BOS,
-                              eos_token_id=EOS, pad_token_id=EOS, **sampling)
+    config = GenerationConfig(
+        max_length=size, min_length=size, bos_token_id=BOS, eos_token_id=EOS, pad_token_id=EOS, **sampling
+    )
     mask = torch.ones_like(rows)
     return model.eval().generate(rows, attention_mask=mask, generation_config=config)
 
@@ -209,8 +244,14 @@ def generated(target: LlamaForCausalLM, corpus: Corpus, batches: int) -> torch.T
     return torch.cat(parts)
 
 
-def report(target: LlamaForCausalLM, draft: LlamaForCausalLM, layers: SubLayers,
-           tokenizer: Tokenizer, texts: dict[str, torch.Tensor], chars: float) -> dict[str, Any]:
+def report(
+    target: LlamaForCausalLM,
+    draft: LlamaForCausalLM,
+    layers: SubLayers,
+    tokenizer: Tokenizer,
+    texts: dict[str, torch.Tensor],
+    chars: float,
+) -> dict[str, Any]:
     """Losses and, teacher-forced over each of `texts`, the agreement with the target."""
     result: dict[str, Any] = {}
     val = texts["held-out"]
@@ -220,15 +261,18 @@ def report(target: LlamaForCausalLM, draft: LlamaForCausalLM, layers: SubLayers,
     for label, rows in texts.items():
         picks = logits_of(target, rows).argmax(-1)
         alike = {"draft": logits_of(draft, rows).argmax(-1) == picks}
-        for layers.skip in layers.names:
-            alike[f"without {layers.skip}"] = logits_of(target, rows).argmax(-1) == picks
+        for name in layers.names:
+            layers.skip = name
+            alike[f"without {name}"] = logits_of(target, rows).argmax(-1) == picks
         layers.skip = ""
         result[f"agreement on {label} text"] = {
-            name: round(same.float().mean().item(), 4) for name, same in alike.items()}
+            name: round(same.float().mean().item(), 4) for name, same in alike.items()
+        }
     for prompt in PROMPTS:
         ids = torch.tensor([tokenizer.encode(prompt).ids])
         result[f"sample {prompt!r}"] = [
-            tokenizer.decode(continued(target, ids, 128, heat)[0].tolist()) for heat in (0.0, 0.8)]
+            tokenizer.decode(continued(target, ids, 128, heat)[0].tolist()) for heat in (0.0, 0.8)
+        ]
     return result
 
 
@@ -238,8 +282,13 @@ def save(model: LlamaForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
     GenerationConfig(bos_token_id=BOS, eos_token_id=EOS).save_pretrained(folder)
     (folder / "model.safetensors").chmod(0o644)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": MAX_POSITIONS,
-              "bos_token": "<s>", "eos_token": "</s>", "clean_up_tokenization_spaces": False}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": MAX_POSITIONS,
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "clean_up_tokenization_spaces": False,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
     model.float()
 
@@ -272,8 +321,7 @@ def main() -> None:
         rows = corpus.batch()
         return next_token_loss(target(rows).logits, rows)
 
-    optimise(target, args.steps, 0.1, target_loss,
-             lambda: next_token_loss(logits_of(target, val), val).item())
+    optimise(target, args.steps, 0.1, target_loss, lambda: next_token_loss(logits_of(target, val), val).item())
     save(target, tokenizer, args.output / "shakespeare")
 
     own = generated(target, corpus, args.generated)
@@ -286,8 +334,7 @@ def main() -> None:
             rows = own[torch.randint(len(own), (BATCH_TOKENS // 256,))]
         return divergence(draft(rows).logits, logits_of(target, rows))
 
-    optimise(draft, args.draft_steps, 0.01, draft_loss,
-             lambda: divergence(logits_of(draft, val), val_logits).item())
+    optimise(draft, args.draft_steps, 0.01, draft_loss, lambda: divergence(logits_of(draft, val), val_logits).item())
     save(draft, tokenizer, args.output / "shakespeare-draft")
 
     torch.manual_seed(args.seed + 1)

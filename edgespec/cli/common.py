@@ -33,7 +33,7 @@ def load_options(function: F) -> F:
                 "--strict/--no-strict",
                 default=True,
                 show_default=True,
-                help="Pad lone rows: the bits of plain decoding.",
+                help="Rows with the same bits in every pass: the exact text of plain decoding.",
             ),
             click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256."),
         ]

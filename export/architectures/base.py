@@ -27,7 +27,7 @@ class Architecture:
     def __init__(self, source: Checkpoint) -> None:
         self.source = source
         self.config = config = source.config
-        self.eps = float(config.get("rms_norm_eps", 1e-6))
+        self.eps = self._epsilon()
         self.rope = rope_parameters(config)
         self._refuse_unknown()
         heads = self._need("num_attention_heads")
@@ -38,8 +38,8 @@ class Architecture:
             hidden=hidden,
             intermediate=self._need("intermediate_size"),
             heads=heads,
-            kv_heads=config.get("num_key_value_heads") or heads,
-            head_dim=config.get("head_dim") or hidden // heads,
+            kv_heads=self._need("num_key_value_heads", heads),
+            head_dim=self._need("head_dim", hidden // heads),
             vocab=self._need("vocab_size"),
             context=self._need("max_position_embeddings"),
             rope={key: value for key, value in self.rope.items() if isinstance(value, int | float | str)},
@@ -62,7 +62,7 @@ class Architecture:
         at = f"model.layers.{layer}"
         h = ops.norm(x, f"{at}.input_layernorm.weight")
         bias, out = self._bias("attention_bias", self.attention_bias), self._bias("attention_bias", self.output_bias)
-        q, k, v = ops.linear(h, *(self._linear(f"{at}.self_attn.{name}_proj", bias) for name in "qkv"))
+        q, k, v = ops.linear(h, *(self._linear(f"{at}.self_attn.{name}_proj", bias) for name in "qkv"), joined=True)
         (y,) = ops.linear(ops.attention(q, k, v, layer), self._linear(f"{at}.self_attn.o_proj", out))
         return y
 
@@ -92,11 +92,18 @@ class Architecture:
 
     # -- reading the configuration ---------------------------------------------------------------------------------
 
-    def _need(self, key: str) -> int:
+    def _need(self, key: str, default: int | None = None) -> int:
         value = self.config.get(key)
-        if not isinstance(value, int) or value <= 0:
+        value = default if value is None else value
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
             raise ExportError(f"{self.source.path / 'config.json'}: expected a positive integer {key}, got {value!r}")
         return value
+
+    def _epsilon(self) -> float:
+        value = self.config.get("rms_norm_eps", 1e-6)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+            raise ExportError(f"{self.source.path / 'config.json'}: expected a number rms_norm_eps, got {value!r}")
+        return float(value)
 
     def _tied(self) -> bool:
         tied = bool(self.config.get("tie_word_embeddings", False))
@@ -115,21 +122,43 @@ class Architecture:
         if activation not in ("silu", "swish"):
             raise UnsupportedModel(f"activation {activation!r} is not supported for {self.model_type}; supported: silu")
         if quantization := self.config.get("quantization_config"):
-            kind = quantization.get("quant_method", "unknown")
+            kind = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
             raise UnsupportedModel(
                 f"{self.source.path}: the checkpoint is already quantized ({kind}); expected float weights",
                 "export from the unquantized checkpoint",
             )
 
     def _check_shapes(self) -> None:
+        """Every tensor the decoder asks for is there and has the shape that config.json implies."""
         facts = self.facts
-        expected: dict[str, tuple[int, ...]] = {
-            self.embedding: (facts.vocab, facts.hidden),
-            self.head.weight: (facts.vocab, facts.hidden),
-            "model.layers.0.self_attn.q_proj.weight": (facts.heads * facts.head_dim, facts.hidden),
-            "model.layers.0.self_attn.k_proj.weight": (facts.kv_heads * facts.head_dim, facts.hidden),
-            "model.layers.0.mlp.gate_proj.weight": (facts.intermediate, facts.hidden),
-        }
+        if facts.heads % facts.kv_heads or facts.head_dim % 2:
+            raise ExportError(
+                f"{self.source.path / 'config.json'}: {facts.heads} heads of {facts.head_dim} on {facts.kv_heads} key "
+                "heads: expected a whole number of heads for each key head, and an even size"
+            )
+        expected: dict[str, tuple[int, ...]] = {}
+
+        def linear(part: Linear, n: int, k: int) -> None:
+            expected[part.weight] = n, k
+            if part.bias is not None:
+                expected[part.bias] = (n,)
+
+        expected[self.embedding] = facts.vocab, facts.hidden
+        query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+        bias, out = self._bias("attention_bias", self.attention_bias), self._bias("attention_bias", self.output_bias)
+        inner = self._bias("mlp_bias", None)
+        for layer in range(facts.layers):
+            at = f"model.layers.{layer}"
+            for norm in ("input_layernorm", "post_attention_layernorm"):
+                expected[f"{at}.{norm}.weight"] = (facts.hidden,)
+            for name, n in (("q", query), ("k", key), ("v", key)):
+                linear(self._linear(f"{at}.self_attn.{name}_proj", bias), n, facts.hidden)
+            linear(self._linear(f"{at}.self_attn.o_proj", out), facts.hidden, query)
+            for name in ("gate", "up"):
+                linear(self._linear(f"{at}.mlp.{name}_proj", inner), facts.intermediate, facts.hidden)
+            linear(self._linear(f"{at}.mlp.down_proj", inner), facts.hidden, facts.intermediate)
+        expected[self.final_norm] = (facts.hidden,)
+        linear(self.head, facts.vocab, facts.hidden)
         for name, shape in expected.items():
             if (got := self.source.shape(name)) != shape:
                 raise ExportError(
@@ -140,4 +169,7 @@ class Architecture:
 
 def describe(config: dict[str, Any]) -> str:
     """How a configuration names itself, for messages."""
-    return str(config.get("model_type") or (config.get("architectures") or ["unknown"])[0])
+    if kind := config.get("model_type"):
+        return str(kind)
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "unknown"

@@ -108,7 +108,7 @@ def test_the_drafts_own_context_ends_the_draft() -> None:
 @pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
 def test_a_vocabulary_that_differs_by_padding_is_cropped_or_padded(padding: int, acceptance: str) -> None:
     size = VOCAB + padding
-    model = FunctionTarget(lambda prefix: np.arange(size, dtype=np.float32) / 2, size)
+    model = FunctionTarget(lambda prefix: np.arange(size, dtype=np.float32), size)
     drafter = DraftModel(model, VOCAB)
     params = SamplingParams(1.0, seed=1, acceptance=acceptance)  # type: ignore[arg-type]
     drafter.bind(params, Noise(1))

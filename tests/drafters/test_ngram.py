@@ -19,7 +19,7 @@ from tests.toy import emitted, hash_logits, hash_target, plain
 
 
 def guesses(drafter: NGram, tokens: list[int], budget: int = 8) -> list[int]:
-    return drafter.propose(tokens, budget).tokens.tolist()
+    return [int(token) for token in drafter.propose(tokens, budget).tokens]
 
 
 def test_it_copies_what_followed() -> None:

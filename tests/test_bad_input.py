@@ -1,0 +1,173 @@
+"""Whatever is wrong with a file, the answer is an EdgespecError with a message, or it works: never another exception."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from edgespec.engine import Engine
+from edgespec.errors import EdgespecError
+from edgespec.export.model import open_model
+from edgespec.export.skip_sets import read_skip_set
+from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.manifest import MANIFEST, read_manifest
+from edgespec.runtimes.text import TextCodec
+from tests import hf
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-5, 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+FUZZ = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """Paths of everything inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(found for key, inner in items for found in leaves(inner, (*path, key)))]
+
+
+def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
+    """A copy with something else at ``path``."""
+    if not path:
+        return new
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[path[0]] = replaced(value[path[0]], path[1:], new)
+    return copy
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(checkpoint("llama_tied_llama3_parameters"), tmp_path_factory.mktemp("bad") / "model"))
+
+
+@pytest.fixture(scope="module")
+def sound(bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(bundle("int4"), tmp_path_factory.mktemp("bad") / "bundle"))
+
+
+KEYS = sorted({key for config in hf.CONFIGS.values() for key in config} | {"quantization_config", "architectures"})
+
+
+@FUZZ
+@given(key=st.sampled_from(KEYS), value=JSON)
+@example(key="rope_parameters", value={"rope_type": "llama3"})
+@example(key="rope_parameters", value={"rope_type": "default", "rope_theta": 0})
+@example(key="rope_parameters", value={"rope_type": ["default"]})
+@example(key="quantization_config", value="gptq")
+@example(key="architectures", value={"a": 1})
+@example(key="rms_norm_eps", value="1e-5")
+@example(key="num_key_value_heads", value=4)
+@example(key="head_dim", value=7)
+@example(key="model_type", value=["llama"])
+@example(key="hidden_act", value=["silu"])
+def test_any_configuration(model: Path, key: str, value: object) -> None:
+    config = {**hf.CONFIGS["llama_tied_llama3_parameters"], key: value}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    with suppress(EdgespecError):
+        open_model(model, None)
+
+
+@FUZZ
+@given(data=st.data())
+def test_any_manifest(sound: Path, data: st.DataObject) -> None:
+    good = json.loads((sound / MANIFEST).read_text("utf-8"))
+    changed = replaced(good, data.draw(st.sampled_from(leaves(good))), data.draw(JSON))
+    try:
+        (sound / MANIFEST).write_text(json.dumps(changed), "utf-8")
+        with suppress(EdgespecError):
+            Bundle.open(sound, check=False)
+            read_manifest(sound)
+    finally:
+        (sound / MANIFEST).write_text(json.dumps(good), "utf-8")
+
+
+@FUZZ
+@given(value=JSON)
+@example(value={"attention": [1.5]})
+@example(value={"attention": ["x"]})
+@example(value={"attention": 3})
+@example(value={"a": {"attention": [0]}, "b": {"mlp": [0]}})
+@example(value={"a": 3})
+@example(value=[1])
+@example(value=None)
+def test_any_skip_set(tmp_path: Path, value: object) -> None:
+    file = tmp_path / "skip.json"
+    file.write_text(json.dumps(value), "utf-8")
+    with suppress(EdgespecError):
+        skip = read_skip_set(file, 2)
+        assert len(skip) > 0
+        assert all(0 <= layer < 2 for layer in (*skip.attention, *skip.mlp))
+
+
+@FUZZ
+@given(value=JSON)
+@example(value={"chat_template": 3})
+@example(value={"chat_template": [{"name": "default"}]})
+@example(value={"chat_template": ["x"]})
+@example(value={"bos_token": 3, "chat_template": "{{ bos_token }}"})
+@example(value=[1])
+def test_any_tokenizer_configuration(model: Path, value: object) -> None:
+    (model / "tokenizer_config.json").write_text(json.dumps(value), "utf-8")
+    with suppress(EdgespecError):
+        codec = TextCodec(model)
+        codec.token_id(codec.special("bos_token"))
+        codec.chat([{"role": "user", "content": "hello"}])
+
+
+@FUZZ
+@given(prompt=st.text(max_size=30))
+@example(prompt="\ud800")
+@example(prompt="\x00")
+def test_any_text_is_a_prompt_or_refused(engine: Callable[..., Engine], prompt: str) -> None:
+    made = engine("int4")
+    with suppress(EdgespecError):
+        assert len(made.generate(prompt, max_new_tokens=2, ignore_eos=True).tokens) == 2
+    assert not made.lanes._busy
+
+
+SETTINGS = st.fixed_dictionaries(
+    {},
+    optional={
+        "temperature": st.floats(allow_nan=True),
+        "top_k": st.integers(-2, 2000),
+        "top_p": st.floats(-1, 2),
+        "min_p": st.floats(-1, 2),
+        "repetition_penalty": st.floats(allow_nan=True),
+        "seed": st.integers(),
+        "gamma": st.integers(-2, 30),
+        "max_new_tokens": st.integers(-2, 6),
+        "method": st.sampled_from(["ar", "ngram", "self-spec", "speculative", "", "AR"]),
+        "stop": st.text(max_size=2) | st.tuples(st.text(max_size=2)),
+        "logit_bias": st.dictionaries(st.integers(-2, 2000), st.floats(), max_size=2),
+        "acceptance": st.sampled_from(["rejection", "coupled", "none"]),
+    },
+)
+
+
+@FUZZ
+@given(wanted=SETTINGS)
+@example(wanted={"temperature": 1e-300, "top_k": 3})
+@example(wanted={"temperature": 1e300, "top_p": 1e-300})
+@example(wanted={"repetition_penalty": 1e300})
+@example(wanted={"repetition_penalty": 1e-300, "temperature": 1.0})
+def test_any_settings_decode_or_are_refused(engine: Callable[..., Engine], wanted: dict[str, Any]) -> None:
+    made = engine("int4")
+    with suppress(EdgespecError):
+        result = made.generate("The", **wanted)
+        assert len(result.tokens) <= wanted.get("max_new_tokens", 128)
+        assert result.stats.dropped_reason is None
+    assert not made.lanes._busy
