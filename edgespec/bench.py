@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from edgespec.engine import Engine, Prompt
+from edgespec.errors import InvalidRequest
 from edgespec.result import Result
 from edgespec.settings import Settings
 
@@ -125,8 +126,22 @@ def bench(
     return list(figures.values())
 
 
+def check_plot(path: Path) -> None:
+    """Refuse early what ``plot`` could not write.
+
+    Raises:
+        InvalidRequest: not a PNG, or a folder that is not there.
+    """
+    import matplotlib  # noqa: F401  missing: better now than after the measurement
+
+    if path.suffix.lower() != ".png":
+        raise InvalidRequest(f"{path}: expected a name that ends in .png")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{path}: there is no folder {path.parent}", "create it first")
+
+
 def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
-    """Bars of the speed-ups with their intervals."""
+    """Bars of the speed-ups with their intervals, as a PNG."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -144,7 +159,7 @@ def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
     axes.axvline(1, color="black", linewidth=0.8)
     axes.invert_yaxis()
     axes.set_xlabel("speed over plain decoding (median, 95 % interval)")
-    axes.set_title(title)
+    axes.set_title(title, parse_math=False)  # a $ in a name is a $
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     pyplot.close(figure)

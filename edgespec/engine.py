@@ -157,8 +157,12 @@ class Engine:
     def rows_exact(self) -> bool:
         """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""
         if self._rows_exact is None:
-            with self.lock:
-                self._rows_exact = self.strict and rows_exact(self.model)
+            lane = self.lanes.take([])
+            try:
+                with self.lock:
+                    self._rows_exact = self.strict and rows_exact(lane.target)
+            finally:
+                self.lanes.give_back(lane)
         return self._rows_exact
 
     def kv_bytes(self) -> int:

@@ -12,17 +12,20 @@ PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
 
 def golden_prompts(engine: Engine, text: str) -> list[list[int]]:
     """Short prompts taken from a text at even distances, each beginning a line where possible."""
-    lines = [line for line in text.splitlines() if len(engine.codec.encode(line)) >= 4]
+    size = min(PROMPT_TOKENS, engine.context // 2)
+    lines = [tokens for line in text.splitlines() if len(tokens := engine.codec.encode(line)) >= 4]
+    if not lines:  # a text of very short lines: take it as one
+        tokens = engine.codec.encode(text)
+        lines = [tokens[at : at + size] for at in range(0, len(tokens), size)]
     step = max(1, len(lines) // PROMPTS)
-    return [engine.codec.encode(line)[:PROMPT_TOKENS] for line in lines[::step][:PROMPTS]]
+    return [line[:size] for line in lines[::step][:PROMPTS]]
 
 
 def make_golden(bundle: Path, text: str, threads: int | None = None) -> list[GoldenVector]:
     """Greedy plain decoding, strict, of the prompts."""
     engine = load(bundle, threads=threads, check=False)
-    room = engine.context - PROMPT_TOKENS - 1
     vectors = []
     for prompt in golden_prompts(engine, text):
-        result = engine.generate(prompt, method="ar", max_new_tokens=max(1, min(NEW_TOKENS, room)))
+        result = engine.generate(prompt, method="ar", max_new_tokens=NEW_TOKENS)
         vectors.append(GoldenVector(prompt=prompt, method="ar", tokens=result.tokens))
     return vectors

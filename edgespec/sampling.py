@@ -72,9 +72,9 @@ class SamplingParams:
         # logits are float32: a factor beyond this would make infinities of them
         need(1e-6 <= self.repetition_penalty <= 1e6, "repetition_penalty", "a number from 0.000001 to 1000000")
         need(
-            all(token >= 0 and bias < math.inf for token, bias in self.logit_bias.items()),
+            all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in self.logit_bias.items()),
             "logit_bias",
-            "{token >= 0: finite number or -inf}",
+            "{token >= 0: number up to 1e30, or -inf}",
         )
         need(self.seed is None or isinstance(self.seed, int), "seed", "an integer or None")
         need(self.acceptance in ("rejection", "coupled"), "acceptance", "'rejection' or 'coupled'")
@@ -233,7 +233,8 @@ def _scaled(row: NDArray[np.float32], temperature: float) -> NDArray[np.float64]
     """float64 [k]: ``row`` float32 [k] over the temperature, shifted so that the largest is 0."""
     scaled = row.astype(np.float64)
     scaled -= scaled.max()  # before the division: a tiny temperature must not overflow
-    scaled /= temperature
+    with np.errstate(over="ignore"):  # -inf is right for what a tiny temperature leaves no chance
+        scaled /= temperature
     return scaled
 
 
@@ -242,7 +243,7 @@ def _nucleus(row: NDArray[np.float32], temperature: float, top_p: float) -> NDAr
     count, size = len(row), _FIRST_NUCLEUS
     weights = row - row.max()
     with np.errstate(over="ignore"):
-        weights /= np.float32(temperature)
+        weights /= max(np.float32(temperature), np.finfo(np.float32).tiny)
     wanted = top_p * np.exp(weights, out=weights).sum(dtype=np.float64)
     while True:
         # What ties with the last candidate comes along, so that the order is well defined.

@@ -31,12 +31,12 @@ class Stream:
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
         self._stats = Stats()
-        self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         self._lane = engine.lanes.take(self._prompt)
         self._released = False
         try:
             self._drafter = self._lane.drafter(self._choice, settings.gamma, settings.adaptive, settings.fallback)
             self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
+            self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
             engine.lanes.give_back(self._lane)
             raise

@@ -32,6 +32,7 @@ def quantize_block(
     zero = 1 << (bits - 1)
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)[..., 0]
     scales = (largest / np.float32(-zero)).astype(np.float32)
+    scales[np.abs(scales) < np.finfo(np.float32).tiny] = 0  # 1 / scale would overflow: such weights are zeros
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     levels = np.rint(grouped * inverse[..., None])
     levels += zero

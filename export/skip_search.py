@@ -8,6 +8,7 @@ are scored first, and the greedy sets they suggest warm-start the search.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,7 +144,11 @@ class SkipSearch:
         values |= {_key(self._set(trial.params)): trial.value for trial in finished if trial.value}
         for number in range(len(finished), trials):
             # a sampler per trial: the search goes the same way whether or not it was interrupted
-            study.sampler = optuna.samplers.TPESampler(seed=self.seed + number, multivariate=True, n_startup_trials=8)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
+                study.sampler = optuna.samplers.TPESampler(
+                    seed=self.seed + number, multivariate=True, n_startup_trials=8
+                )
             if number < len(starts):
                 study.enqueue_trial(self._bits(starts[number]))
             trial = study.ask()

@@ -100,7 +100,7 @@ class TextCodec:
         try:
             template = environment.from_string(str(self.chat_template))
             return template.render(messages=list(messages), tools=tools, add_generation_prompt=True, **names)
-        except (TemplateError, TypeError) as error:
+        except Exception as error:  # a template is a program: it may fail in any way
             raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
 
     def _find_template(self, folder: Path) -> str | None:
@@ -111,11 +111,14 @@ class TextCodec:
         if isinstance(template, list):  # several named templates: the default one
             named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
             template = named.get("default")
-        return template if isinstance(template, str) else None
+        return template if isinstance(template, str) and template else None
 
 
 class StreamDecoder:
     """Text of a growing token list, given out as soon as it is complete UTF-8 and cannot begin a stop string.
+
+    The window is the last tokens that gave text and those after them.  It starts between two characters: a decoder with
+    byte fallback makes U+FFFD of every byte next to half a character.
 
     Args:
         codec: the tokenizer.
@@ -127,28 +130,33 @@ class StreamDecoder:
         stopped: the stop string that ended the text; None = none did.
     """
 
-    _CONTEXT = 8  # tokens that decide how the next one is written
+    _CONTEXT = 8  # tokens of the prompt that are enough context, if no character is cut
+    _LONGEST = 16  # tokens that may wait for the rest of a character
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.codec = codec
         self.stop = [string for string in stop if string]
         self.text = ""
         self.stopped: str | None = None
-        self._window = list(prompt[-self._CONTEXT :])
+        self._window = self._tail(list(prompt))
         self._settled = len(self._window)  # tokens of the window whose text is out
         self._held = ""  # complete text that may begin a stop string
 
     def push(self, tokens: Sequence[int]) -> str:
         """Add tokens -> new text, possibly empty.  Once stopped, nothing more comes."""
+        return "".join([self._push(token) for token in tokens])
+
+    def _push(self, token: int) -> str:
         if self.stopped is not None:
             return ""
         before = self.codec.decode(self._window[: self._settled])
-        self._window.extend(tokens)
+        self._window.append(token)
         after = self.codec.decode(self._window)
-        if after.endswith("\ufffd") and len(self._window) - self._settled < 16:
+        if after.endswith("\ufffd") and len(self._window) - self._settled < self._LONGEST:
             return ""  # the middle of a character: wait for the rest, but not for ever
         fresh = after[len(before) :]
-        self._window = self._window[-max(self._CONTEXT, len(tokens)) :]
+        if fresh:  # tokens without text stay: some decoders strip the space of the first word they see
+            del self._window[: self._settled]
         self._settled = len(self._window)
         return self._give(self._held + fresh)
 
@@ -162,6 +170,16 @@ class StreamDecoder:
         last, self._held = self._held, ""  # empty if a stop string was found
         self.text += last
         return given + last
+
+    def _tail(self, prompt: list[int]) -> list[int]:
+        """The end of the prompt, long enough to be written as in the whole."""
+        whole, count = self.codec.decode(prompt), self._CONTEXT
+        while count < len(prompt):
+            part = self.codec.decode(prompt[-count:])
+            if part and whole.endswith(part):
+                break
+            count *= 2
+        return prompt[-count:]
 
     def _give(self, candidate: str) -> str:
         self._held = ""

@@ -6,10 +6,13 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from edgespec.engine import Engine, load
 from edgespec.export.architectures import Architecture
@@ -51,9 +54,16 @@ PROMPTS = (
 """Twenty prompts for models that speak Shakespeare, of 1 to about 80 tokens, some of them strange to it."""
 
 
+LARGE: dict[str, Any] = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
+         "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
+         "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
+         "max_position_embeddings": 1024}  # fmt: skip
+"""A model of more than 100 million parameters, for tests of memory."""
+
+
 @dataclass(frozen=True)
 class Written:
-    """A model part on disk with both graphs, its source, and how to run it."""
+    """A model part on disk with all its graphs, its source, and how to run it."""
 
     folder: Path
     arch: Architecture
@@ -61,10 +71,11 @@ class Written:
     errors: Errors
 
     def model(self, graph: str = "gated", threads: int = 1) -> Model:
+        """``gated``, ``strict`` (the same without gates) or ``plain`` (without the padding of strict mode)."""
         return Model(self.folder, self.part, graph, threads)
 
-    def slot(self, graph: str = "gated", threads: int = 1, strict: bool = True) -> Slot:
-        return Slot(self.model(graph, threads), strict=strict, reserve=1)
+    def slot(self, graph: str = "gated", threads: int = 1) -> Slot:
+        return Slot(self.model(graph, threads), reserve=1)
 
 
 @dataclass(frozen=True)
@@ -112,15 +123,18 @@ def reference() -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session")
 def written(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
-    """(name of ``hf.CONFIGS`` or ``builtin:NAME``, format) -> the model with both graphs."""
+    """(name of ``hf.CONFIGS``, ``builtin:NAME`` or folder, format) -> the model with all graphs."""
     made: dict[tuple[str, Format], Written] = {}
 
     def get(name: str, form: Format = "fp32") -> Written:
         if (name, form) not in made:
             folder = tmp_path_factory.mktemp("model")
             arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
+            (folder / "strict").mkdir()
+            strict = write_model(folder / "strict", arch, form, prefix="strict/").part.graphs["strict"]
             result = write_model(folder, arch, form, gated=True)
-            made[name, form] = Written(folder, arch, result.part, result.errors)
+            part = result.part.model_copy(update={"graphs": {**result.part.graphs, "strict": strict}})
+            made[name, form] = Written(folder, arch, part, result.errors)
         return made[name, form]
 
     return get
@@ -170,3 +184,18 @@ def engine(bundle: Callable[..., Path]) -> Callable[..., Engine]:
         return made[key]
 
     return get
+
+
+def write_large(folder: Path, config: dict[str, Any]) -> int:
+    """A random bfloat16 checkpoint in several shards, one shard in memory at a time; returns the parameters."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    random, names, total = np.random.default_rng(0), {}, 0
+    for number, (name, shape) in enumerate(hf.shapes(config).items()):
+        file = f"part-{number:03}.safetensors"
+        block = (random.standard_normal(1 << 16, np.float32) * 0.03).astype(ml_dtypes.bfloat16)
+        save_file({name: np.resize(block, shape)}, folder / file)
+        names[name] = file
+        total += int(np.prod(shape))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), "utf-8")
+    return total

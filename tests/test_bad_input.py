@@ -1,4 +1,4 @@
-"""Whatever is wrong with a file, the answer is an EdgespecError with a message, or it works: never another exception."""
+"""Whatever is wrong with a file or a request, it works or the answer is an EdgespecError: never another exception."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import edgespec
-from edgespec.engine import INTERLEAVED, Chunk, Engine, Result, Settings, load
+from edgespec.engine import INTERLEAVED, Engine, load
 from edgespec.errors import InvalidRequest
 from edgespec.export.model import open_model
 from edgespec.export.pipeline import Exporter, ExportOptions
@@ -20,8 +20,10 @@ from edgespec.export.reference import reference_logits
 from edgespec.export.source import resolve
 from edgespec.lanes import MOST_IDLE
 from edgespec.methods import WORTH, choose_method
+from edgespec.result import Chunk, Result
 from edgespec.runtimes.manifest import Manifest
 from edgespec.sampling import SamplingParams
+from edgespec.settings import Settings
 from tests import hf
 from tests.conftest import PROMPTS, TARGET
 
@@ -56,7 +58,7 @@ def ask(engine: Engine, prompt: Any = PROMPT, **settings: Any) -> Result:
     return engine.generate(prompt, **{"max_new_tokens": NEW, "ignore_eos": True, "method": "ar", **settings})
 
 
-# -- ways to ask -----------------------------------------------------------------------------------------------------------
+# -- ways to ask -------------------------------------------------------------------------------------------------------
 
 
 def test_the_package_offers_the_front_door(bundle: Callable[..., Path]) -> None:
@@ -131,7 +133,7 @@ def test_chat_without_a_template_says_so(engine: Get) -> None:
         engine().chat([{"role": "user", "content": "hello"}])
 
 
-# -- what stays from request to request ----------------------------------------------------------------------------------
+# -- what stays from request to request --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -221,7 +223,7 @@ def test_two_threads_at_once(fresh: Get) -> None:
     assert got == {(prompt, method): expected[prompt] for prompt, method in jobs}
 
 
-# -- ways to end -----------------------------------------------------------------------------------------------------------
+# -- ways to end -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -326,7 +328,7 @@ def test_a_draft_with_less_context_than_its_target(tmp_path: Path) -> None:
     assert 0 < result.stats.accepted < 64
 
 
-# -- what is refused -------------------------------------------------------------------------------------------------------
+# -- what is refused ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -338,7 +340,7 @@ def test_a_draft_with_less_context_than_its_target(tmp_path: Path) -> None:
         ([-1], {}, "outside the vocabulary"),
         ([10**9], {}, "outside the vocabulary"),
         ([5] * 5000, {}, "no room"),
-        (PROMPT, {"method": "medusa"}, "method 'medusa' is not in this bundle; it has: ar, ngram, speculative, self-spec"),
+        (PROMPT, {"method": "medusa"}, "'medusa' is not in this bundle; it has: ar, ngram, speculative, self-spec"),
         (PROMPT, {"gamma": 0}, "gamma 0"),
         (PROMPT, {"gamma": -3}, "gamma -3"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens"),
@@ -366,7 +368,7 @@ def test_a_context_the_bundle_does_not_have_is_refused(fresh: Get, context: int)
         fresh(context=context)
 
 
-# -- what a result says ----------------------------------------------------------------------------------------------------
+# -- what a result says ------------------------------------------------------------------------------------------------
 
 
 def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
@@ -427,7 +429,7 @@ def test_exact_is_claimed_only_where_it_holds(engine: Get, fresh: Get) -> None:
 
 
 def test_exact_is_not_claimed_where_the_probe_fails(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.engine.rows_exact", lambda model: False)
+    monkeypatch.setattr("edgespec.engine.rows_exact", lambda slot: False)
     made = fresh("int4")
     assert not ask(made, method="ngram", max_new_tokens=4).exact
     assert ask(made, method="ar", max_new_tokens=4).exact
@@ -440,7 +442,7 @@ def test_approximations_are_named(engine: Get) -> None:
         assert result.approximations == [f"{form} weights", "8-bit activations"]
 
 
-# -- which method ----------------------------------------------------------------------------------------------------------
+# -- which method ------------------------------------------------------------------------------------------------------
 
 
 def predicted(manifest: Manifest, **speedups: float | None) -> Manifest:

@@ -1,4 +1,4 @@
-"""Losslessness on real graphs: whatever guesses, the text is the bundle's own plain text, token by token or in distribution."""
+"""On real graphs: whatever guesses, the text is the bundle's own plain text, token by token or in distribution."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import Pass, SkipSet, Target
 from edgespec.sampling import Noise, SamplingParams, distribution
 from edgespec.verify import Rows
-from tests.conftest import PROMPTS, THREADS
+from tests.conftest import PROMPTS, TARGET, THREADS, Written
 from tests.toy import chi_square
 
 METHODS = ("ar", "ngram", "self-spec", "speculative")
@@ -39,14 +40,14 @@ Greedy = Callable[..., list[list[int]]]
 
 
 @pytest.fixture(scope="module")
-def plainly() -> Greedy:
-    """Greedy texts one row at a time over the graph without gates: no loop, no drafter, no engine."""
-    known: dict[tuple[int, tuple[str, ...], int], list[list[int]]] = {}
+def plainly(written: Callable[..., Written]) -> Greedy:
+    """Greedy texts one row at a time over a graph without gates: no loop, no drafter, no engine."""
+    known: dict[tuple[str, str], list[list[int]]] = {}
 
-    def decode_all(engine: Engine, prompts: Sequence[str], count: int) -> list[list[int]]:
-        key = id(engine), tuple(prompts), count
+    def decode_all(engine: Engine, target: str, prompts: Sequence[str], count: int) -> list[list[int]]:
+        key = target, engine.bundle.manifest.target.format
         if key not in known:
-            slot = Slot(Model(engine.bundle.path, engine.bundle.manifest.target, "plain", THREADS))
+            slot = written(*key).slot("strict", THREADS)
             known[key] = [plain_greedy(slot, engine.codec.encode(prompt), count) for prompt in prompts]
         return known[key]
 
@@ -65,7 +66,7 @@ def plain_greedy(slot: Slot, prompt: list[int], count: int) -> list[int]:
 
 
 def assert_equals_plain(
-    engine: Engine, method: str, prompts: Sequence[str], expected: list[list[int]], **settings: object
+    engine: Engine, method: str, prompts: Sequence[str], expected: list[list[int]], **settings: Any
 ) -> None:
     """Every prompt's greedy tokens are the expected ones, and the method did draft, with and without success."""
     drafted = accepted = 0
@@ -91,7 +92,7 @@ def assert_equals_plain(
 @pytest.mark.parametrize("form", FORMATS)
 def test_greedy_equals_plain(engine: Callable[..., Engine], plainly: Greedy, form: str, method: str) -> None:
     made = engine(form)
-    assert_equals_plain(made, method, PROMPTS, plainly(made, PROMPTS, TOKENS), fallback=False)
+    assert_equals_plain(made, method, PROMPTS, plainly(made, TARGET, PROMPTS, TOKENS), fallback=False)
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 8])
@@ -100,7 +101,7 @@ def test_greedy_equals_plain_at_fixed_gamma(
     engine: Callable[..., Engine], plainly: Greedy, form: str, gamma: int
 ) -> None:
     made = engine(form)
-    expected = [tokens[:80] for tokens in plainly(made, PROMPTS, TOKENS)[:4]]
+    expected = [tokens[:80] for tokens in plainly(made, TARGET, PROMPTS, TOKENS)[:4]]
     for method in DRAFTING:
         assert_equals_plain(made, method, PROMPTS[:4], expected, adaptive=False, gamma=gamma)
 
@@ -109,8 +110,9 @@ def test_greedy_equals_plain_at_fixed_gamma(
 def test_greedy_equals_plain_on_stories(
     engine: Callable[..., Engine], plainly: Greedy, shared: Path, form: str
 ) -> None:
-    made = engine(form, *(str(shared / "data" / "models" / name) for name in STORY_MODELS))
-    expected = plainly(made, STORIES, TOKENS // 2)
+    target, draft = (str(shared / "data" / "models" / name) for name in STORY_MODELS)
+    made = engine(form, target, draft)
+    expected = plainly(made, target, STORIES, TOKENS // 2)
     for method in METHODS:
         assert_equals_plain(made, method, STORIES, expected, fallback=False)
 
@@ -124,7 +126,7 @@ def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path,
     assert result.tokens == known["tokens"]
 
 
-# -- sampled: the same tokens where the rule promises them --------------------------------------------------------------
+# -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
     made = engine(form)
     accepted, texts = 0, set()
     for seed, prompt in enumerate(PROMPTS[:6]):
-        settings = {
+        settings: dict[str, Any] = {
             "temperature": 0.8,
             "top_k": 40,
             "top_p": 0.95,
@@ -159,7 +161,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
 
 def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
     made = engine("int4")
-    settings = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
+    settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
     for method in ("self-spec", "speculative"):
         first = made.generate(PROMPTS[0], method=method, **settings)
         made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
@@ -168,7 +170,7 @@ def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine])
         assert first.lossless
 
 
-# -- sampled: the same distribution -------------------------------------------------------------------------------------
+# -- sampled: the same distribution ------------------------------------------------------------------------------------
 
 DRAWS = 20_000
 ALTERNATIVES = 4  # top_k: two tokens have 4 x 4 texts
@@ -177,8 +179,8 @@ ALTERNATIVES = 4  # top_k: two tokens have 4 x 4 texts
 class RememberedTarget(FunctionTarget):
     """A graph whose logits are looked up: each different pass runs once on the real slot, and never again.
 
-    The loop asks for the same few prefixes twenty thousand times.  Logits are functions of the prefix alone (strict mode; the
-    tests of the slot say so bit for bit), and those of a self-draft of the committed tokens and of the draft's own rows.
+    The loop asks for the same few prefixes twenty thousand times.  Logits are functions of the prefix alone (in strict
+    mode; the tests of the slot say so bit for bit), those of a self-draft of the committed tokens and of its own rows.
     """
 
     def __init__(self, slot: Slot) -> None:
@@ -219,7 +221,7 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     manifest = made.bundle.manifest
     prompt = made.codec.encode(PROMPTS[0])
     target = RememberedTarget(Slot(made.model))
-    expected = {}
+    expected: dict[tuple[int, ...], float] = {}
     for first, p in outcomes(target, prompt):
         for second, q in outcomes(target, [*prompt, first]):
             expected[first, second] = p * q
@@ -228,7 +230,7 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     drafter: Drafter = Plain()
     if method == "speculative":
         assert manifest.draft is not None
-        draft: Target = RememberedTarget(Slot(Model(made.bundle.path, manifest.draft, "plain", THREADS), strict=False))
+        draft: Target = RememberedTarget(Slot(Model(made.bundle.path, manifest.draft, "plain", THREADS)))
         drafter = DraftModel(draft, target.vocab_size)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip

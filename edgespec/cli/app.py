@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib import import_module
 
@@ -49,12 +50,18 @@ def cli() -> None:
     """
 
 
+# modules that come with an extra, so that a missing one can be answered with what to install
+EXTRAS = {"ml_dtypes": "export", "onnx": "export", "optuna": "export", "matplotlib": "bench"}
+
+
 def main() -> None:
     """Run the command line; user errors exit with 1, usage errors with 2, neither with a traceback."""
     from edgespec.errors import EdgespecError
 
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="replace")  # a model may write what a Windows code page has no room for
     try:
-        cli.main(standalone_mode=False)
+        cli.main(standalone_mode=False)  # click ends quietly, with 1, when whoever read us has gone
     except EdgespecError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
@@ -64,9 +71,12 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.exit(130)
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read us has gone; a complaint would have no reader either
-        sys.exit(0)
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRAS:
+            raise
+        click.echo(f"error: this command needs {error.name}, which is not installed", err=True)
+        click.echo(f"hint: pip install 'edgespec[{EXTRAS[error.name]}]'", err=True)
+        sys.exit(1)
     except OSError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)

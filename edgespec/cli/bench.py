@@ -16,6 +16,7 @@ from edgespec.cli.common import (
     make_settings,
     open_engine,
     progress,
+    table_console,
 )
 
 
@@ -54,13 +55,17 @@ def command(
     edgespec bench demo --max-new-tokens 64 --repeats 5 --json
     edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
     """
-    from edgespec.bench import bench
+    from edgespec.bench import bench, check_plot
     from edgespec.bench import plot as draw
     from edgespec.cli.prompts import read_prompts
 
     settings = make_settings(None, options).changed(ignore_eos=True)
+    if not settings.sampling.greedy and settings.sampling.seed is None:
+        settings = settings.changed(seed=0)  # texts are compared: every round draws the same
+    if plot:
+        check_plot(plot)  # before minutes of measuring
     engine = open_engine(bundle, threads, context, strict, no_check)
-    wanted = list(methods) or [name for name in engine.methods if name != "ar" or engine.strict]
+    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or engine.strict]
     for name in wanted:
         engine.choose(name)
     texts = read_prompts(engine, prompts, limit)
@@ -69,27 +74,30 @@ def command(
             engine, texts, settings, wanted, repeats, lambda done, of, what: report("bench", done, of, what)
         )
     rows = [figure.as_dict() for figure in figures]
-    if plot:
-        draw(figures, plot, f"{bundle.name}: {engine.bundle.manifest.target.format}, {engine.model.threads} threads")
     if as_json:
         conditions = {"threads": engine.model.threads, "prompts": len(texts), "max_new_tokens": settings.max_new_tokens}
         emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
-        return
-    _table(rows, engine.strict)
+    else:
+        _table(rows, engine.strict)
+        _conclude(rows)
+    if plot:  # last: whatever goes wrong, the figures are out
+        form, threads = engine.bundle.manifest.target.format, engine.model.threads
+        draw(figures, plot, f"{bundle.resolve().name}: {form}, {threads} threads")
+
+
+def _conclude(rows: list[dict[str, Any]]) -> None:
     verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
     click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
     click.echo(_advice(rows))
 
 
 def _table(rows: list[dict[str, Any]], strict: bool) -> None:
-    from rich.console import Console
     from rich.table import Table
 
-    table = Table(
-        "method", "tokens/s", "speed-up", "tok/round", "accepted", "same text", "extra", box=None, pad_edge=False
-    )
+    headings = ("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text", "extra")
+    table = Table(*headings, box=None, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for row in rows:
-        name = {"plain": "plain decoding", "ar": "ar (strict)" if strict else "ar"}.get(row["method"], row["method"])
+        name = "ar (strict)" if row["method"] == "ar" and strict else row["method"]
         table.add_row(
             name,
             f"{row['tokens_per_second']:.1f}",
@@ -99,7 +107,7 @@ def _table(rows: list[dict[str, Any]], strict: bool) -> None:
             f"{row['same_text']}/{row['runs']}",
             human_bytes(row["extra_bytes"]),
         )
-    Console(highlight=False).print(table)
+    table_console().print(table)
 
 
 def _advice(rows: list[dict[str, Any]]) -> str:

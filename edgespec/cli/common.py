@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from edgespec.engine import Engine
     from edgespec.settings import Settings
 
@@ -48,14 +50,36 @@ def decode_options(function: F) -> F:
 
     for option in reversed(
         [
-            click.option("--max-new-tokens", type=click.IntRange(min=1), default=MAX_NEW_TOKENS, show_default=True),
+            click.option(
+                "--max-new-tokens",
+                type=click.IntRange(min=1),
+                default=MAX_NEW_TOKENS,
+                show_default=True,
+                help="Most tokens to write.",
+            ),
             click.option("--gamma", type=int, help="Most guesses a round.  [default: the method's]"),
             click.option("--no-fallback", is_flag=True, help="Keep drafting where it does not pay."),
             click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-            click.option("--top-k", type=int, default=0, show_default=True, help="0 is off."),
-            click.option("--top-p", type=float, default=1.0, show_default=True),
-            click.option("--min-p", type=float, default=0.0, show_default=True),
-            click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+            click.option(
+                "--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0 is off."
+            ),
+            click.option(
+                "--top-p", type=float, default=1.0, show_default=True, help="Draw from this much mass; 1 is off."
+            ),
+            click.option(
+                "--min-p",
+                type=float,
+                default=0.0,
+                show_default=True,
+                help="Leave out what is less likely than this share of the best; 0 is off.",
+            ),
+            click.option(
+                "--repetition-penalty",
+                type=float,
+                default=1.0,
+                show_default=True,
+                help="Divides the logits of tokens already there; 1 is off.",
+            ),
             click.option("--seed", type=int, help="Same seed, same text."),
             click.option(
                 "--acceptance",
@@ -95,8 +119,15 @@ def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
 
 
 def emit_json(value: dict[str, Any]) -> None:
-    """The one JSON object of a command."""
-    click.echo(json.dumps(value, ensure_ascii=False))
+    """The one JSON object of a command; ASCII, so that no terminal's encoding can damage it."""
+    click.echo(json.dumps(value, allow_nan=False))
+
+
+def table_console() -> Console:
+    """A console for tables: names of models and folders are not markup."""
+    from rich.console import Console
+
+    return Console(highlight=False, markup=False, emoji=False)
 
 
 @contextmanager

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import time
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +50,12 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     edgespec export ./model --dry-run --json
     """
     from edgespec.export.pipeline import Exporter, ExportOptions
+    from edgespec.export.writer import staged_folder
 
-    name = model.rstrip("/").rsplit("/", 1)[-1].removeprefix("builtin:")
-    target = output or Path(f"{name}-edge")
+    target = output or default_output(model)
+    if target.resolve() == Path.cwd():
+        raise click.UsageError("the bundle cannot take the place of the current folder: name another with -o")
+    search = target.parent / f".{target.name}.search"  # kept when interrupted: the next try goes on from there
     options = ExportOptions(
         model=model,
         output=target,
@@ -64,7 +70,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         threads=rest["threads"],
         overwrite=rest["overwrite"],
         revision=rest["revision"],
-        keep_search=target.parent / f".{target.name}.search",
+        keep_search=search,
     )
     if dry_run:
         plan = Exporter(options).plan()
@@ -73,10 +79,14 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     start = time.perf_counter()
     with progress() as report:
         exporter = Exporter(options, report)
-        manifest = exporter.run()
-        report("golden", 0, 1, "plain decoding of the test prompts")
-        manifest = _add_golden(target, manifest, exporter.text, options.threads)
-        report("golden", 1, 1, "done")
+        with staged_folder(target, options.overwrite) as folder:  # the bundle's name appears when all of it is there
+            exporter.options = replace(options, output=folder)
+            manifest = exporter.run()
+            report("golden", 0, 1, "plain decoding of the test prompts")
+            manifest = _add_golden(folder, manifest, exporter.text, options.threads)
+            report("golden", 1, 1, "done")
+    with suppress(OSError):  # another search is in there
+        search.rmdir()
     seconds = time.perf_counter() - start
     if as_json:
         emit_json({"bundle": str(target), "seconds": seconds, "manifest": manifest.model_dump(mode="json")})
@@ -95,7 +105,13 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
                 f"{method}: {what}predicted {part.predicted_speedup:.2f}x plain decoding on this machine "
                 f"at acceptance {part.measured[0].acceptance[0]:.2f}"
             )
-    click.echo(f"next: edgespec run {target} --prompt '...'")
+    click.echo(f"next: edgespec run {shlex.quote(str(target))} --prompt '...'")
+
+
+def default_output(model: str) -> Path:
+    """``NAME-edge`` in the current folder, NAME being the last part of the model's name."""
+    name = Path(model).resolve().name if Path(model).is_dir() else model.rstrip("/").rsplit("/", 1)[-1]
+    return Path(f"{name.removeprefix('builtin:')}-edge")
 
 
 def _add_golden(target: Path, manifest: Any, text: str, threads: int | None) -> Any:

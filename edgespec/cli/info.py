@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import emit_json, human_bytes, json_option
+from edgespec.cli.common import emit_json, human_bytes, json_option, table_console
 
 
 @click.command("info")
@@ -33,10 +33,9 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
     if as_json:
         emit_json({"bundle": str(bundle), "operators": operators, "manifest": manifest.model_dump(mode="json")})
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console, facts = Console(highlight=False), manifest.target.facts
+    console, facts = table_console(), manifest.target.facts
     rows: list[tuple[str, str]] = [
         (
             "model",

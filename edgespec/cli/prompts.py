@@ -26,9 +26,9 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
             raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
         return prompts[:limit]
     try:
-        lines = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        lines = [line for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
         texts = [_of_json(json.loads(line)) for line in lines] if file.suffix == ".jsonl" else lines
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise InvalidRequest(
             f"{file}: cannot read prompts: {error}", "one prompt a line, or .jsonl with `prompt`"
         ) from error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import decode_options, emit_json, json_option, load_options, make_settings, open_engine
+from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from edgespec.engine import Engine
@@ -52,8 +53,12 @@ def command(
         raise click.UsageError("give either --prompt TEXT or --chat")
     if chat and as_json:
         raise click.UsageError("--chat is interactive and has no --json")
+    if system is not None and not chat:
+        raise click.UsageError("--system belongs to --chat")
     settings = make_settings(method, options)
-    text = sys.stdin.read() if prompt == "-" else prompt
+    if sys.stdin is None and (chat or prompt == "-"):
+        raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
+    text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(bundle, threads, context, strict, no_check)
     if chat:
         _converse(engine, settings, system, show_drafts)
@@ -66,6 +71,13 @@ def command(
     click.echo(text, nl=False)
     _print(engine, stream, show_drafts)
     click.echo(summary(stream.result), err=True)
+
+
+def _read_stdin() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(f"stdin is not {error.encoding} text: {error.reason}", "convert it to UTF-8") from error
 
 
 def summary(result: Result) -> str:
@@ -94,13 +106,14 @@ def _print(engine: Engine, stream: Stream, show_drafts: bool) -> None:
     from rich.console import Console
 
     console = Console(highlight=False, soft_wrap=True)
+    # without colours nothing would tell a refused guess from the text
+    coloured = show_drafts and console.color_system is not None and not console.no_color
     try:
         for chunk in stream:
-            if show_drafts and chunk.round is not None:
+            if coloured and chunk.round is not None:
                 _coloured(console, engine, stream, chunk)
             else:
                 click.echo(chunk.text, nl=False)
-                sys.stdout.flush()
     except KeyboardInterrupt:
         stream.close()
     click.echo()
@@ -113,8 +126,8 @@ def _coloured(console: Any, engine: Engine, stream: Stream, chunk: Chunk) -> Non
     item = chunk.round
     assert item is not None
     accepted, own = chunk.pieces[: item.accepted], chunk.pieces[item.accepted :]
-    line = Text("".join(accepted), style="green")
-    if item.rejected:
+    line = Text().append("".join(accepted), "green")
+    if item.rejected and len(chunk.pieces) == len(item.tokens):  # a stop string may have cut the round
         line.append(
             engine.codec.continuation(stream.tokens[: -len(item.tokens) + item.accepted or None], item.rejected),
             "red strike",

@@ -57,7 +57,7 @@ def command(
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(bundle, threads, context, strict, no_check)
-    wanted = list(methods) or [name for name in engine.methods if name != "ar"]
+    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
     for name in wanted:
         engine.choose(name)
     texts = read_prompts(engine, prompts, limit)
@@ -71,7 +71,8 @@ def command(
         emit_json({"bundle": str(bundle), "strict": strict, "passed": passed, "golden": found, "methods": rows})
     else:
         for proof in proofs:
-            word = "exact" if proof.exact else "lossless up to near-ties" if proof.lossless else "DIFFERENT"
+            near = proof.lossless and not strict
+            word = "exact" if proof.exact else "lossless up to near-ties" if near else "DIFFERENT"
             click.echo(
                 f"{proof.method}: {word}: {proof.equal} of {proof.prompts} prompts equal, "
                 f"{proof.tokens} tokens compared"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +39,7 @@ MATRICES = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 31, 32, 33, 64, 7
     lambda shape: arrays(np.float32, shape, elements=st.floats(-1e4, 1e4, width=32))
 )
 PROPERTIES = settings(max_examples=150, deadline=None)
+VANISHING = 1e-35  # blocks of smaller weights may become zeros
 
 
 def blocks_of(weight: Matrix) -> Matrix:  # [n, k] -> [n, blocks, BLOCK]
@@ -45,7 +47,7 @@ def blocks_of(weight: Matrix) -> Matrix:  # [n, k] -> [n, blocks, BLOCK]
     return np.pad(weight, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
 
 
-# -- quantization ----------------------------------------------------------------------------------------------------------------
+# -- quantization ------------------------------------------------------------------------------------------------------
 
 
 @PROPERTIES
@@ -63,14 +65,14 @@ def test_the_error_of_a_block_is_half_a_step(weight: Matrix, bits: int) -> None:
     error = np.abs(wide - blocks_of(got))
     # the side that has a level less may be clipped, by one step at most
     last = np.sign(scales)[..., None] * wide > ((1 << (bits - 1)) - 1) * step
-    assert (error <= np.where(last, 1.0, 0.5) * step * (1 + 1e-5) + 1e-40).all()
+    assert (error <= np.where(last, 1.0, 0.5) * step * (1 + 1e-5) + VANISHING).all()
 
 
 @PROPERTIES
 @given(weight=MATRICES, bits=st.sampled_from([4, 8]))
 def test_the_largest_of_a_block_is_kept(weight: Matrix, bits: int) -> None:
     got = blocks_of(quantize.dequantize_block(*quantize.quantize_block(weight, bits), weight.shape[1], bits))
-    np.testing.assert_allclose(np.abs(got).max(-1), np.abs(blocks_of(weight)).max(-1), rtol=1e-6, atol=1e-40)
+    np.testing.assert_allclose(np.abs(got).max(-1), np.abs(blocks_of(weight)).max(-1), rtol=1e-6, atol=VANISHING)
 
 
 @PROPERTIES
@@ -117,7 +119,7 @@ def test_squared_error() -> None:
     assert quantize.squared_error(weight, other) == (4.0, 25.0)
 
 
-# -- one matrix through its graph ------------------------------------------------------------------------------------------------
+# -- one matrix through its graph --------------------------------------------------------------------------------------
 
 
 def source_of(folder: Path, **tensors: Matrix) -> Checkpoint:
@@ -138,6 +140,13 @@ def by_token(x: Array) -> Array:
     """w8a8: activations rounded to 127 levels either side of zero, each token on its own."""
     scale = np.maximum(np.abs(x).max(-1, keepdims=True), np.float32(1e-12)) * np.float32(1 / 127)
     return np.rint(x / scale) * scale
+
+
+def by_block(x: Array) -> Array:
+    """MatMulNBits at accuracy level 4: activations rounded to 127 levels either side of zero, in blocks of 32."""
+    blocks = blocks_of(x.reshape(-1, x.shape[-1]))
+    scale = np.maximum(np.abs(blocks).max(-1, keepdims=True), np.float32(1e-30)) / np.float32(127)
+    return (np.rint(blocks / scale) * scale).reshape(len(blocks), -1)[:, : x.shape[-1]].reshape(x.shape)
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -167,7 +176,8 @@ def test_a_product_is_that_of_the_stored_matrix(tmp_path: Path, form: Format, k:
     expected = seen @ weight.T + (added[:n] if bias else 0)
     rounding = 1e-5 * (np.abs(x) @ np.abs(weight).T + 1)
     if form in BITS:
-        # accuracy level 4: activations are rounded to 127 levels either side of zero, in blocks of 32
+        emulated = by_block(x) @ weight.T + (added[:n] if bias else 0)
+        assert (np.abs(got - emulated) <= rounding).mean() > 0.95  # but for values just between two levels
         step = np.abs(blocks_of(x)).max(-1) / 127  # [T, blocks]
         rounding += 0.5 * step @ np.abs(blocks_of(weight.astype(np.float32))).sum(-1).T
     assert (np.abs(got - expected) <= rounding).all()
@@ -205,7 +215,7 @@ def test_embedding_rows_are_the_stored_ones(tmp_path: Path, form: Format, kind: 
     np.testing.assert_allclose(got[0], expected[ids[0]], rtol=0, atol=1e-6)
 
 
-# -- whole models ----------------------------------------------------------------------------------------------------------------
+# -- whole models ------------------------------------------------------------------------------------------------------
 
 
 class StoredOps(NumpyOps):
@@ -221,7 +231,7 @@ class StoredOps(NumpyOps):
         return (matrix if self.form == "fp32" else rows)[self.tokens][None]
 
     def _linear(self, x: Array, part: Linear) -> Array:
-        seen = by_token(x) if self.form == "w8a8" else x
+        seen = x if self.form == "fp32" else by_token(x) if self.form == "w8a8" else by_block(x)
         y = seen @ stored_as(self.source.read(part.weight), self.form).T
         return y if part.bias is None else y + self.source.read(part.bias)
 
@@ -229,9 +239,10 @@ class StoredOps(NumpyOps):
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", [*NAMES, "builtin:shakespeare"])
 def test_a_model_computes_with_what_is_stored(written: Write, name: str, form: Format) -> None:
-    """Up to what 8-bit activations lose: 2 % of the logits' spread (fp32: rounding alone).
+    """With the stored weights, and activations rounded as each format does, numpy gets the same logits.
 
-    Logits of the unrounded source are further away than that for int4, so the test can tell weights from activations.
+    Mostly to 1e-6 of their spread.  An activation just between two levels may round the other way, though, and that
+    moves all that follows: 3 % is the bound.  Leaving the rounding of int4 weights out moves them more than that.
     """
     made = written(name, form)
     tokens = np.random.default_rng(5).integers(2, made.part.facts.vocab, 150 if "llama3" in name else 40).tolist()
@@ -239,21 +250,19 @@ def test_a_model_computes_with_what_is_stored(written: Write, name: str, form: F
     ops.form = form
     expected: Array = made.arch.build(ops)[0]
     unrounded: Array = made.arch.build(NumpyOps(made.arch, tokens))[0]
-    for graph in ("plain", "gated"):
+    for graph in made.part.graphs:
         logits = made.slot(graph).forward(np.array(tokens)).logits
         error = np.sqrt(np.mean(np.square(logits - expected))) / expected.std()
-        assert error < (1e-5 if form == "fp32" else 0.02)
+        assert error < (1e-5 if form == "fp32" else 0.03)
         if form == "int4":
             assert np.sqrt(np.mean(np.square(logits - unrounded))) / expected.std() > 2 * error
 
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_plain_graph_has_the_bits_of_the_gated_one(
-    written: Write, reference: Callable[[str], Reference], name: str, form: Format
-) -> None:
+def test_gates_change_no_bit(written: Write, reference: Callable[[str], Reference], name: str, form: Format) -> None:
     made, tokens = written(name, form), reference(name).tokens[:25]
-    plain, gated = made.slot("plain"), made.slot("gated")
+    plain, gated = made.slot("strict"), made.slot("gated")
     np.testing.assert_array_equal(plain.forward(tokens).logits, gated.forward(tokens).logits)
     plain.keep(range(25))
     gated.keep(range(25))
@@ -261,7 +270,7 @@ def test_the_plain_graph_has_the_bits_of_the_gated_one(
         np.testing.assert_array_equal(values, gated.snapshot()[key])
 
 
-# -- files -----------------------------------------------------------------------------------------------------------------------
+# -- files -------------------------------------------------------------------------------------------------------------
 
 
 def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -276,7 +285,7 @@ def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 def test_emitted_graphs_are_sound(written: Write, name: str, form: Format) -> None:
     made = written(name, form)
     size = (made.folder / "model.data").stat().st_size
-    for graph in ("plain", "gated"):
+    for graph in made.part.graphs:
         path = made.folder / made.part.graphs[graph].file
         onnx.checker.check_model(str(path))
         model = onnx.load(path, load_external_data=False)
@@ -289,7 +298,7 @@ def test_emitted_graphs_are_sound(written: Write, name: str, form: Format) -> No
         ranges = set()
         for tensor in model.graph.initializer:
             if not tensor.external_data:
-                assert len(tensor.raw_data) <= 1024
+                assert len(tensor.raw_data) < 1 << 16
                 continue
             where = {item.key: item.value for item in tensor.external_data}
             assert where["location"] == "model.data"
@@ -300,7 +309,7 @@ def test_emitted_graphs_are_sound(written: Write, name: str, form: Format) -> No
             assert offset % (LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN) == 0
             ranges.add((offset, offset + length))
         ordered = sorted(ranges)
-        assert all(end <= start for (_, end), (start, _) in zip(ordered, ordered[1:], strict=False))
+        assert all(end <= start for (_, end), (start, _) in pairwise(ordered))
 
 
 def test_every_tensor_is_aligned_and_may_have_two_names(tmp_path: Path) -> None:

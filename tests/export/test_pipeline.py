@@ -25,7 +25,7 @@ from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft
 from edgespec.export import skip_search
 from edgespec.export.acceptance import Acceptance, ChainScorer
 from edgespec.export.graph import WeightFile
-from edgespec.export.model import open_model, write_model
+from edgespec.export.model import open_model
 from edgespec.export.pipeline import ALWAYS, METHODS, Exporter, ExportOptions
 from edgespec.export.plan import weight_bytes
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts
@@ -37,7 +37,7 @@ from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import SkipSet
 from edgespec.sampling import SamplingParams
 from tests import hf
-from tests.conftest import DRAFT, TARGET, Written
+from tests.conftest import DRAFT, LARGE, TARGET, Written, write_large
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
@@ -65,7 +65,7 @@ def below(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-# -- what is written ---------------------------------------------------------------------------------------------------------
+# -- what is written ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_every_combination_of_methods(
     manifest = Exporter(options, lambda stage, done, of, detail: stages.append(stage)).run()
     assert list(manifest.methods) == [name for name in METHODS if name in methods or name in ALWAYS]
     assert Bundle.open(tmp_path / "out").manifest == manifest
-    assert set(manifest.target.graphs) == ({"gated", "plain"} if "self-spec" in methods else {"plain"})
+    assert set(manifest.target.graphs) == {"gated" if "self-spec" in methods else "strict", "plain"}
     assert (manifest.draft is not None) == ("speculative" in methods) == (tmp_path / "out" / "draft").exists()
     assert stages[0] == "weights"
     assert "parity" in stages
@@ -179,7 +179,7 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> No
         Exporter(ExportOptions(target, tmp_path / "taken")).plan()
 
 
-# -- options -------------------------------------------------------------------------------------------------------------------
+# -- options -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,8 @@ def test_a_draft_may_have_more_unused_rows(tmp_path: Path, draft: str) -> None:
     for name in ("a", "b"):
         engine = load(tmp_path / name, threads=1)
         settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True, "fallback": False}
-        for sampling in ({}, {"temperature": 1.0, "seed": 3, "acceptance": "coupled"}):
+        samplings: list[dict[str, Any]] = [{}, {"temperature": 1.0, "seed": 3, "acceptance": "coupled"}]
+        for sampling in samplings:
             plain = engine.generate([5, 6], method="ar", **settings, **sampling)
             result = engine.generate([5, 6], method="speculative", **settings, **sampling)
             assert result.tokens == plain.tokens
@@ -279,7 +280,7 @@ def test_a_draft_may_have_more_unused_rows(tmp_path: Path, draft: str) -> None:
             assert result.stats.drafted > 0
 
 
-# -- skip sets -----------------------------------------------------------------------------------------------------------------
+# -- skip sets ---------------------------------------------------------------------------------------------------------
 
 
 def test_skip_set_files(tmp_path: Path) -> None:
@@ -326,7 +327,7 @@ def test_a_given_skip_set_is_used_as_it_is(bundle: Callable[..., Path]) -> None:
     assert (skip.attention, skip.mlp) == ([1, layers - 2], [layers // 2])
 
 
-# -- the search ------------------------------------------------------------------------------------------------------------------
+# -- the search --------------------------------------------------------------------------------------------------------
 
 COSTS = StepCosts(plain=10.0, attention=0.7, mlp=0.9, verify={1: 10.0, 2: 10.2, 3: 10.5, 4: 11.0, 6: 12.0, 7: 12.5})
 
@@ -428,7 +429,7 @@ def test_an_interrupted_export_keeps_its_search(tmp_path: Path, target: str, mon
     assert list((tmp_path / "keep").glob("*.journal*")) == []
 
 
-# -- acceptance ------------------------------------------------------------------------------------------------------------------
+# -- acceptance --------------------------------------------------------------------------------------------------------
 
 
 def measured_by_the_loop(
@@ -453,11 +454,10 @@ def test_self_draft_acceptance_is_that_of_the_loop(
 ) -> None:
     slot, chains = scorer
     made = written(TARGET, "fp32")
-    drafter = SelfSpec(made.slot("gated", 2), skip, stop=0.0)
+    target = made.slot("gated", 2)
+    drafter = SelfSpec(target, skip, stop=0.0)
     found = chains.score(slot, skip)
-    assert found == measured_by_the_loop(
-        drafter.target, drafter, chains.tokens, chains.positions.tolist(), chains.gamma
-    )
+    assert found == measured_by_the_loop(target, drafter, chains.tokens, chains.positions.tolist(), chains.gamma)
     assert 0 < sum(found.accepted) < sum(found.offered)
 
 
@@ -466,7 +466,7 @@ def test_draft_model_acceptance_is_that_of_the_loop(
 ) -> None:
     _, chains = scorer
     model = written(DRAFT, "fp32")
-    drafter = DraftModel(model.slot("plain", 2, strict=False), model.part.facts.vocab)
+    drafter = DraftModel(model.slot("plain", 2), model.part.facts.vocab)
     target = written(TARGET, "fp32").slot("gated", 2)
     found = chains.score(model.slot("plain", 2))
     assert found == measured_by_the_loop(target, drafter, chains.tokens, chains.positions.tolist(), chains.gamma)
@@ -481,7 +481,7 @@ def test_the_target_accepts_itself(scorer: tuple[Slot, ChainScorer]) -> None:
     assert Acceptance((4, 0), (0, 0)).rates == [0.0, 0.0]
 
 
-# -- whole or not at all -----------------------------------------------------------------------------------------------------------
+# -- whole or not at all -----------------------------------------------------------------------------------------------
 
 
 def test_what_is_there_is_not_replaced_unasked(tmp_path: Path, target: str) -> None:
@@ -594,12 +594,7 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, target: str) -> None:
         Exporter(ExportOptions(target, tmp_path / "file" / "out", threads=1)).run()
 
 
-# -- memory ------------------------------------------------------------------------------------------------------------------------
-
-LARGE = {"model_type": "llama", "vocab_size": 32000, "hidden_size": 768, "intermediate_size": 2048,
-         "num_hidden_layers": 12, "num_attention_heads": 12, "num_key_value_heads": 4, "rms_norm_eps": 1e-5,
-         "rope_theta": 10000.0, "tie_word_embeddings": False, "hidden_act": "silu",
-         "max_position_embeddings": 1024}  # fmt: skip
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 CONVERT = """
 import sys, threading, time
@@ -633,24 +628,6 @@ done.set()
 watcher.join()
 print(peak - before)
 """
-
-
-def write_large(folder: Path, config: dict[str, Any]) -> int:
-    """A random bfloat16 checkpoint in several shards, one shard in memory at a time; returns the parameters."""
-    import ml_dtypes
-    from safetensors.numpy import save_file
-
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    random, names, total = np.random.default_rng(0), {}, 0
-    for number, (name, shape) in enumerate(hf.shapes(config).items()):
-        file = f"part-{number:03}.safetensors"
-        block = (random.standard_normal(1 << 16, np.float32) * 0.03).astype(ml_dtypes.bfloat16)
-        save_file({name: np.resize(block, shape)}, folder / file)
-        names[name] = file
-        total += int(np.prod(shape))
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": names}), "utf-8")
-    return total
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")

@@ -148,7 +148,7 @@ def test_a_graph_that_onnx_runtime_refuses_is_named(copy: Path) -> None:
 
 def test_a_bundle_without_a_draft_says_how_to_get_one(copy: Path) -> None:
     change(copy, lambda data: data.pop("draft"))
-    with pytest.raises(BundleError, match="has no draft model(.|\n)*--draft"):
+    with pytest.raises(BundleError, match=r"has no draft model(.|\n)*--draft"):
         Bundle.open(copy).part("draft")
 
 

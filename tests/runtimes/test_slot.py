@@ -58,11 +58,11 @@ def assert_same_kv(slot: Slot, other: Slot) -> None:
         np.testing.assert_array_equal(values, theirs[name])
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------------
+# -- rows --------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("graph", ["plain", "gated"])
+@pytest.mark.parametrize("graph", ["strict", "gated"])
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_any_pass_equal_plain_decoding(written: Write, name: str, form: str, graph: str, threads: int) -> None:
@@ -82,14 +82,23 @@ def test_gates_change_no_bit(written: Write, form: str) -> None:
     for name in MODELS:
         made = written(name, form)
         tokens = text(made, 30)
-        plain, gated = made.slot("plain"), made.slot("gated")
+        plain, gated = made.slot("strict"), made.slot("gated")
         np.testing.assert_array_equal(one_by_one(plain, [], tokens), one_by_one(gated, [], tokens))
         assert_same_kv(plain, gated)
 
 
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_probe_agrees(written: Write, form: str) -> None:
-    assert rows_exact(written(MODELS[0], form).model("gated", 2))
+    made = written(MODELS[0], form)
+    slot, quiet = made.slot("gated", 2), made.slot("gated", 2)
+    assert rows_exact(slot)
+    assert slot.tokens == []
+    tokens = text(made, 40)
+    slot.prefill(tokens)
+    quiet.prefill(tokens)
+    assert rows_exact(slot)
+    assert_same_kv(slot, quiet)  # what the slot holds stays
+    np.testing.assert_array_equal(next_rows(slot, tokens[:3]), next_rows(quiet, tokens[:3]))
 
 
 def test_the_probe_notices_a_row_that_depends_on_its_neighbours(
@@ -103,12 +112,12 @@ def test_the_probe_notices_a_row_that_depends_on_its_neighbours(
             output.logits[0, 0] = np.nextafter(output.logits[0, 0], np.float32(np.inf))
         return output
 
-    model = written(MODELS[0], "int4").model()
+    slot = written(MODELS[0], "int4").slot()
     monkeypatch.setattr(Slot, "forward", disturbed)
-    assert not rows_exact(model)
+    assert not rows_exact(slot)
 
 
-# -- prefill -------------------------------------------------------------------------------------------------------------
+# -- prefill -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -151,7 +160,7 @@ def test_an_empty_prefill_does_nothing(written: Write) -> None:
     assert slot.tokens == []
 
 
-# -- follow, keep, rollback ----------------------------------------------------------------------------------------------
+# -- follow, keep, rollback --------------------------------------------------------------------------------------------
 
 
 def test_follow_keeps_the_common_prefix(written: Write) -> None:
@@ -221,7 +230,7 @@ def test_any_history_equals_a_fresh_slot(
     np.testing.assert_array_equal(next_rows(slot, following), next_rows(fresh, following))
 
 
-# -- memory --------------------------------------------------------------------------------------------------------------
+# -- memory ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -328,7 +337,7 @@ def test_slots_over_one_model_do_not_disturb_each_other(written: Write, form: st
             slot.keep([0])
 
 
-# -- drafts and masks ----------------------------------------------------------------------------------------------------
+# -- drafts and masks --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -392,7 +401,7 @@ def test_forward_masked_equals_forward(written: Write, name: str) -> None:
     np.testing.assert_array_equal(next_rows(slot, tokens[20:]), expected)
 
 
-# -- the end of the context ----------------------------------------------------------------------------------------------
+# -- the end of the context --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("form", ["int4", "fp32"])

@@ -1,0 +1,164 @@
+"""``edgespec bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.bench import MethodFigures
+from tests.cli.conftest import Command
+
+QUICK = ("--limit", 2, "--repeats", 1, "--max-new-tokens", 16)
+ROW = {
+    "method",
+    "tokens_per_second",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "pairs",
+    "tokens_per_round",
+    "acceptance_rate",
+    "lossless",
+    "exact",
+    "same_text",
+    "runs",
+    "extra_bytes",
+    "reason",
+}
+
+
+def test_json(command: Command, demo: Path) -> None:
+    result = command("bench", demo, "--limit", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--json")
+    made = result.json
+    assert made.keys() == {"bundle", "baseline", "conditions", "methods"}
+    assert made["conditions"] == {"threads": 1, "prompts": 3, "max_new_tokens": 24}
+    assert made["baseline"] == "plain"
+    assert result.err.startswith("bench: ")
+    rows = made["methods"]
+    assert [row["method"] for row in rows] == ["plain", "ar", "ngram", "speculative", "self-spec"]
+    for row in rows:
+        assert row.keys() == ROW
+        assert row["tokens_per_second"] > 0
+        assert 0 < row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        assert (row["pairs"], row["runs"]) == (6, 6)
+        assert row["lossless"] is True
+        assert row["exact"] is (row["method"] != "plain")
+        assert (row["extra_bytes"] > 0) is (row["method"] == "speculative")
+        if row["method"] != "plain":
+            assert row["same_text"] == row["runs"]
+    assert rows[0]["speedup"] == rows[0]["speedup_low"] == rows[0]["speedup_high"] == 1
+
+
+def test_table(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    result = command("bench", demo, *QUICK)
+    assert result.code == 0
+    lines = result.out.splitlines()
+    assert re.sub(" +", " ", lines[0]).strip() == "method tokens/s speed-up tok/round accepted same text extra"
+    assert [line.split()[0] for line in lines[1:6]] == ["plain", "ar", "ngram", "speculative", "self-spec"]
+    assert max(map(len, lines[:6])) <= 80
+    for line in lines[1:6]:  # nothing is wrapped
+        assert re.search(r"\d+\.\d\d?x \(\d+\.\d\d-\d+\.\d\d\) ", line)
+    assert lines[6] == "lossless: yes, every method"
+    assert "plain decoding" in lines[7]
+
+
+def test_without_strict_there_is_one_plain_method(command: Command, demo: Path) -> None:
+    made = command("bench", demo, *QUICK, "--no-strict", "--json").json
+    assert [row["method"] for row in made["methods"]] == ["plain", "ngram", "speculative", "self-spec"]
+    assert not any(row["exact"] for row in made["methods"])
+    assert all(row["lossless"] for row in made["methods"])
+
+
+def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path) -> None:
+    result = command("bench", demo, *QUICK, "--temperature", 1, "--method", "ngram")
+    assert "lossless: yes, every method" in result.out
+    made = command("bench", demo, *QUICK, "--temperature", 1, "--acceptance", "coupled", "--json").json
+    assert all(row["same_text"] == row["runs"] for row in made["methods"][1:])
+
+
+def test_a_method_that_differs_is_pointed_out(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_dict = MethodFigures.as_dict
+    monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | {"same_text": 0})
+    assert "lossless: NO: see `edgespec verify`" in command("bench", demo, *QUICK, "--method", "ngram").out
+
+
+def test_the_fastest_is_named(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_dict, fast = MethodFigures.as_dict, {"speedup": 2.5, "speedup_low": 2.0}
+    monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | (fast if self.method == "ngram" else {}))
+    assert "fastest: ngram, 2.50x plain decoding" in command("bench", demo, *QUICK, "--method", "ngram").out
+
+
+def test_a_method_named_twice_is_measured_once(command: Command, demo: Path) -> None:
+    rows = command("bench", demo, *QUICK, "--method", "ngram", "--method", "ngram", "--json").json["methods"]
+    assert [(row["method"], row["runs"]) for row in rows] == [("plain", 2), ("ngram", 2)]
+
+
+def test_plot(command: Command, chatty: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(chatty)
+    result = command("bench", ".", *QUICK, "--plot", tmp_path / "speed.PNG")  # the bundle's name has two $ in it
+    assert result.code == 0
+    assert (tmp_path / "speed.PNG").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "name, lines",
+    [
+        ("p.txt", ["ROMEO:", "", "  ", "JULIET:"]),
+        ("p.jsonl", [json.dumps({"prompt": "ROMEO:\n"}), "", json.dumps({"turns": ["JULIET:", "more"], "id": 1})]),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_prompts_of_a_file(command: Command, demo: Path, tmp_path: Path, name: str, lines: Any, encoding: str) -> None:
+    (tmp_path / name).write_text("\n".join(lines), encoding)
+    made = command("bench", demo, "--prompts", tmp_path / name, *QUICK[2:], "--method", "ar", "--json").json
+    assert made["conditions"]["prompts"] == 2
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("none.txt", None),
+        ("empty.txt", b" \n\n"),
+        ("bytes.txt", b"\xff\xfe"),
+        ("broken.jsonl", b"{"),
+        ("list.jsonl", b"[1]"),
+        ("text.jsonl", b'"x"'),
+        ("null.jsonl", b"null"),
+        ("other.jsonl", b'{"text": "x"}'),
+        ("turns.jsonl", b'{"turns": []}'),
+    ],
+)
+def test_prompts_that_cannot_be_read(
+    command: Command, demo: Path, tmp_path: Path, name: str, content: bytes | None
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    command("bench", demo, "--prompts", tmp_path / name).refused(1, name, "hint: one prompt a line")
+
+
+def test_wrong_input(command: Command, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.bench.bench", lambda *_: pytest.fail("measured before all was checked"))
+    command("bench", demo, "--plot", tmp_path / "none" / "x.png").refused(1, "there is no folder", "hint: ")
+    command("bench", demo, "--plot", tmp_path / "x.xyz").refused(1, "expected a name that ends in .png")
+    command("bench", demo, "--method", "magic").refused(1, "'magic' is not in this bundle")
+    command("bench", demo, "--prompts", tmp_path).refused(1, "cannot read prompts")
+    command("bench", demo, "--repeats", 0).refused(2, "--repeats")
+
+
+def test_a_bundle_without_prompts(command: Command, bundle: Any) -> None:
+    command("bench", bundle("int4")).refused(1, "no prompts of its own", "hint: give some with --prompts")
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="POSIX paths")
+def test_results_are_shown_even_if_the_plot_cannot_be_written(command: Command, demo: Path, tmp_path: Path) -> None:
+    (tmp_path / "x.png").mkdir()
+    result = command("bench", demo, *QUICK, "--method", "ngram", "--plot", tmp_path / "x.png")
+    assert result.code == 1
+    assert "error: " in result.err
+    assert "lossless: yes" in result.out

@@ -1,0 +1,178 @@
+"""``edgespec export``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec.golden
+from edgespec.cli.export import FORMATS
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.manifest import Manifest
+from tests.cli.conftest import Command, export
+from tests.conftest import DRAFT, TARGET, fixed_skip_set
+
+PLAN = {"model", "architecture", "format", "methods", "context", "weight_bytes", "kv_bytes_per_token"}
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every test exports into an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_format_with_the_default_name(command: Command, elsewhere: Path, form: str) -> None:
+    result = command("export", TARGET, "--format", form)
+    assert result.code == 0
+    assert result.out.startswith("shakespeare-edge: ")
+    assert "next: edgespec run shakespeare-edge --prompt" in result.out
+    assert "perplexity" in result.out
+    assert [path.name for path in elsewhere.iterdir()] == ["shakespeare-edge"]
+    manifest = Bundle.open(elsewhere / "shakespeare-edge").manifest
+    assert manifest.target.format == form
+    assert list(manifest.methods) == ["ar", "ngram"]
+    assert len(manifest.golden) == 8
+
+
+def test_every_method_as_json(command: Command, elsewhere: Path) -> None:
+    methods = ("--method", "self-spec", "--trials", 4, "--method", "speculative", "--draft", DRAFT)
+    result = command("export", TARGET, *methods, "-o", "new/demo", "--json")
+    assert result.json.keys() == {"bundle", "seconds", "manifest"}
+    assert result.json["bundle"] == str(Path("new/demo"))
+    assert result.json["manifest"].keys() == set(Manifest.model_fields)
+    assert list(result.json["manifest"]["methods"]) == ["ar", "ngram", "speculative", "self-spec"]
+    for stage in ("weights", "parity", "acceptance", "skip set", "golden"):
+        assert f"{stage}: " in result.err
+    assert [path.name for path in (elsewhere / "new").iterdir()] == ["demo"]  # nothing is left of the search
+    written = json.loads((elsewhere / "new/demo/edgespec.json").read_text("utf-8"))
+    assert written["golden"] == result.json["manifest"]["golden"]
+
+
+def test_the_text_names_what_was_found(command: Command) -> None:
+    result = command("export", TARGET, "--method", "self-spec", "--trials", 2, "-o", "a b")
+    assert result.code == 0
+    assert "self-spec: skips " in result.out
+    assert "next: edgespec run 'a b' --prompt" in result.out  # can be pasted into a shell
+
+
+def test_dry_run(command: Command, elsewhere: Path) -> None:
+    methods = ("--method", "speculative", "--draft", DRAFT)
+    plan = command("export", TARGET, *methods, "--format", "int8", "--context", 100, "--dry-run", "--json").json
+    assert plan.keys() == PLAN
+    assert (plan["format"], plan["context"]) == ("int8", 100)
+    assert plan["methods"] == ["ar", "ngram", "speculative"]
+    assert plan["weight_bytes"].keys() == {"target", "draft"}
+    text = command("export", TARGET, *methods, "--dry-run").out
+    assert "target weights: " in text
+    assert "draft weights: " in text
+    assert "KV: " in text
+    assert not list(elsewhere.iterdir())
+
+
+def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
+    (elsewhere / "empty").mkdir()
+    (elsewhere / "full").mkdir()
+    (elsewhere / "full" / "file").touch()
+    (elsewhere / "file").touch()
+    assert command("export", TARGET, "-o", "empty").code == 0
+    before = (elsewhere / "empty" / "edgespec.json").read_bytes()
+    for more in ((), ("--dry-run",)):
+        command("export", TARGET, "-o", "empty", *more).refused(1, "empty: a bundle is already there", "--overwrite")
+        for name in ("full", "file"):
+            refusal = command("export", TARGET, "-o", name, "--overwrite", *more)
+            refusal.refused(1, f"{name}: exists and is not a bundle", "hint: choose another folder")
+    assert (elsewhere / "empty" / "edgespec.json").read_bytes() == before
+    assert command("export", TARGET, "-o", "empty", "--overwrite", "--format", "int8").code == 0
+    assert Bundle.open(elsewhere / "empty").manifest.target.format == "int8"
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["empty", "file", "full"]
+
+
+@pytest.mark.parametrize(
+    "arguments, code, parts",
+    [
+        ((), 2, ["Missing argument 'MODEL'"]),
+        (("builtin:nope",), 1, ["no embedded model 'nope'", "hint: ", "shakespeare"]),
+        (("./nope",), 1, ["./nope: no such folder", "hint: "]),
+        (("file",), 1, ["file: expected a model folder, got a file"]),
+        (("full",), 1, ["full: has no config.json"]),
+        ((TARGET, "--format", "int5"), 2, ["'int5' is not one of"]),
+        ((TARGET, "--method", "magic"), 1, ["unknown method 'magic'", "hint: methods: "]),
+        ((TARGET, "--method", "speculative"), 1, ["needs a draft model", "--draft"]),
+        ((TARGET, "--draft", DRAFT), 1, ["--draft was given", "--method speculative"]),
+        ((TARGET, "--skip-set", "file"), 1, ["--skip-set was given"]),
+        ((TARGET, "--skip-set", "none", "--method", "self-spec"), 1, ["none: cannot read a skip set"]),
+        ((TARGET, "--context", "-1"), 1, ["--context -1: expected 2 to 1024"]),
+        ((TARGET, "--context", "1025"), 1, ["--context 1025: expected 2 to 1024"]),
+        ((TARGET, "--calibration", "none"), 1, ["none: cannot read the calibration text"]),
+        ((TARGET, "--calibration", "file"), 1, ["file: expected at least 32 tokens"]),
+        ((TARGET, "--trials", "0"), 2, ["--trials"]),
+        ((TARGET, "-o", "."), 2, ["current folder"]),
+        ((TARGET, "-o", "file/sub"), 1, ["file: cannot write here"]),
+    ],
+)
+def test_wrong_input(command: Command, elsewhere: Path, arguments: Any, code: int, parts: list[str]) -> None:
+    (elsewhere / "file").touch()
+    (elsewhere / "full").mkdir()
+    (elsewhere / "full" / "file").touch()
+    command("export", *arguments).refused(code, *parts)
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["file", "full"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder that even root cannot write to")
+def test_a_folder_that_cannot_be_written(command: Command) -> None:
+    command("export", TARGET, "-o", "/proc/demo").refused(1, "/proc: cannot write here", "hint: ")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidRequest("what came", "what to do"), OSError(28, "full")])
+def test_a_bundle_appears_only_with_its_golden_vectors(
+    command: Command, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    old = export(elsewhere / "old", TARGET)
+    before = sorted((path.name, path.stat().st_mtime_ns) for path in old.iterdir())
+    monkeypatch.setattr(edgespec.golden, "make_golden", fail)
+    for more in (("-o", "new"), ("-o", "old", "--overwrite")):
+        result = command("export", TARGET, *more)
+        assert (result.code, result.out) == (130 if isinstance(error, KeyboardInterrupt) else 1, "")
+        assert "Traceback" not in result.err
+    assert [path.name for path in elsewhere.iterdir()] == ["old"]
+    assert sorted((path.name, path.stat().st_mtime_ns) for path in old.iterdir()) == before
+
+
+def test_another_search_in_the_folder_is_kept(command: Command, elsewhere: Path) -> None:
+    other = elsewhere / ".demo.search" / "skip-other.journal"
+    other.parent.mkdir()
+    other.touch()
+    assert command("export", TARGET, "--method", "self-spec", "--trials", 1, "-o", "demo").code == 0
+    assert list(other.parent.iterdir()) == [other]
+
+
+@pytest.mark.parametrize("context", [2, 5, 40])
+def test_the_smallest_contexts(command: Command, elsewhere: Path, context: int) -> None:
+    manifest = command("export", TARGET, "--context", context, "-o", "small", "--json").json["manifest"]
+    assert manifest["golden"]
+    for vector in manifest["golden"]:
+        assert 1 <= len(vector["prompt"]) < len(vector["prompt"]) + len(vector["tokens"]) <= context
+
+
+def test_calibration_on_lines_of_a_word(command: Command, elsewhere: Path) -> None:
+    (elsewhere / "words.txt").write_text("the\nand\nof\nto\n" * 20, "utf-8")
+    manifest = command("export", TARGET, "--calibration", "words.txt", "--json").json["manifest"]
+    assert manifest["golden"]
+    assert manifest["parity"]["text"] == "words.txt"
+
+
+def test_a_given_skip_set(command: Command, elsewhere: Path) -> None:
+    file = fixed_skip_set(elsewhere, TARGET)
+    manifest = command("export", TARGET, "--method", "self-spec", "--skip-set", file, "--json").json["manifest"]
+    assert manifest["methods"]["self-spec"]["skip"] == json.loads(file.read_text("utf-8"))
+    assert sorted(path.name for path in elsewhere.iterdir()) == ["shakespeare-edge", "skip.json"]

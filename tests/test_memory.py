@@ -1,0 +1,74 @@
+"""Self-speculation needs no memory of its own: measured on a model that is large beside the process itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.runtimes.bundle import Bundle
+from tests import hf
+from tests.conftest import LARGE, write_large
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+
+RUN = """
+import sys
+from edgespec.engine import Engine
+from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.process import peak_bytes
+
+folder, method, graph = sys.argv[1:]
+engine = Engine(Bundle.open(folder), threads=1, graph=graph)
+stream = engine.stream(
+    list(range(5, 25)), method=method, max_new_tokens=40, ignore_eos=True, adaptive=False, gamma=4
+)
+for chunk in stream:
+    pass
+decoded = peak_bytes()
+result = stream.result
+print(decoded, result.peak_bytes, result.stats.drafted, result.tokens)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of more than 100 million parameters as an int4 bundle with self-speculation."""
+    folder = tmp_path_factory.mktemp("large")
+    assert write_large(folder / "model", LARGE) > 100_000_000
+    hf.write_tokenizer(folder / "model", LARGE)
+    skip = folder / "skip.json"
+    skip.write_text(json.dumps({"attention": [3, 5, 7], "mlp": [2, 6]}), "utf-8")
+    options = ExportOptions(
+        str(folder / "model"), folder / "bundle", ["self-spec"], "int4", context=128, skip_set=skip, threads=2
+    )
+    Exporter(options).run()
+    return options.output
+
+
+def run(bundle: Path, method: str, graph: str) -> tuple[int, int, int, str]:
+    """Peak resident bytes of a fresh process after decoding and with its result, its guesses, and its tokens."""
+    command = [sys.executable, "-c", RUN, str(bundle), method, graph]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[1])
+    assert ran.returncode == 0, ran.stderr
+    decoded, peak, drafted, tokens = ran.stdout.split(" ", 3)
+    return int(decoded), int(peak), int(drafted), tokens
+
+
+def test_self_speculation_needs_no_memory_of_its_own(large: Path) -> None:
+    weights = Bundle.open(large).manifest.files["model.data"].size
+    fastest, _, none, _ = run(large, "ar", "plain")
+    plain, _, _, expected = run(large, "ar", "gated")
+    drafting, peak, drafted, tokens = run(large, "self-spec", "gated")
+    assert none == 0
+    assert drafted > 10
+    assert tokens == expected
+    assert plain > weights  # the model was in memory, so the comparison says something
+    assert drafting < 1.02 * plain
+    assert drafting < 1.02 * fastest
+    # once in a process, the result's `exact` is probed: logits of nine rows, which are much beside so small a model
+    assert peak < 1.04 * plain

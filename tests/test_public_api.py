@@ -1,0 +1,231 @@
+"""What other people's programs may rely on, and the arrows between the parts."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import edgespec
+from edgespec.engine import Engine
+from edgespec.result import Chunk, Result
+from edgespec.sampling import SamplingParams
+from edgespec.settings import Settings
+from edgespec.stats import Stats
+from edgespec.stream import Stream
+
+ROOT = Path(__file__).resolve().parents[1]
+PUBLIC = ["EdgespecError", "Engine", "Result", "SamplingParams", "Settings", "__version__", "load"]
+
+
+def names(cls: type) -> list[str]:
+    return [field.name for field in dataclasses.fields(cls)]
+
+
+def defaults(cls: type) -> dict[str, object]:
+    return {name: getattr(cls(), name) for name in names(cls)}
+
+
+def test_the_public_names() -> None:
+    assert edgespec.__all__ == PUBLIC
+    for name in PUBLIC:
+        assert getattr(edgespec, name) is not None
+    with pytest.raises(AttributeError, match="'edgespec' has no attribute 'generate'"):
+        edgespec.__getattr__("generate")
+
+
+def test_public_names_are_imported_on_first_use() -> None:
+    code = (
+        "import sys, edgespec; assert 'numpy' not in sys.modules and 'onnxruntime' not in sys.modules;"
+        "from edgespec import *; assert Settings().method is None and 'numpy' in sys.modules;"
+        "assert edgespec.Engine is Engine and edgespec.load is load"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    "function, signature",
+    [
+        (
+            edgespec.load,
+            "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
+            "strict: bool = True, check: bool = True) -> Engine",
+        ),
+        (
+            Engine.generate,
+            "(self, prompt: Prompt, settings: Settings | None = None, *, "
+            "on_chunk: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None, "
+            "**changes: Any) -> Result",
+        ),
+        (
+            Engine.stream,
+            "(self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, "
+            "**changes: Any) -> Stream",
+        ),
+        (
+            Engine.generate_batch,
+            "(self, prompts: Sequence[Prompt], settings: Settings | None = None, **changes: Any) -> list[Result]",
+        ),
+        (
+            Engine.chat,
+            "(self, messages: Sequence[Message], settings: Settings | None = None, *, "
+            "tools: Sequence[Any] | None = None, **changes: Any) -> Result",
+        ),
+        (Stream.cancel, "(self) -> None"),
+        (Stream.close, "(self) -> None"),
+    ],
+)
+def test_signatures(function: Callable[..., object], signature: str) -> None:
+    assert str(inspect.signature(function)).replace("'", "") == signature
+
+
+def test_settings() -> None:
+    assert defaults(Settings) == {
+        "method": None,
+        "max_new_tokens": 128,
+        "gamma": None,
+        "fallback": True,
+        "adaptive": True,
+        "sampling": SamplingParams(),
+        "stop": (),
+        "ignore_eos": False,
+        "logprobs": False,
+    }
+    assert defaults(SamplingParams) == {
+        "temperature": 0.0,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "logit_bias": {},
+        "seed": None,
+        "acceptance": "rejection",
+    }
+
+
+def test_results() -> None:
+    assert names(Result) == [
+        "text",
+        "tokens",
+        "finish",
+        "stats",
+        "method_requested",
+        "method_used",
+        "reason",
+        "lossless",
+        "exact",
+        "approximations",
+        "logprobs",
+        "peak_bytes",
+    ]
+    assert names(Chunk) == ["text", "round", "pieces"]
+    assert names(Stats) == [
+        "prompt_tokens",
+        "reused_tokens",
+        "tokens",
+        "rounds",
+        "drafted",
+        "accepted",
+        "histogram",
+        "offered",
+        "accepted_at",
+        "prefill_ms",
+        "draft_ms",
+        "verify_ms",
+        "other_ms",
+        "dropped_reason",
+    ]
+
+
+@pytest.mark.parametrize("value", [Settings(), SamplingParams(), Chunk("", None)])
+def test_values_cannot_be_changed(value: Settings | SamplingParams | Chunk) -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        setattr(value, names(type(value))[0], None)
+
+
+def test_every_public_method_of_the_engine_is_documented() -> None:
+    for cls in (Engine, Stream, Result, Settings, SamplingParams, Stats):
+        assert cls.__doc__
+        for name, member in vars(cls).items():
+            if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
+                assert inspect.getdoc(member), f"{cls.__name__}.{name}"
+
+
+# -- the parts ---------------------------------------------------------------------------------------------------------
+
+
+def sources() -> Iterator[tuple[str, Path]]:
+    """(module, file) of the whole package, through the links."""
+    for folder in ("", "export", "runtimes", "configs"):
+        base = ROOT / (folder or "edgespec")
+        for file in sorted(base.rglob("*.py")):
+            parts = ["edgespec", *([folder] if folder else []), *file.relative_to(base).with_suffix("").parts]
+            if folder or parts[1] not in ("export", "runtimes", "configs"):
+                yield ".".join(parts).removesuffix(".__init__"), file
+
+
+MODULES = dict(sources())
+
+
+def imports(module: str) -> set[str]:
+    """Modules of this package that a module imports, anywhere in it."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            assert node.module is not None
+            inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
+            found |= inner or {node.module}
+    return {name for name in found if name.split(".")[0] in ("edgespec", "export", "runtimes", "configs")}
+
+
+def inside(module: str, *parts: str) -> bool:
+    return any(module == part or module.startswith(f"{part}.") for part in parts)
+
+
+def test_all_parts_are_looked_at() -> None:
+    for module in ("edgespec", "edgespec.decode", "edgespec.cli.run", "edgespec.drafters.ngram"):
+        assert module in MODULES
+    assert "edgespec.export.architectures.llama" in MODULES
+    assert "edgespec.runtimes.slot" in MODULES
+    assert "edgespec.runtimes.slot" in imports("edgespec.proof")
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_module_says_what_it_is_for(module: str) -> None:
+    text = MODULES[module].read_text("utf-8")
+    if text.strip():
+        doc = ast.get_docstring(ast.parse(text))
+        assert doc
+        assert doc.splitlines()[0].endswith((".", "?", ":")), doc.splitlines()[0]
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if name != "edgespec.__main__"])
+def test_every_module_can_be_imported_alone(module: str) -> None:
+    importlib.import_module(module)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_arrows_point_down_only(module: str) -> None:
+    used = imports(module)
+    assert not [name for name in used if not name.startswith("edgespec")], "a second copy of a module"
+    if inside(module, "edgespec.runtimes"):
+        assert not [name for name in used if not inside(name, "edgespec.runtimes", "edgespec.errors")]
+    elif inside(module, "edgespec.export"):
+        allowed = ("edgespec.export", "edgespec.runtimes", "edgespec.errors", "edgespec.cost", "edgespec.__version__")
+        assert not [name for name in used - {"edgespec"} if not inside(name, *allowed)]
+    elif not inside(module, "edgespec.cli", "edgespec.__main__"):
+        assert not [name for name in used if inside(name, "edgespec.export", "edgespec.cli")]
+    if inside(module, "edgespec.drafters", "edgespec.decode", "edgespec.verify", "edgespec.sampling"):
+        assert not [name for name in used if inside(name, "edgespec.engine", "edgespec.stream", "edgespec.lanes")]
+    if inside(module, "edgespec.drafters"):
+        assert "edgespec.decode" not in used  # a drafter never owns a loop over rounds

@@ -1,0 +1,39 @@
+"""The README's picture: a text as `edgespec run --show-drafts` shows it, as an SVG.
+
+    python tools/make_picture.py BUNDLE -o docs/drafts.svg
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from edgespec.cli.run import coloured, summary
+from edgespec.engine import load
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("-o", "--output", type=Path, required=True)
+    parser.add_argument("--prompt", default="KING RICHARD III:\nWhat")
+    parser.add_argument("--method", default="self-spec")
+    arguments = parser.parse_args()
+    engine = load(arguments.bundle)
+    console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
+    console.print(Text(f'$ edgespec run {arguments.bundle.name} --prompt "..." --show-drafts', style="dim"))
+    console.print(Text(arguments.prompt), end="")
+    stream = engine.stream(arguments.prompt, method=arguments.method, max_new_tokens=80, fallback=False)
+    for chunk in stream:
+        console.print(coloured(engine, stream, chunk) if chunk.round else Text(chunk.text), end="")
+    console.print()
+    console.print(Text(summary(stream.result).split("; lossless")[0], style="dim"))
+    console.save_svg(str(arguments.output), title="edgespec: accepted guesses green, refused ones red")
+
+
+if __name__ == "__main__":
+    main()
