@@ -231,7 +231,7 @@ def test_a_difference_is_measured_where_it_begins(
     got = continued(made, prompt, [*expected[:5], second], len(expected))
     gap = float((row[expected[5]] - row[second]) / row.std())
     for limit, near in ((gap * 1.01, True), (gap * 0.99, False)):
-        monkeypatch.setitem(proof.NEAR_TIE, "int4", limit)
+        monkeypatch.setattr(proof, "near_tie_limit", lambda *_, most=limit: most)
         found = proof._difference(made, Settings(), 3, prompt, expected, got)
         assert (found.prompt, found.position, found.expected, found.got) == (3, 5, expected[5], second)
         assert found.gap == pytest.approx(gap, rel=1e-4)
@@ -246,7 +246,7 @@ def test_a_later_token_that_plain_decoding_would_not_write_is_no_near_tie(
     gap = float(np.diff(np.sort(row)[-2:])[0] / row.std())
     got = continued(made, prompt, [*expected[:5], int(np.argsort(row)[-2])], len(expected))
     got[-1] = int(rows_after(made, prompt + got[:-1]).argmin())
-    monkeypatch.setitem(proof.NEAR_TIE, "int4", gap + 0.01)
+    monkeypatch.setattr(proof, "near_tie_limit", lambda *_, most=gap + 0.01: most)
     assert not proof._difference(made, Settings(), 0, prompt, expected, got).near_tie
 
 
@@ -274,7 +274,7 @@ def test_sampled_text_is_compared_with_its_noise(
     assert (found.position, found.got) == (4, head[4])
     assert found.gap > 0
     for limit, near in ((found.gap + 1e-6, True), (found.gap - 1e-6, False)):
-        monkeypatch.setitem(proof.NEAR_TIE, "int4", limit)
+        monkeypatch.setattr(proof, "near_tie_limit", lambda *_, most=limit: most)
         assert proof._difference(made, wanted, 0, prompt, expected, got).near_tie is near
 
 

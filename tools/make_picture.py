@@ -1,12 +1,13 @@
 """The README's picture: a text as `edgespec run --show-drafts` shows it, as an SVG.
 
-    python tools/make_picture.py BUNDLE -o docs/drafts.svg
+python tools/make_picture.py BUNDLE -o docs/drafts.svg
 """
 
 from __future__ import annotations
 
 import argparse
 import io
+import re
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +33,9 @@ def main() -> None:
         console.print(coloured(engine, stream, chunk) if chunk.round else Text(chunk.text), end="")
     console.print()
     console.print(Text(summary(stream.result).split("; lossless")[0], style="dim"))
-    console.save_svg(str(arguments.output), title="edgespec: accepted guesses green, refused ones red")
+    picture = console.export_svg(title="edgespec: accepted guesses green, refused ones red")
+    picture = re.sub(r"@font-face \{.*?\}", "", picture, flags=re.S)  # no fonts from elsewhere
+    arguments.output.write_text(picture, "utf-8")
 
 
 if __name__ == "__main__":

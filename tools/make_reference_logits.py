@@ -28,9 +28,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import hf
+from tests import hf
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LENGTH, LONG_LENGTH = 40, 300

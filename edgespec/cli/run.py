@@ -12,6 +12,8 @@ from edgespec.cli.common import decode_options, emit_json, json_option, load_opt
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from edgespec.engine import Engine
     from edgespec.result import Chunk, Result
     from edgespec.settings import Settings
@@ -107,11 +109,11 @@ def _print(engine: Engine, stream: Stream, show_drafts: bool) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     # without colours nothing would tell a refused guess from the text
-    coloured = show_drafts and console.color_system is not None and not console.no_color
+    in_colour = show_drafts and console.color_system is not None and not console.no_color
     try:
         for chunk in stream:
-            if coloured and chunk.round is not None:
-                _coloured(console, engine, stream, chunk)
+            if in_colour and chunk.round is not None:
+                console.print(coloured(engine, stream, chunk), end="")
             else:
                 click.echo(chunk.text, nl=False)
     except KeyboardInterrupt:
@@ -119,8 +121,8 @@ def _print(engine: Engine, stream: Stream, show_drafts: bool) -> None:
     click.echo()
 
 
-def _coloured(console: Any, engine: Engine, stream: Stream, chunk: Chunk) -> None:
-    """Accepted guesses green, then the guesses the target refused in red, then its own token."""
+def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
+    """A round's piece: accepted guesses green, then the guesses the target refused in red, then its own token."""
     from rich.text import Text
 
     item = chunk.round
@@ -133,7 +135,7 @@ def _coloured(console: Any, engine: Engine, stream: Stream, chunk: Chunk) -> Non
             "red strike",
         )
     line.append("".join(own))
-    console.print(line, end="")
+    return line
 
 
 def _converse(engine: Engine, settings: Settings, system: str | None, show_drafts: bool) -> None:

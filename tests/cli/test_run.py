@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edgespec.cli.run import _coloured
+from edgespec.cli.run import coloured as round_text
 from edgespec.decode import Round
 from edgespec.engine import Engine, load
 from edgespec.result import Chunk
@@ -294,7 +294,7 @@ def test_nothing_is_shown_of_a_round_after_its_stop_string(
     item = Round([1, 2, 3], [1, 2, 4], 2, range(2), [4], None, None)
     console = Console(file=io.StringIO(), soft_wrap=True)
     with closing(engine().stream("The")) as stream:
-        _coloured(console, engine(), stream, Chunk("".join(pieces), item, pieces))
+        console.print(round_text(engine(), stream, Chunk("".join(pieces), item, pieces)), end="")
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue() == text
 
