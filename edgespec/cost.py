@@ -23,7 +23,7 @@ ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
 ASSUMED_DRAFT = 0.05
 
 _WINDOW = 15  # latest timings of one pass size; their median is not moved by a pass that the system interrupted
-_ENOUGH = 3  # timings before they count
+ENOUGH = 3  # timings before they count
 _REFRESH = 8  # timings between two evaluations of the medians
 
 
@@ -110,25 +110,25 @@ class CostModel:
             self._table.append(_interpolate(self._points, len(self._table)))
         return self._table[n]
 
-    def observe_verify(self, n: int, ms: float) -> None:
-        """A pass over ``n`` rows took ``ms``."""
+    def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
+        """A pass over ``n`` rows took ``ms``; ``times``: as the median of so many."""
         if n not in self._verify_ms:
             self._verify_ms[n] = deque(maxlen=_WINDOW)
-        self._verify_ms[n].append(ms)
-        self._unread += 1
+        self._verify_ms[n].extend([ms] * times)
+        self._unread += times
 
-    def observe_draft(self, n: int, ms: float) -> None:
-        """Drafting ``n`` guesses took ``ms``."""
+    def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
+        """Drafting ``n`` guesses took ``ms``; ``times``: as the median of so many."""
         if n > 0:
-            self._draft_ms.append(ms / n)
-            self._unread += 1
+            self._draft_ms.extend([ms / n] * times)
+            self._unread += times
 
     def _refresh(self) -> None:
         """Fold new timings in, now and then: medians of all windows are too dear for every round."""
         if self._unread < _REFRESH:
             return
         self._unread = 0
-        ms = {n: median(times) for n, times in sorted(self._verify_ms.items()) if len(times) >= _ENOUGH}
+        ms = {n: median(times) for n, times in sorted(self._verify_ms.items()) if len(times) >= ENOUGH}
         if not ms:
             return
         self.assumed = False
@@ -144,7 +144,7 @@ class CostModel:
             top = max(top, cost)
             rising.append((n, top))
         self._points, self._table = rising, []
-        if len(self._draft_ms) >= _ENOUGH:
+        if len(self._draft_ms) >= ENOUGH:
             self._c = median(self._draft_ms) / one
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import InvalidRequest
-from edgespec.lanes import Lane, LanePool
+from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, choose_method
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.bundle import Bundle
@@ -65,6 +65,7 @@ class Engine:
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
         self._rows_exact: bool | None = None
+        self._times: Times = {}
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -182,7 +183,7 @@ class Engine:
         return tokens
 
     def _new_lane(self) -> Lane:
-        return Lane(self.bundle.manifest, self.model, self._draft_model, self.context)
+        return Lane(self.bundle.manifest, self.model, self._draft_model, self.context, self._times)
 
     def _draft_model(self) -> Model:
         if self._draft is None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 
-from edgespec.cost import CostModel
+import numpy as np
+
+from edgespec.cost import ENOUGH, CostModel, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.ar import Plain
@@ -18,6 +20,8 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import SkipSet
 
+Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
+VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
 
 
@@ -28,8 +32,10 @@ class Lane:
     cost is worth keeping.
     """
 
-    def __init__(self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int) -> None:
-        self._manifest, self._draft, self._context = manifest, draft, context
+    def __init__(
+        self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
+    ) -> None:
+        self._manifest, self._draft, self._times = manifest, draft, times
         self.target = Slot(model, context=context)
         self._draft_slot: Slot | None = None
         self._inner: dict[str, Drafter] = {}
@@ -69,11 +75,36 @@ class Lane:
         return Plain()
 
     def _costs(self, choice: MethodChoice) -> CostModel:
-        """Where control starts from: what the export measured; the clock corrects it."""
+        """Where control starts from: what the export measured, corrected by a few passes on this machine.
+
+        The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
+        draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
+        """
         saved = self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
-        draft = 0.0 if choice.name == "ngram" else choice.part.draft_cost
-        return CostModel(verify, draft)
+        cost = CostModel(verify, 0.0 if choice.name == "ngram" else choice.part.draft_cost)
+        for rows, ms in self._measured("verify", self._verify_once, VERIFY_SIZES).items():
+            cost.observe_verify(rows, ms, ENOUGH)
+        if choice.name in ("speculative", "self-spec"):
+            (ms,) = self._measured(choice.name, lambda _: self._draft_once(choice), (1,)).values()
+            cost.observe_draft(1, ms, ENOUGH)
+        return cost
+
+    def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
+        """Times by size, measured once for all lanes of an engine."""
+        if name not in self._times:
+            self._times[name] = measure(run, sizes, repeats=3)
+        return self._times[name]
+
+    def _verify_once(self, rows: int) -> None:
+        self.target.forward(np.zeros(rows, np.int64))
+
+    def _draft_once(self, choice: MethodChoice) -> None:
+        if choice.name == "speculative" and self._draft_slot is not None:
+            self._draft_slot.forward(np.zeros(1, np.int64))
+        elif choice.part.skip is not None:
+            skip = SkipSet(tuple(choice.part.skip.attention), tuple(choice.part.skip.mlp))
+            self.target.forward_skipped(np.zeros(1, np.int64), 0, skip)
 
 
 class LanePool:

@@ -34,7 +34,8 @@ class Stream:
         self._lane = engine.lanes.take(self._prompt)
         self._released = False
         try:
-            self._drafter = self._lane.drafter(self._choice, settings.gamma, settings.adaptive, settings.fallback)
+            with engine.lock:  # a new drafter's costs are measured with a few passes
+                self._drafter = self._lane.drafter(self._choice, settings.gamma, settings.adaptive, settings.fallback)
             self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:

@@ -175,6 +175,7 @@ class Exporter:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)
+        self.progress("acceptance", 1, 1, "the target's own continuations")
         if draft_part is not None:
             draft = Slot(Model(folder, draft_part, "plain", self.options.threads))
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
