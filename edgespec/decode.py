@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.target import Pass, Target
-from edgespec.sampling import Noise, RowSampler, SamplingParams
+from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
 

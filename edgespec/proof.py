@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.engine import Engine, Prompt
+from edgespec.noise import Noise
 from edgespec.runtimes.slot import Slot
-from edgespec.sampling import Noise, SamplingParams, adjusted, support
+from edgespec.sampling import SamplingParams, adjusted, support
 from edgespec.settings import Settings
 
 # A token may differ from plain decoding's only where the two logits are about as close as the rounding of a row

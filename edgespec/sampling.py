@@ -1,15 +1,12 @@
-"""From a row of logits to a token: the adjusted distribution p, and counter-based randomness.
+"""From a row of logits to a token: the adjusted distribution p, and drawing from it.
 
-Sampling here has no generator state.  Every random number is a hash of (seed, position, stream, token), and a token is
-drawn by the Gumbel-max trick: ``argmax(log p + gumbel(position, token))``.  A position therefore gets the same token
-whether it was reached by plain decoding or inside a verified block, so plain decoding and every method with
-deterministic guesses emit the same sampled text for the same seed.
+A token is drawn by the Gumbel-max trick, ``argmax(log p + gumbel(position, token))``, with counter-based noise
+(``noise.py``).
 """
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -19,16 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.noise import TARGET, Noise, gumbel_of
 from edgespec.proposal import Proposal
 
-_MASK = (1 << 64) - 1
-_GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB  # splitmix64 (Steele et al. 2014)
 _FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
 _BLOCK = 128  # selection looks at the maxima of blocks of this many tokens first
 _MANY, _NEAR = 4096, 8.0  # in a support of more tokens, those so many nats below the best are looked at by noise alone
-
-# Streams: uses of randomness that must be independent of each other at one position.
-TARGET, RESIDUAL, ACCEPT, DRAFT = 0, 1, 1 << 20, 1 << 40  # ACCEPT + sibling, DRAFT + length at the start of the draft
 
 
 @dataclass(frozen=True)
@@ -95,56 +88,6 @@ class SamplingParams:
         return self.temperature == 0 and not self.adjusts
 
 
-def _mix(x: int) -> int:
-    """splitmix64's finaliser on one 64-bit integer."""
-    x = ((x ^ (x >> 30)) * _MIX1) & _MASK
-    x = ((x ^ (x >> 27)) * _MIX2) & _MASK
-    return x ^ (x >> 31)
-
-
-class Noise:
-    """Randomness without state: a hash of (seed, position, stream, token).
-
-    Args:
-        seed: any integer; None = 64 bits from the operating system.
-    """
-
-    def __init__(self, seed: int | None = None) -> None:
-        self.seed = int.from_bytes(os.urandom(8), "little") if seed is None else seed
-        self._key = _mix((self.seed + _GOLDEN) & _MASK)
-
-    def _state(self, position: int, stream: int) -> int:
-        return _mix((_mix((self._key + position * _GOLDEN) & _MASK) + stream * _MIX1 + 1) & _MASK)
-
-    def uniform(self, position: int, stream: int) -> float:
-        """One number in [0, 1)."""
-        return float(_mix(self._state(position, stream)) >> 11) * 2.0**-53
-
-    def bits(self, position: int, tokens: NDArray[np.int64], stream: int = TARGET) -> NDArray[np.uint64]:
-        """uint64 [k]: 53 random bits for each of ``tokens`` int64 [k]."""
-        x = tokens.astype(np.uint64)
-        x *= np.uint64(_GOLDEN)
-        x += np.uint64(self._state(position, stream))
-        shifted = np.empty_like(x)  # in place: fresh pages for temporaries cost more than the arithmetic
-        for shift, factor in ((30, _MIX1), (27, _MIX2), (31, 1)):
-            x ^= np.right_shift(x, np.uint64(shift), out=shifted)
-            x *= np.uint64(factor)
-        x >>= np.uint64(11)
-        return x
-
-    def gumbel(self, position: int, tokens: NDArray[np.int64], stream: int = TARGET) -> NDArray[np.float64]:
-        """Standard Gumbel noise, float64 [k], one number for each of ``tokens`` int64 [k]."""
-        return _gumbel(self.bits(position, tokens, stream))
-
-
-def _gumbel(bits: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """float64 [k]: -log(-log(u)) of the uniform numbers that 53 ``bits`` uint64 [k] are; increasing in them."""
-    u = bits.astype(np.float64)
-    u += 0.5  # never 0 and never 1: both logarithms stay finite
-    u *= 2.0**-53
-    return np.asarray(-np.log(-np.log(u)), np.float64)
-
-
 @lru_cache(maxsize=4)
 def _all_tokens(vocab: int) -> NDArray[np.int64]:
     """int64 [vocab]: every token, shared and read-only."""
@@ -204,13 +147,13 @@ class Support:
         """
         logits, bits = self.logits, noise.bits(position, self.ids, stream)
         if len(bits) <= _MANY:
-            return int(self.ids[(logits + _gumbel(bits)).argmax()])
+            return int(self.ids[(logits + gumbel_of(bits)).argmax()])
         far = logits.max() - _NEAR
         near = logits >= far
-        beaten = (logits[near] + _gumbel(bits[near])).max()  # at least 4 above far: noise is never below -3.7
+        beaten = (logits[near] + gumbel_of(bits[near])).max()  # at least 4 above far: noise is never below -3.7
         least = math.exp(-math.exp(far - beaten)) - 1e-9  # u that a token at `far` needs, less a margin for rounding
         chosen = np.flatnonzero(near | (bits >= np.uint64(int(least * 2.0**53))))
-        return int(self.ids[chosen[(logits[chosen] + _gumbel(bits[chosen])).argmax()]])
+        return int(self.ids[chosen[(logits[chosen] + gumbel_of(bits[chosen])).argmax()]])
 
 
 def _top(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:

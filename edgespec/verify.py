@@ -12,8 +12,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.noise import ACCEPT, RESIDUAL, Noise
 from edgespec.proposal import Proposal, Verdict
-from edgespec.sampling import ACCEPT, RESIDUAL, Noise
 
 
 class Rows(Protocol):

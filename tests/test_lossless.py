@@ -18,13 +18,14 @@ from edgespec.drafters.ar import Plain
 from edgespec.drafters.draft_model import DraftModel
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.engine import Engine
+from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
 from edgespec.runtimes.manifest import FORMATS
 from edgespec.runtimes.reference import FunctionTarget
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import Pass, SkipSet, Target
-from edgespec.sampling import Noise, SamplingParams, distribution
+from edgespec.sampling import SamplingParams, distribution
 from edgespec.verify import Rows
 from tests.conftest import PROMPTS, TARGET, THREADS, Written
 from tests.toy import chi_square

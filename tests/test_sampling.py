@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.noise import DRAFT, Noise
 from edgespec.proposal import EMPTY, Proposal
-from edgespec.sampling import DRAFT, Noise, RowSampler, SamplingParams, _top, distribution, support
+from edgespec.sampling import RowSampler, SamplingParams, _top, distribution, support
 from tests.toy import chi_square, naive_distribution
 
 GRID = [

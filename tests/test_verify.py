@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.errors import EdgespecError
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.sampling import Noise, RowSampler, SamplingParams
+from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.verify import Rows, children, reached, verify
 from tests.toy import chi_square, naive_distribution
 

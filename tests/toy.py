@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.reference import FunctionTarget
 from edgespec.runtimes.target import Pass, Target
-from edgespec.sampling import Noise, SamplingParams
+from edgespec.sampling import SamplingParams
 
 _MASK = (1 << 64) - 1
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.target import Pass
-from edgespec.sampling import Noise, SamplingParams
+from edgespec.sampling import SamplingParams
 from edgespec.verify import reached
 
 _DECAY, _PRIOR = 0.9, 0.5

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import EdgespecError
+from edgespec.noise import DRAFT, TARGET, Noise
 from edgespec.proposal import EMPTY, Proposal
-from edgespec.sampling import DRAFT, TARGET, Noise, SamplingParams, log_softmax_at, support
+from edgespec.sampling import SamplingParams, log_softmax_at, support
 
 
 def draw_chain(

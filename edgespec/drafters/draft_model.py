@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.chain import draw_chain
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.target import Pass, Target
-from edgespec.sampling import Noise, SamplingParams
+from edgespec.sampling import SamplingParams
 
 # Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
 # for the LM head; more are prefilled first.  After full acceptance it is two: the last guess and the bonus.

@@ -6,9 +6,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.chain import draw_chain
+from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
 from edgespec.runtimes.target import Pass, SelfDraftTarget, SkipSet
-from edgespec.sampling import Noise, SamplingParams
+from edgespec.sampling import SamplingParams
 
 # The paper's constants (its section 3.3 and its published configuration).
 _START = 0.6  # threshold of the first round

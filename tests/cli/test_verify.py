@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
-from edgespec.sampling import Noise
 from edgespec.verify import Rows
 from tests.cli.conftest import Command
 

@@ -11,9 +11,10 @@ from edgespec.cost import CostModel
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.ar import Plain
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.target import Pass
-from edgespec.sampling import Noise, SamplingParams
+from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats
 from tests.toy import Scripted, chain, emitted, hash_logits, hash_target, plain
 

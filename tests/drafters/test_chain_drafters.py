@@ -10,10 +10,11 @@ from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.draft_model import DraftModel
 from edgespec.drafters.self_spec import SelfSpec
+from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.reference import FunctionTarget
 from edgespec.runtimes.target import Pass, SkipSet
-from edgespec.sampling import Noise, SamplingParams, distribution
+from edgespec.sampling import SamplingParams, distribution
 from edgespec.stats import Stats
 from tests.toy import emitted, hash_logits, hash_target, plain
 
