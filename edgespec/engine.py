@@ -205,7 +205,7 @@ def load(
         bundle: its folder.
         threads: of ONNX Runtime; None = all processors this process may use.
         context: most tokens of a sequence; None = what the bundle was exported for.  Memory grows with use.
-        strict: use the graph whose rows have the same bits in every pass; it costs about 1 % of a step.
+        strict: use the graph whose rows have the same bits in every pass; it costs about 4 % of a step.
         check: compare the SHA-256 of every file first.
 
     Raises:
