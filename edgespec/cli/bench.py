@@ -89,6 +89,11 @@ def _conclude(rows: list[dict[str, Any]]) -> None:
     verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
     click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
     click.echo(_advice(rows))
+    for row in rows:
+        if row["method"] == "ar" and engine.strict and row["speedup"] < 0.97:
+            click.echo(f"strict mode: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
+        if "did not pay" in row["reason"]:
+            click.echo(f"{row['method']}: {row['reason'].removeprefix('asked for; ')}")
 
 
 def _table(rows: list[dict[str, Any]], strict: bool) -> None:
