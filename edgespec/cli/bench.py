@@ -79,18 +79,19 @@ def command(
         emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
     else:
         _table(rows, engine.strict)
-        _conclude(rows)
+        _conclude(rows, engine.strict)
     if plot:  # last: whatever goes wrong, the figures are out
         form, threads = engine.bundle.manifest.target.format, engine.model.threads
         draw(figures, plot, f"{bundle.resolve().name}: {form}, {threads} threads")
 
 
-def _conclude(rows: list[dict[str, Any]]) -> None:
+def _conclude(rows: list[dict[str, Any]], strict: bool) -> None:
+    """The verdict, the fastest method, and why the others are not."""
     verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
     click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
     click.echo(_advice(rows))
     for row in rows:
-        if row["method"] == "ar" and engine.strict and row["speedup"] < 0.97:
+        if row["method"] == "ar" and strict and row["speedup"] < 0.97:
             click.echo(f"strict mode: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
         if "did not pay" in row["reason"]:
             click.echo(f"{row['method']}: {row['reason'].removeprefix('asked for; ')}")
