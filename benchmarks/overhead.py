@@ -1,6 +1,6 @@
 """What our own code adds to ONNX Runtime's run, per plain step, on a graph that costs next to nothing.
 
-    python benchmarks/overhead.py BUNDLE
+    python -m benchmarks.overhead BUNDLE
 
 The decode loop runs as it is; the session's run and the argmax are timed inside it and subtracted.
 """

@@ -18,7 +18,8 @@ from time import perf_counter
 Curve = Callable[[int], float]  # n -> v(n)
 
 # Assumptions, for use until something was measured on the device at hand.  v: int4 linear layers on stock ONNX Runtime
-# operators, 0.5B shape, 2 threads of one AVX-512 machine (design section 9).  c: a draft of a twentieth of the target.
+# operators, 0.5B shape, 2 threads of a Cascade Lake machine (Zen 4: docs/methods.md).  c: a draft of a twentieth of
+# the target.
 ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
 ASSUMED_DRAFT = 0.05
 

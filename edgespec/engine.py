@@ -109,6 +109,10 @@ class Engine:
 
         Stock attention takes one sequence a pass, so a batch is no faster than its parts; it is for convenience.
         """
+        if isinstance(prompts, str):
+            raise InvalidRequest(
+                "generate_batch got one text: expected a list of prompts", "use generate for one prompt"
+            )
         settings = (settings or Settings()).changed(**changes)
         encoded = [self._encode(prompt) for prompt in prompts]
         results: list[Result | None] = [None] * len(encoded)

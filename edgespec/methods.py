@@ -51,7 +51,7 @@ def choose_method(manifest: Manifest, wanted: str | None) -> MethodChoice:
     best = max(predicted, key=lambda name: predicted[name] or 0, default=None)
     if best is not None and (predicted[best] or 0) >= WORTH:
         return _choice(manifest, best, f"predicted {predicted[best]:.2f}x on the exporting machine")
-    return _choice(manifest, "ngram", "default: costs nothing where text does not repeat")
+    return _choice(manifest, "ngram", "default: costs little where text does not repeat")
 
 
 def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:

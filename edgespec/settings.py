@@ -16,7 +16,7 @@ class Settings:
     """What one request may set; each has the default of ``edgespec run``.
 
     Attributes:
-        method: a method of the bundle; None = the one predicted to be fastest.
+        method: a method of the bundle; None = the one predicted to be clearly faster than plain decoding, else ngram.
         max_new_tokens: most tokens to write.
         gamma: most guesses a round; None = the method's own.
         fallback: decode plainly while drafting does not pay.
@@ -41,6 +41,10 @@ class Settings:
     logprobs: bool = False
 
     def __post_init__(self) -> None:
+        counts = {"max_new_tokens": self.max_new_tokens, "gamma": 1 if self.gamma is None else self.gamma}
+        for name, value in counts.items():
+            if not isinstance(value, int):
+                raise InvalidRequest(f"{name} is {value!r}: expected an integer")
         if self.gamma is not None and self.gamma < 1:
             raise InvalidRequest(
                 f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"

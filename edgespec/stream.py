@@ -43,6 +43,12 @@ class Stream:
             raise
         self._chunks = self._run()
 
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def __iter__(self) -> Iterator[Chunk]:
         return self._chunks
 

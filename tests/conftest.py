@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,9 +92,12 @@ class Reference:
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The data folder beside the repository; tests that want it are skipped without it."""
-    folder = Path(__file__).resolve().parents[1].parent / "shared"
+    beside = Path(__file__).resolve().parents[1].parent / "shared"
+    folder = Path(os.environ.get("EDGESPEC_TEST_DATA", beside))
     if not (folder / "data" / "models").is_dir():
-        pytest.skip("needs ../shared/data, which is not part of the repository")
+        pytest.skip(
+            "needs trained models that are not part of the repository (EDGESPEC_TEST_DATA, see CONTRIBUTING.md)"
+        )
     return folder
 
 

@@ -9,7 +9,7 @@ import pytest
 from edgespec.cost import ASSUMED_VERIFY, CostModel, best_gamma, expected_tokens, measure, speedup
 
 RATES = [0.5, 0.6, 0.7, 0.8, 0.9]
-# Expected tokens per round (notes/methods.md, section 3): gamma -> by acceptance.
+# Expected tokens per round, computed by hand from the formula: gamma -> by acceptance.
 EXPECTED = {
     1: [1.50, 1.60, 1.70, 1.80, 1.90],
     2: [1.75, 1.96, 2.19, 2.44, 2.71],

@@ -501,3 +501,43 @@ def test_settings_may_be_given_once_and_changed_by_name(engine: Get) -> None:
     other = made.generate(PROMPT, settings, top_k=1)
     assert other.tokens == ask(made, max_new_tokens=9).tokens  # the other sampling settings stayed, top_k is on top
     assert made.generate(PROMPT, replace(settings, sampling=SamplingParams()), seed=4).tokens == other.tokens
+
+
+def test_a_stream_is_closed_by_its_with_block(engine: Get) -> None:
+    made = engine()
+    whole = ask(made, max_new_tokens=20).tokens
+    with made.stream(PROMPT, method="ar", max_new_tokens=20, ignore_eos=True) as stream:
+        next(stream)
+    assert stream.result.finish == "cancelled"
+    assert stream.result.tokens == whole[: len(stream.result.tokens)]
+    assert list(stream) == []
+
+
+def test_wrong_types_are_named(engine: Get) -> None:
+    with pytest.raises(InvalidRequest, match="max_new_tokens is '5'"):
+        engine().generate(PROMPT, max_new_tokens="5")
+    with pytest.raises(InvalidRequest, match=r"gamma is 2\.5"):
+        engine().generate(PROMPT, gamma=2.5)
+    with pytest.raises(InvalidRequest, match="expected a list of prompts"):
+        engine().generate_batch("ROMEO")
+
+
+def test_costs_are_measured_once_for_all_lanes(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adaptive control starts from this machine, not from the exporting one."""
+    import edgespec.lanes
+
+    made = engine()
+    made._times.clear()
+    made.close()
+    calls: list[tuple[int, ...]] = []
+    from edgespec.cost import measure as real
+
+    def counted(run: Callable[[int], None], sizes: tuple[int, ...], repeats: int) -> dict[int, float]:
+        calls.append(sizes)
+        return real(run, sizes, repeats)
+
+    monkeypatch.setattr(edgespec.lanes, "measure", counted)
+    made.generate_batch([PROMPT, "The"], method="ngram", max_new_tokens=4)
+    assert calls == [edgespec.lanes.VERIFY_SIZES]
+    made.generate(PROMPT, method="self-spec", max_new_tokens=4)
+    assert calls == [edgespec.lanes.VERIFY_SIZES, (1,)]

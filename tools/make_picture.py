@@ -26,7 +26,10 @@ def main() -> None:
     arguments = parser.parse_args()
     engine = load(arguments.bundle)
     console = Console(record=True, width=96, file=io.StringIO(), force_terminal=True)
-    console.print(Text(f'$ edgespec run {arguments.bundle.name} --prompt "..." --show-drafts', style="dim"))
+    command = (
+        f"edgespec run {arguments.bundle.name} --prompt ... --method {arguments.method} --no-fallback --show-drafts"
+    )
+    console.print(Text(f"$ {command}", style="dim"))
     console.print(Text(arguments.prompt), end="")
     stream = engine.stream(arguments.prompt, method=arguments.method, max_new_tokens=80, fallback=False)
     for chunk in stream:

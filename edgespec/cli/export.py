@@ -98,12 +98,15 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
+    from edgespec.methods import WORTH
+
     for method, part in manifest.methods.items():
         if part.predicted_speedup:
             what = f"skips {len(part.skip.attention)} attentions and {len(part.skip.mlp)} MLPs, " if part.skip else ""
             click.echo(
                 f"{method}: {what}predicted {part.predicted_speedup:.2f}x plain decoding on this machine "
                 f"at acceptance {part.measured[0].acceptance[0]:.2f}"
+                + ("" if part.predicted_speedup >= WORTH else ": hardly worth it here")
             )
     click.echo(f"next: edgespec run {shlex.quote(str(target))} --prompt '...'")
 

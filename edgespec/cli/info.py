@@ -57,8 +57,10 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
     if manifest.draft:
         draft = manifest.draft.facts
         rows.insert(
-            2, ("draft", f"{draft.architecture}, {draft.parameters / 1e6:.1f}M parameters, {draft.layers} layers")
+            2, ("draft", f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers")
         )
+    source = {key: str(value) for key, value in manifest.provenance.items() if key != "model"}
+    rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
     table = Table(box=None, show_header=False)
     for row in rows:
         table.add_row(*row)
@@ -71,6 +73,9 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
         gain = f"{part.predicted_speedup:.2f}x" if part.predicted_speedup else "-"
         methods.add_row(name, measured, cost, gain, skips)
     console.print(methods)
+    for name, part in manifest.methods.items():
+        if part.notes:
+            console.print(f"{name}: {part.notes}", markup=False)
 
 
 def _parity(parity: dict[str, Any]) -> str:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("--prompt", help="The text to continue; - reads it from stdin.")
 @click.option("--chat", is_flag=True, help="A conversation through the model's own chat template.")
 @click.option("--system", help="System message of a chat.")
-@click.option("--method", help="A method of the bundle.  [default: the one predicted to be fastest]")
+@click.option("--method", help="A method of the bundle.  [default: the one predicted to be clearly faster, else ngram]")
 @decode_options
 @click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red, as they happen.")
 @json_option
@@ -110,6 +110,8 @@ def _print(engine: Engine, stream: Stream, show_drafts: bool) -> None:
     console = Console(highlight=False, soft_wrap=True)
     # without colours nothing would tell a refused guess from the text
     in_colour = show_drafts and console.color_system is not None and not console.no_color
+    if show_drafts and not in_colour:
+        click.echo("note: no colours here, so guesses are not shown", err=True)
     try:
         for chunk in stream:
             if in_colour and chunk.round is not None:

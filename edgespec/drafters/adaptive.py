@@ -1,4 +1,4 @@
-"""Drafts as much as pays, and nothing while nothing pays: a drafter around a drafter (notes of methods, section 1).
+"""Drafts as much as pays, and nothing while nothing pays: a drafter around a drafter.
 
 Each round verifies the K guesses that maximise
 
@@ -213,9 +213,12 @@ class Adaptive:
         if not self.plain + self.drafted:
             return "nothing was decoded yet"
         if best:
-            return f"drafting pays: predicted {gain:.2f}x with {best} guesses at acceptance {acceptance:.2f}"
+            guesses = f"{best} guess{'es' if best > 1 else ''}"
+            return f"drafting pays: predicted {gain:.2f}x with {guesses} at acceptance {acceptance:.2f}"
         if gain == 0:
             return "the drafter found nothing to propose"
+        if not self.fallback:
+            return f"drafting does not pay, but was kept on: predicted {gain:.2f}x at acceptance {acceptance:.2f}"
         return (
             f"drafting did not pay: predicted {gain:.2f}x at acceptance {acceptance:.2f}; "
             f"{self.probes} probes in {self.plain + self.drafted} rounds"
