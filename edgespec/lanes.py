@@ -18,7 +18,7 @@ from edgespec.methods import MethodChoice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
-from edgespec.runtimes.target import SkipSet
+from edgespec.runtimes.target import SkipSet, common_prefix
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
@@ -69,9 +69,7 @@ class Lane:
                 self._draft_slot = Slot(self._draft())
             return DraftModel(self._draft_slot, self.target.vocab_size)
         if choice.name == "self-spec":
-            skip = choice.part.skip
-            layers = SkipSet(tuple(skip.attention), tuple(skip.mlp)) if skip else SkipSet()
-            return SelfSpec(self.target, layers)
+            return SelfSpec(self.target, _skip_set(choice))
         return Plain()
 
     def _costs(self, choice: MethodChoice) -> CostModel:
@@ -102,9 +100,8 @@ class Lane:
     def _draft_once(self, choice: MethodChoice) -> None:
         if choice.name == "speculative" and self._draft_slot is not None:
             self._draft_slot.forward(np.zeros(1, np.int64))
-        elif choice.part.skip is not None:
-            skip = SkipSet(tuple(choice.part.skip.attention), tuple(choice.part.skip.mlp))
-            self.target.forward_skipped(np.zeros(1, np.int64), 0, skip)
+        else:
+            self.target.forward_skipped(np.zeros(1, np.int64), 0, _skip_set(choice))
 
 
 class LanePool:
@@ -119,7 +116,7 @@ class LanePool:
     def take(self, prompt: Sequence[int]) -> Lane:
         """An idle lane, or a new one."""
         with self._lock:
-            best = max(self._idle, key=lambda lane: _shared(lane.target.tokens, prompt), default=None)
+            best = max(self._idle, key=lambda lane: common_prefix(lane.target.tokens, prompt), default=None)
             if best is not None:
                 self._idle.remove(best)
             lane = best or self._make()
@@ -150,11 +147,7 @@ class LanePool:
             self._idle.clear()
 
 
-def _shared(held: Sequence[int], prompt: Sequence[int]) -> int:
-    """Length of the common prefix."""
-    count = 0
-    for mine, theirs in zip(held, prompt, strict=False):
-        if mine != theirs:
-            break
-        count += 1
-    return count
+def _skip_set(choice: MethodChoice) -> SkipSet:
+    """The skip set of a method, in the runtime's form."""
+    skip = choice.part.skip
+    return SkipSet(tuple(skip.attention), tuple(skip.mlp)) if skip else SkipSet()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.cost import WORTH
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.manifest import Manifest, MethodPart
-
-KNOWN = ("ar", "ngram", "speculative", "self-spec")
-WORTH = 1.05  # predicted gain below which a drafting method is not picked unasked
+from edgespec.runtimes.manifest import METHODS, Manifest, MethodPart
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,7 @@ def choose_method(manifest: Manifest, wanted: str | None) -> MethodChoice:
         if wanted not in methods:
             raise InvalidRequest(
                 f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}",
-                f"export it with `--method {wanted}`" if wanted in KNOWN else "check the spelling",
+                f"export it with `--method {wanted}`" if wanted in METHODS else "check the spelling",
             )
         return _choice(manifest, wanted, "asked for")
     predicted = {name: part.predicted_speedup for name, part in methods.items() if part.predicted_speedup}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import HIDE, Slot
 from edgespec.runtimes.target import SkipSet
 
 MAX_ROWS = 96  # rows of one pass: bounds the scratch space
@@ -91,7 +91,7 @@ class ChainScorer:
         for start in range(0, len(self.positions), batch):
             at = self.positions[start : start + batch]  # [p]
             n = len(at) * depth
-            bias = np.full((len(at), depth, len(self.tokens) + n), -1e30, np.float32)
+            bias = np.full((len(at), depth, len(self.tokens) + n), HIDE, np.float32)
             for i, position in enumerate(at):
                 bias[i, :, :position] = 0
                 own = len(self.tokens) + i * depth

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec import __version__
+from edgespec.cost import WORTH
 from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
@@ -21,6 +22,7 @@ from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
+    METHODS,
     SCHEMA,
     Format,
     Manifest,
@@ -33,7 +35,6 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.text import TextCodec
 
-METHODS = ("ar", "ngram", "speculative", "self-spec")
 ALWAYS = ("ar", "ngram")
 CALIBRATION_TOKENS = 512
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
@@ -265,7 +266,7 @@ def _limited(draft: Architecture, context: int) -> Any:
 
 
 def _advice(found: Candidate) -> str:
-    if found.speedup >= 1.05:
+    if found.speedup >= WORTH:
         return f"predicted {found.speedup:.2f}x on the exporting machine"
     return (
         f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of "

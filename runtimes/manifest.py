@@ -14,6 +14,7 @@ SCHEMA = 1
 MANIFEST = "edgespec.json"
 
 Format = Literal["fp32", "int4", "int8", "w8a8"]
+METHODS = ("ar", "ngram", "speculative", "self-spec")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.session import Bound, Model
-from edgespec.runtimes.target import Pass, SkipSet
+from edgespec.runtimes.target import Pass, SkipSet, common_prefix
 
 PREFILL_CHUNK = 128
 ROUND_CAPACITY = 64
@@ -55,9 +55,7 @@ class Slot:
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Crop the slot to its longest common prefix with ``tokens``; returns its length."""
-        same, limit = 0, min(len(self.tokens), len(tokens))
-        while same < limit and self.tokens[same] == tokens[same]:
-            same += 1
+        same = common_prefix(self.tokens, tokens)
         del self.tokens[same:]
         return same
 

@@ -94,3 +94,11 @@ class SelfDraftTarget(Target, Protocol):
         whatever this wrote.
         """
         ...
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+    """Length of the longest common prefix of two token lists."""
+    same, limit = 0, min(len(first), len(second))
+    while same < limit and first[same] == second[same]:
+        same += 1
+    return same

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.cost import WORTH
 from edgespec.engine import INTERLEAVED, Engine, load
 from edgespec.errors import InvalidRequest
 from edgespec.export.model import open_model
@@ -19,7 +20,7 @@ from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.export.reference import reference_logits
 from edgespec.export.source import resolve
 from edgespec.lanes import MOST_IDLE
-from edgespec.methods import WORTH, choose_method
+from edgespec.methods import choose_method
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.manifest import Manifest
 from edgespec.sampling import SamplingParams

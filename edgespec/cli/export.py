@@ -98,7 +98,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
-    from edgespec.methods import WORTH
+    from edgespec.cost import WORTH
 
     for method, part in manifest.methods.items():
         if part.predicted_speedup:

@@ -26,13 +26,13 @@ from edgespec.export import skip_search
 from edgespec.export.acceptance import Acceptance, ChainScorer
 from edgespec.export.graph import WeightFile
 from edgespec.export.model import open_model
-from edgespec.export.pipeline import ALWAYS, METHODS, Exporter, ExportOptions
+from edgespec.export.pipeline import ALWAYS, Exporter, ExportOptions
 from edgespec.export.plan import weight_bytes
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
 from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.manifest import FORMATS, MANIFEST, SCHEMA, Format
+from edgespec.runtimes.manifest import FORMATS, MANIFEST, METHODS, SCHEMA, Format
 from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import SkipSet
 from edgespec.sampling import SamplingParams
