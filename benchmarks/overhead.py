@@ -20,7 +20,7 @@ from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters.ar import Plain
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import open_slot
 from edgespec.sampling import RowSampler
 
 
@@ -62,7 +62,7 @@ def main() -> None:
     runs: list[float] = []
     run = session.run_with_iobinding
     for repeat in range(arguments.repeats + 1):
-        slot = Slot(model)
+        slot = open_slot(model)
         rounds = decode(slot, Plain(), [1, 2, 3], DecodeOptions(max_new_tokens=arguments.steps))
         next(rounds)
         while True:

@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks.common import alternate, conditions, ratio, show
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import open_slot
 
 PREFIX = 64
 
@@ -42,7 +42,7 @@ def main() -> None:
         _launch(arguments)
         return
     bundle = Bundle.open(arguments.bundle, check=False)
-    slot = Slot(Model(bundle.path, bundle.manifest.target, "plain", arguments.threads))
+    slot = open_slot(Model(bundle.path, bundle.manifest.target, "plain", arguments.threads))
     prompt = np.random.default_rng(0).integers(2, 5000, PREFIX)  # [PREFIX]
     slot.prefill(prompt.tolist())
     theirs, _model = _genai(arguments.genai, arguments.threads, prompt, PREFIX + arguments.pairs + 8)

@@ -28,7 +28,7 @@ from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import Pass
 from edgespec.stats import Stats
 
@@ -82,10 +82,10 @@ def main() -> None:
         form = bundle.manifest.target.format
         target = bundle.manifest.target
         plain = Model(bundle.path, target, "plain", arguments.threads)
-        slots[f"{form} plain"], drafters[f"{form} plain"] = Slot(plain), Plain()
+        slots[f"{form} plain"], drafters[f"{form} plain"] = open_slot(plain), Plain()
         strict = Model(bundle.path, target, target.main, arguments.threads)
         for name, model in ((f"{form} ngram", strict), (f"{form} ngram --no-strict", plain)):
-            slots[name] = slot = Slot(model)
+            slots[name] = slot = open_slot(model)
             slot.prefill(list(range(5, 69)))
             drafters[name] = Adaptive(NGram(), CostModel(_curve(slot), 0.0), gamma_max=8)
     times: dict[str, list[float]] = {name: [] for name in slots}

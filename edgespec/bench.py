@@ -93,9 +93,16 @@ def bench(
         repeats: rounds over all prompts, after one that is not timed.
         progress: called with (done, of, what).
     """
-    share = None if engine.strict else engine
+    native = engine.operators.kind == "native"  # one graph: its plain decoding is the fastest
+    share = engine if native or not engine.strict else None
     plain = Engine(
-        engine.bundle, threads=engine.model.threads, context=engine.context, strict=False, graph="plain", share=share
+        engine.bundle,
+        threads=engine.model.threads,
+        context=engine.context,
+        strict=False,
+        operators=engine.operators.kind,
+        graph="native" if native else "plain",
+        share=share,
     )
     runs: list[tuple[str, Engine, Settings]] = [(BASELINE, plain, settings.changed(method="ar"))]
     runs += [(name, engine, settings.changed(method=name)) for name in methods]

@@ -14,6 +14,8 @@ from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, choose_method
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.kv import attention_format
+from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.text import Message, TextCodec
@@ -30,6 +32,7 @@ class Engine:
     Attributes:
         bundle: the opened bundle.
         codec: its tokenizer.
+        operators: stock or native, and why.
         strict: whether a row has the same bits in every pass, so that speculation writes exactly plain decoding's text.
         context: most tokens of a sequence, prompt included.
 
@@ -45,6 +48,8 @@ class Engine:
         threads: int | None = None,
         context: int | None = None,
         strict: bool = True,
+        operators: Wanted = "auto",
+        attention: str | None = None,
         graph: str | None = None,
         share: Engine | None = None,
     ) -> None:
@@ -57,10 +62,12 @@ class Engine:
         self.codec = TextCodec(bundle.path)
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = threading.RLock()
-        main = manifest.target.main
-        graph = graph or (main if strict or main == "gated" else "plain")
+        self.operators: OperatorChoice = share.operators if share else choose_operators(operators, manifest.target)
+        self.attention = attention
         start = time.perf_counter()
-        self.model: Model = share.model if share else Model(bundle.path, manifest.target, graph, threads)
+        graph = graph or self.operators.graph(manifest.target, strict)
+        kv = attention_format(attention, self.operators.kind)
+        self.model: Model = share.model if share else Model(bundle.path, manifest.target, graph, threads, kv)
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
@@ -153,7 +160,8 @@ class Engine:
     def approximations(self) -> list[str]:
         """What differs from the source model whatever the method."""
         form = self.bundle.manifest.target.format
-        return [] if form == "fp32" else [f"{form} weights", "8-bit activations"]
+        found = [] if form == "fp32" else [f"{form} weights", "8-bit activations"]
+        return found + (self.model.kv.approximations if self.operators.kind == "native" else [])
 
     def choose(self, method: str | None) -> MethodChoice:
         """The method for a request, with the reason."""
@@ -191,7 +199,8 @@ class Engine:
 
     def _draft_model(self) -> Model:
         if self._draft is None:
-            self._draft = Model(self.bundle.path, self.bundle.part("draft"), "plain", self.model.threads)
+            part = self.bundle.part("draft")
+            self._draft = Model(self.bundle.path, part, self.operators.graph(part, False), self.model.threads)
         return self._draft
 
 
@@ -202,6 +211,8 @@ def load(
     context: int | None = None,
     strict: bool = True,
     check: bool = True,
+    operators: Wanted = "auto",
+    attention: str | None = None,
 ) -> Engine:
     """Load a bundle.
 
@@ -209,10 +220,16 @@ def load(
         bundle: its folder.
         threads: of ONNX Runtime; None = all processors this process may use.
         context: most tokens of a sequence; None = what the bundle was exported for.  Memory grows with use.
-        strict: use the graph whose rows have the same bits in every pass; it costs about 4 % of a step.
+        strict: use the graph whose rows have the same bits in every pass; on stock operators it costs about 4 % of a
+            step, on native ones nothing.
         check: compare the SHA-256 of every file first.
+        operators: auto, stock or native.
+        attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2; None = f16, and
+            f32 in an fp32 bundle.
 
     Raises:
-        BundleError: something is missing, short, altered or newer than this version.
+        BundleError: something is missing, short, altered or newer than this version, or cannot run here.
+        InvalidRequest: a context or an attention that this bundle does not have.
     """
-    return Engine(Bundle.open(bundle, check=check), threads=threads, context=context, strict=strict)
+    opened = Bundle.open(bundle, check=check)
+    return Engine(opened, threads=threads, context=context, strict=strict, operators=operators, attention=attention)

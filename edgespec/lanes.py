@@ -17,7 +17,7 @@ from edgespec.drafters.self_spec import SelfSpec
 from edgespec.methods import MethodChoice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import SkipSet, common_prefix
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
@@ -36,7 +36,7 @@ class Lane:
         self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
-        self.target = Slot(model, context=context)
+        self.target = open_slot(model, context=context)
         self._draft_slot: Slot | None = None
         self._inner: dict[str, Drafter] = {}
         self._adaptive: dict[tuple[str, int, bool], Adaptive] = {}
@@ -66,7 +66,7 @@ class Lane:
             return NGram()
         if choice.name == "speculative":
             if self._draft_slot is None:
-                self._draft_slot = Slot(self._draft())
+                self._draft_slot = open_slot(self._draft())
             return DraftModel(self._draft_slot, self.target.vocab_size)
         if choice.name == "self-spec":
             return SelfSpec(self.target, _skip_set(choice))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.engine import Engine, Prompt
 from edgespec.noise import Noise
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import open_slot
 from edgespec.sampling import SamplingParams, adjusted, support
 from edgespec.settings import Settings
 
@@ -141,7 +141,7 @@ def _difference(
         return Difference(number, at, -1, -1, float("inf"), False)
     tokens = (engine.codec.encode(prompt) if isinstance(prompt, str) else list(prompt)) + got[:at]
     params, noise = settings.sampling, Noise(settings.sampling.seed)
-    slot = Slot(engine.model, context=engine.context, reserve=len(tokens) + len(got) + 2)
+    slot = open_slot(engine.model, context=engine.context, reserve=len(tokens) + len(got) + 2)
     slot.prefill(tokens[:-1])
     gaps: list[float] = []
     for token in got[at:]:
@@ -162,7 +162,7 @@ def near_tie_limit(engine: Engine, tokens: Sequence[int]) -> float:
     Measured on this machine: the largest difference between a row computed alone and the same row at the head of a
     block.
     """
-    slot = Slot(engine.model, context=engine.context)
+    slot = open_slot(engine.model, context=engine.context)
     probed = list(tokens[-PROBED:])
     largest = 0.0
     for at in range(1, len(probed) - 1):

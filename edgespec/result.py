@@ -26,6 +26,7 @@ class Result:
         lossless: the text has the distribution of plain decoding of this bundle.
         exact: the text is bit for bit that of plain decoding in strict mode.
         approximations: what differs from the source model.
+        operators: stock or native.
         logprobs: log-probability of each token by the unadjusted model, if asked for.
     """
 
@@ -39,6 +40,7 @@ class Result:
     lossless: bool
     exact: bool
     approximations: list[str]
+    operators: str = "stock"
     logprobs: list[float] | None = None
     peak_bytes: int = 0
 
@@ -54,6 +56,7 @@ class Result:
             "lossless": self.lossless,
             "exact": self.exact,
             "approximations": self.approximations,
+            "operators": self.operators,
             "stats": self.stats.as_dict() | {"peak_bytes": self.peak_bytes},
         }
         if self.logprobs is not None:

@@ -87,6 +87,7 @@ class Stream:
             lossless=True,
             exact=exact,
             approximations=engine.approximations,
+            operators=engine.operators.kind,
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
         )

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.slot import HIDE, Slot
+from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import SkipSet
 
 MAX_ROWS = 96  # rows of one pass: bounds the scratch space
@@ -90,15 +90,9 @@ class ChainScorer:
         found = []
         for start in range(0, len(self.positions), batch):
             at = self.positions[start : start + batch]  # [p]
-            n = len(at) * depth
-            bias = np.full((len(at), depth, len(self.tokens) + n), HIDE, np.float32)
-            for i, position in enumerate(at):
-                bias[i, :, :position] = 0
-                own = len(self.tokens) + i * depth
-                for j in range(depth):
-                    bias[i, j, own : own + j + 1] = 0
             chains = self.chains[start : start + batch, :depth]
-            positions = at[:, None] + np.arange(depth)
-            output = slot.forward_masked(chains.ravel(), positions.ravel(), bias.reshape(n, -1), np.arange(n), skip)
+            rows = np.arange(len(at) * depth).reshape(len(at), depth)
+            parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
+            output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
             found.append(output.logits.argmax(-1).reshape(len(at), depth))
         return np.concatenate(found)

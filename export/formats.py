@@ -71,7 +71,7 @@ class BlockFormat:
                     packed, scale = quantize.quantize_block(piece, self.bits)
                     scales.append(scale)
                     approximation = quantize.dequantize_block(packed, scale, k, self.bits)
-                    _add_error(errors, part, *quantize.squared_error(piece, approximation))
+                    add_error(errors, part, *quantize.squared_error(piece, approximation))
                     yield packed
 
         file.put(f"{name}.levels", (n, blocks, quantize.BLOCK * self.bits // 8), np.uint8, levels())
@@ -117,15 +117,21 @@ class ChannelFormat:
 
     def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
         n, k = stacked_shape(source, parts)
-        matrix, scales, at = np.empty((k, n), np.int8), np.empty(n, np.float32), 0
-        for part in parts:
-            for piece in source.pieces(part):
-                levels, scale = quantize.quantize_channel(piece)
-                matrix[:, at : at + len(piece)], scales[at : at + len(piece)] = levels.T, scale
-                _add_error(errors, part, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
-                at += len(piece)
-        file.put(f"{name}.levels", (k, n), np.int8, [matrix])
-        file.put(f"{name}.scales", (n,), np.float32, [scales])
+        scales: list[NDArray[np.float32]] = []
+
+        def columns() -> Iterator[NDArray[np.int8]]:
+            matrix, at = np.empty((k, n), np.int8), 0
+            for part in parts:
+                for piece in source.pieces(part):
+                    levels, scale = quantize.quantize_channel(piece)
+                    matrix[:, at : at + len(piece)] = levels.T
+                    scales.append(scale)
+                    add_error(errors, part, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
+                    at += len(piece)
+            yield matrix
+
+        file.put(f"{name}.levels", (k, n), np.int8, columns())
+        file.put(f"{name}.scales", (n,), np.float32, scales)
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
         levels, scale = graph.once(("quantized", x), lambda: self._activation(graph, x))
@@ -169,12 +175,16 @@ class FloatFormat:
     def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
         (part,) = parts
         n, k = source.shape(part)
-        matrix, at = np.empty((k, n), np.float32), 0
-        for piece in source.pieces(part):
-            matrix[:, at : at + len(piece)] = piece.T
-            at += len(piece)
-            _add_error(errors, part, 0.0, quantize.squared_error(piece, piece)[1])
-        file.put(name, (k, n), np.float32, [matrix])
+
+        def columns() -> Iterator[NDArray[np.float32]]:
+            matrix, at = np.empty((k, n), np.float32), 0
+            for piece in source.pieces(part):
+                matrix[:, at : at + len(piece)] = piece.T
+                at += len(piece)
+                add_error(errors, part, 0.0, quantize.squared_error(piece, piece)[1])
+            yield matrix
+
+        file.put(name, (k, n), np.float32, columns())
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
         y = graph.node("MatMul", [x, graph.stored(name)])
@@ -237,6 +247,7 @@ def stacked_shape(source: Checkpoint, parts: Sequence[str]) -> tuple[int, int]:
     return sum(source.shape(part)[0] for part in parts), source.shape(parts[0])[1]
 
 
-def _add_error(errors: Errors, name: str, error: float, norm: float) -> None:
+def add_error(errors: Errors, name: str, error: float, norm: float) -> None:
+    """Add to the squared error, and the sum of squares, of a matrix."""
     before = errors.get(name, (0.0, 0.0))
     errors[name] = before[0] + error, before[1] + norm

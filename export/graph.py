@@ -13,8 +13,11 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgespec.runtimes.packing import Packed
+
 T = TypeVar("T")
 MICROSOFT = "com.microsoft"
+EDGESPEC = "edgespec"  # runtimes/native
 OPSET = 23  # RMSNormalization and RotaryEmbedding as operators
 IR_VERSION = 11
 INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
@@ -32,13 +35,20 @@ class Stored:
 
 
 class WeightFile:
-    """Append-only external data, written piece by piece so that no tensor need be whole in memory."""
+    """Append-only external data, written piece by piece so that no tensor need be whole in memory.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: the file.
+        plan: write nothing, only decide where everything lies; pieces are not even computed.
+    """
+
+    def __init__(self, path: Path, plan: bool = False) -> None:
         self.path = path
         self.entries: dict[str, Stored] = {}
         self.matrices: set[str] = set()  # names a weight format has stored; it may have made several entries of one
-        self._file = path.open("wb")
+        self.packed: dict[str, Packed] = {}  # those in the packed layout
+        self._end = 0
+        self._file = None if plan else path.open("wb")
 
     def __enter__(self) -> WeightFile:
         return self
@@ -46,7 +56,8 @@ class WeightFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        if self._file:
+            self._file.close()
 
     def has(self, name: str) -> bool:
         """Whether an entry of that name was stored."""
@@ -57,13 +68,15 @@ class WeightFile:
         dtype = np.dtype(dtype)
         length = int(np.prod(dims)) * dtype.itemsize
         align = LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN
-        offset = -(-self._file.tell() // align) * align
-        self._file.seek(offset)
-        written = 0
-        for piece in pieces:
-            written += self._file.write(np.ascontiguousarray(piece, dtype).data)
-        if written != length:
-            raise AssertionError(f"{name}: wrote {written} bytes, expected {length}")
+        offset = -(-self._end // align) * align
+        self._end = offset + length
+        if self._file:
+            self._file.seek(offset)
+            written = 0
+            for piece in pieces:
+                written += self._file.write(np.ascontiguousarray(piece, dtype).data)
+            if written != length:
+                raise AssertionError(f"{name}: wrote {written} bytes, expected {length}")
         self.entries[name] = Stored(offset, length, dims, dtype)
 
     def alias(self, name: str, of: str, dims: tuple[int, ...]) -> None:
@@ -160,7 +173,10 @@ class GraphBuilder:
         """Write the graph; its weights stay in the weight file beside it."""
         nodes = _alive(self._nodes, {output.name for output in self.outputs})
         graph = helper.make_graph(nodes, "decoder", self.inputs, self.outputs, list(self._initializers.values()))
+        domains = {node.domain for node in nodes}
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
+        if EDGESPEC in domains:
+            opsets.append(helper.make_opsetid(EDGESPEC, 1))
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edgespec")
         path.write_bytes(model.SerializeToString())
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from edgespec.errors import ExportError
@@ -10,11 +11,14 @@ from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.emit import HEADROOM, GraphOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
+from edgespec.export.native.emit import NativeOps
+from edgespec.export.native.formats import NativeFormat
 from edgespec.export.source import Checkpoint
-from edgespec.runtimes.manifest import Format, Graph, ModelPart
+from edgespec.runtimes.manifest import Format, Graph, Layout, ModelPart
 
 WEIGHTS = "model.data"
-MAIN, PLAIN = "model.onnx", "model.plain.onnx"
+MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
+INDEX = "model.weights.json"
 
 
 @dataclass(frozen=True)
@@ -40,12 +44,21 @@ def open_model(path: Path, context: int | None) -> Architecture:
 
 
 def write_model(
-    folder: Path, arch: Architecture, form: Format, *, gated: bool = False, draft: bool = False, prefix: str = ""
+    folder: Path,
+    arch: Architecture,
+    form: Format,
+    *,
+    gated: bool = False,
+    draft: bool = False,
+    prefix: str = "",
+    layout: Layout = "native",
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
 
-    A target gets two graphs: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every
-    pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.
+    With stock operators a target has two graphs: the strict one (its sub-layers gated if asked for), whose rows have
+    the same bits in every pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.  With
+    native operators one graph does all of it.  The weights are stored once; ``model.weights.json`` says where each
+    lies in either layout, so that the other one can be made without looking into the graphs.
 
     Args:
         folder: an existing folder.
@@ -54,6 +67,7 @@ def write_model(
         gated: sub-layers can be left out of the strict graph.
         draft: only the plain graph.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
+        layout: which operators' weights are stored.
     """
     linear = linear_format(form)
     errors: Errors = {}
@@ -61,17 +75,44 @@ def write_model(
     graphs = {"plain": Graph(file=prefix + (MAIN if draft else PLAIN))}
     if not draft:
         graphs = {"gated" if gated else "strict": strict} | graphs
-    with WeightFile(folder / WEIGHTS) as weights:
+    with WeightFile(folder / WEIGHTS, plan=layout != "stock") as weights:
         for graph in graphs.values():  # the second graph finds every tensor already stored
             ops = GraphOps(arch, linear, weights, errors, gates=graph.gated, padded=graph.padded)
             arch.build(ops)
             ops.graph.save(folder / graph.file.removeprefix(prefix))
+    with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
+        native = NativeOps(arch, NativeFormat(form), packed, errors)
+        arch.build(native)
+        native.graph.save(folder / NATIVE)
+    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, operators="native")
+    _write_index(folder / INDEX, weights, packed)
     source = arch.source
     facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
     part = ModelPart(
-        facts=facts, format=form, graphs=graphs, weights=prefix + WEIGHTS, headroom=HEADROOM, min_rows=linear.min_rows
+        facts=facts,
+        format=form,
+        graphs=graphs,
+        weights=prefix + WEIGHTS,
+        index=prefix + INDEX,
+        layout=layout,
+        headroom=HEADROOM,
+        min_rows=linear.min_rows,
     )
     return WrittenModel(part, errors)
+
+
+def _write_index(path: Path, stock: WeightFile, native: WeightFile) -> None:
+    """Where each tensor lies in either layout, and which matrices differ between them."""
+
+    def entries(file: WeightFile) -> dict[str, list[object]]:
+        return {
+            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
+            for name, entry in file.entries.items()
+        }
+
+    matrices = {name: asdict(packed) for name, packed in native.packed.items()}
+    index = {"matrices": matrices, "stock": entries(stock), "native": entries(native)}
+    path.write_text(json.dumps(index), "utf-8")
 
 
 def _size(shape: tuple[int, ...]) -> int:

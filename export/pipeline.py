@@ -25,14 +25,16 @@ from edgespec.runtimes.manifest import (
     METHODS,
     SCHEMA,
     Format,
+    Layout,
     Manifest,
     Measured,
     MethodPart,
     ModelPart,
     SkipSetPart,
 )
+from edgespec.runtimes.operators import Wanted, choose_operators
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.text import TextCodec
 
 ALWAYS = ("ar", "ngram")
@@ -54,7 +56,8 @@ class ExportOptions:
         parity, acceptance and the search are measured on; None = the model's or the built-in one. skip_set: a JSON
         file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
         search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
-        keep_search: folder for the state of an interrupted search.
+        keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
+        unless ``stock``; either kind can run them, after a conversion.
     """
 
     model: str
@@ -71,6 +74,7 @@ class ExportOptions:
     overwrite: bool = False
     revision: str | None = None
     keep_search: Path | None = None
+    operators: Wanted = "auto"
 
     def wanted(self) -> list[str]:
         """All methods of the bundle, in the usual order.
@@ -125,11 +129,12 @@ class Exporter:
         gated = "self-spec" in self.methods
         with staged_folder(options.output, options.overwrite) as folder:
             self.progress("weights", 0, 1, "target")
-            written = write_model(folder, self.arch, options.format, gated=gated)
+            written = write_model(folder, self.arch, options.format, gated=gated, layout=self._layout())
             draft_part = self._write_draft(folder)
             copy_tokenizer(self.arch.source.path, folder)
             self.progress("weights", 1, 1, "written")
-            slot = Slot(Model(folder, written.part, written.part.main, options.threads))
+            operators = choose_operators(options.operators, written.part)
+            slot = open_slot(Model(folder, written.part, operators.graph(written.part, strict=True), options.threads))
             tokens = self._tokens(min(CALIBRATION_TOKENS, self.arch.facts.context // 2))
             of = 2 * self.arch.facts.layers
             parity = parity_report(
@@ -162,7 +167,12 @@ class Exporter:
         if self.draft is None:
             return None
         (folder / "draft").mkdir()
-        return write_model(folder / "draft", self.draft, self.options.format, draft=True, prefix="draft/").part
+        return write_model(
+            folder / "draft", self.draft, self.options.format, draft=True, prefix="draft/", layout=self._layout()
+        ).part
+
+    def _layout(self) -> Layout:
+        return "stock" if self.options.operators == "stock" else "native"
 
     def _measure(
         self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
@@ -178,7 +188,8 @@ class Exporter:
         scorer = _chains(slot, tokens)
         self.progress("acceptance", 1, 1, "the target's own continuations")
         if draft_part is not None:
-            draft = Slot(Model(folder, draft_part, "plain", self.options.threads))
+            graph = choose_operators(self.options.operators, draft_part).graph(draft_part, strict=False)
+            draft = open_slot(Model(folder, draft_part, graph, self.options.threads))
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
             chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
             acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain

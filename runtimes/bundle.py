@@ -46,9 +46,9 @@ class Bundle:
         folder = Path(path)
         manifest = read_manifest(folder)
         bundle = cls(folder, manifest)
-        named = [manifest.target.weights, *(graph.file for graph in manifest.target.graphs.values())]
+        named = _named(manifest.target)
         if manifest.draft:
-            named += [manifest.draft.weights, *(graph.file for graph in manifest.draft.graphs.values())]
+            named += _named(manifest.draft)
         for name in named:
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
@@ -75,3 +75,9 @@ class Bundle:
         if part is None:
             raise BundleError(f"{self.path}: has no {name} model", "export with `--method speculative --draft MODEL2`")
         return part
+
+
+def _named(part: ModelPart) -> list[str]:
+    """Every file that a model's entry in the manifest uses."""
+    index = [part.index] if part.index else []
+    return [part.weights, *index, *(graph.file for graph in part.graphs.values())]

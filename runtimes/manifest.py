@@ -14,6 +14,8 @@ SCHEMA = 1
 MANIFEST = "edgespec.json"
 
 Format = Literal["fp32", "int4", "int8", "w8a8"]
+Layout = Literal["stock", "native"]
+Operators = Literal["stock", "native"]
 METHODS = ("ar", "ngram", "speculative", "self-spec")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 
@@ -66,16 +68,21 @@ class Graph(_Part):
     file: InsidePath
     gated: bool = False
     padded: bool = False
-    operators: Literal["stock", "native"] = "stock"
+    operators: Operators = "stock"
 
 
 class ModelPart(_Part):
-    """A model of the bundle: its facts, its format and its graphs over one weight file."""
+    """A model of the bundle: its facts, its format and its graphs over one weight file.
+
+    ``layout``: the operators whose layout the weights have; for the others they are repacked, by ``index``.
+    """
 
     facts: ModelFacts
     format: Format
     graphs: dict[str, Graph]
     weights: InsidePath
+    index: InsidePath | None = None
+    layout: Layout = "stock"
     headroom: int = Field(gt=0, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, description="fewest rows that may reach the LM head")
 

@@ -9,8 +9,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.runtimes.hugepages import use_huge_pages
+from edgespec.runtimes.kv import ATTENTION, KvFormat
 from edgespec.runtimes.manifest import ModelPart
 from edgespec.runtimes.ort import default_threads, make_session
+from edgespec.runtimes.repack import usable_graph
 
 
 class Bound:
@@ -33,14 +35,20 @@ class Model:
         part: its entry in the manifest.
         graph: which of its graphs.
         threads: intra-op threads; None = all processors this process may use.
+        kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
     """
 
-    def __init__(self, folder: Path, part: ModelPart, graph: str, threads: int | None = None) -> None:
+    def __init__(
+        self, folder: Path, part: ModelPart, graph: str, threads: int | None = None, kv: KvFormat | None = None
+    ) -> None:
         self.part, self.facts = part, part.facts
         self.graph = part.graphs[graph]
+        self.kv = kv or ATTENTION["f32" if part.format == "fp32" else "f16"]
         self.threads = threads or default_threads()
-        self.session = make_session(folder / self.graph.file, self.threads)
-        self.huge_page_bytes = use_huge_pages()
+        native = self.graph.operators == "native"
+        self.session = make_session(usable_graph(folder, part, self.graph), self.threads, native)
+        # packed weights are used where the file is mapped
+        self.huge_page_bytes = 0 if native else use_huge_pages()
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
 

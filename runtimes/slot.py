@@ -1,55 +1,36 @@
-"""A KV slot: one sequence's keys and values over a shared model, bound once, updated in place.
-
-Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
-place; ``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an
-output that is not bound means that the cache is silently not written.
-"""
+"""A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.session import Bound, Model
+from edgespec.runtimes.session import Model
 from edgespec.runtimes.target import Pass, SkipSet, common_prefix
 
 PREFILL_CHUNK = 128
-ROUND_CAPACITY = 64
-HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
 
 
-class Slot:
-    """The target (or draft) of one sequence.
+class Slot(ABC):
+    """The target (or draft) of one sequence; ``open_slot`` makes the kind that fits the model's graph.
 
     Args:
         model: the session and shared buffers.
         context: most tokens of the sequence; at most what the bundle was exported for.
-        reserve: tokens to allocate for at once; the buffers grow when more are needed.
     """
 
-    def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
+    def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts
         self.model = model
-        self._extra = int(model.graph.padded)  # rows attention has beyond those of the pass
         self.vocab_size, self.layers = facts.vocab, facts.layers
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
         self.capacity = 0
         self._pending: tuple[list[int], list[int] | None] = ([], None)
-        self._io = model.session.io_binding()
-        self._bound: dict[str, Bound] = {}  # what each name is bound to now
-        self._kv: dict[str, Bound] = {}
-        self._seqlens = self._bind("seqlens_k", Bound(np.zeros(1, np.int32))).array
-        self._total = self._bind("total", Bound(np.array(0, np.int32))).array
-        if model.graph.gated:
-            self._gate_attn = self._bind("gate_attn", Bound(np.ones(facts.layers, bool))).array
-            self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
-        self._skip: SkipSet | None = None
-        self.reserve(reserve)
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
@@ -64,174 +45,66 @@ class Slot:
         self.reserve(len(self.tokens) + len(tokens))
         for start in range(0, len(tokens), PREFILL_CHUNK):
             chunk = np.asarray(tokens[start : start + PREFILL_CHUNK], np.int64)
-            past = len(self.tokens)
-            # exact total: attention's scratch space has a row of `total` per head and token
-            self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra)
+            self._fill(chunk)
             self.tokens.extend(chunk.tolist())
 
+    @abstractmethod
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
-        n = len(tokens)
-        if parents is None:
-            self._pending = (tokens.tolist(), None)
-            return self._run(tokens, len(self.tokens), rows=n)
-        self._pending = (tokens.tolist(), parents.tolist())
-        return self._run(tokens, len(self.tokens), rows=n, parents=self._pending[1])
 
+    @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
-        tokens, parents = self._pending
-        if parents is not None and any(row != at for at, row in enumerate(rows)):
-            past = len(self.tokens)
-            source = [past + row for row in rows]
-            for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
-                bound.array[0, :, past : past + len(rows)] = bound.array[0, :, source].transpose(1, 0, 2)
-        self.tokens.extend([tokens[row] for row in rows])
-        self._pending = ([], None)
 
     def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
         """Run a chain of draft rows with sub-layers left out -> logits of the last row, [1, vocab]."""
         return self.forward_draft(tokens, offset, skip)
 
+    @abstractmethod
     def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
         """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
-        self._set_gates(skip)
-        try:
-            return self._run(tokens, len(self.tokens) + offset, rows=-1)
-        finally:
-            self._set_gates(None)
 
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
-    def forward_masked(
+    @abstractmethod
+    def forward_hypotheses(
         self,
         tokens: NDArray[np.int64],  # [n]
-        positions: NDArray[np.int64],  # [n]
-        bias: NDArray[np.float32],  # [n, past + n], added to the attention scores
-        rows: NDArray[np.int64],  # [r]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
         skip: SkipSet | None = None,
     ) -> Pass:
-        """Run rows after the slot's tokens with any positions and mask -> logits of ``rows``; nothing is committed."""
-        past, n = len(self.tokens), len(tokens)
-        count = n + self._extra
-        self.reserve(past + count)
-        self._set_gates(skip)
-        try:
-            mask = self._attach("bias", "given_bias", (1, 1, count, past + count), np.float32)[0, 0]
-            mask[:, :] = 0
-            mask[:n, : past + n] = bias
-            self._attach("rows", "given_rows", rows.shape, np.int64)[:] = rows
-            self._total[...] = past + count
-            where = np.append(positions, [past + n] * self._extra)
-            return self._launch(tokens, where, past, len(rows), count)
-        finally:
-            self._set_gates(None)
+        """Run rows that each continue some beginning of the slot's text -> logits of all, [n, vocab].
+
+        Args:
+            tokens: the rows.
+            visible: how many of the slot's tokens a row sees; the same along a chain.
+            parents: an earlier row that a row continues, -1: the slot's text; its position is ``visible`` + depth.
+            skip: sub-layers to leave out.
+
+        Nothing is committed.
+        """
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
+    @abstractmethod
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens and the rows after them; what the slot holds stays."""
-        headroom = self.model.part.headroom
-        most = self.model.facts.context + headroom
-        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
-        if need <= self.capacity:
-            return
-        need = min(most, max(need, self.capacity * 3 // 2))
-        facts, used = self.model.facts, len(self.tokens)
-        for layer in range(facts.layers):
-            for kind in ("key", "value"):
-                name = f"past_key_values.{layer}.{kind}"
-                array = np.zeros((1, facts.kv_heads, need, facts.head_dim), np.float32)
-                if name in self._kv:
-                    array[:, :, :used] = self._kv[name].array[:, :, :used]
-                self._kv[name] = bound = Bound(array)
-                self._bind(name, bound)
-                self._io.bind_ortvalue_output(f"present.{layer}.{kind}", bound.value)
-        self.capacity = need
 
     @property
+    @abstractmethod
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
-        return sum(bound.array.nbytes for bound in self._kv.values())
 
+    @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
-        return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}
 
-    # -- one pass ----------------------------------------------------------------------------------------------------
+    # -- parts -------------------------------------------------------------------------------------------------------
 
-    def _run(
-        self,
-        tokens: NDArray[np.int64],  # [n]
-        past: int,
-        *,
-        rows: int,
-        parents: list[int] | None = None,
-        total: int | None = None,
-    ) -> Pass:
-        n = len(tokens)
-        count = n + self._extra
-        if past + count > self.capacity:
-            self._need_room(past + count)
-        self._total[...] = width = total or self.capacity
-        if parents is None:
-            self._attach("bias", "zero_bias", (1, 1, count, width), np.float32)
-            positions = None
-        else:
-            positions = self._tree(parents, past, count, width)
-        return self._launch(tokens, positions, past, self._choose_rows(rows, n), count)
-
-    def _launch(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None, past: int, rows: int, count: int
-    ) -> Pass:
-        """Everything but mask and rows is bound and written here; attention has ``count`` rows."""
-        self._attach("ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
-        pos = self._attach("pos", "pos", (1, count), np.int64)
-        pos[0] = np.arange(past, past + count) if positions is None else positions
-        self._seqlens[0] = past + count - 1
-        logits = self.model.buffer("logits", (1, rows, self.vocab_size), np.float32)
-        if self._bound.get("logits") is not logits:
-            self._io.bind_ortvalue_output("logits", logits.value)
-            self._bound["logits"] = logits
-        self.model.session.run_with_iobinding(self._io)
-        return Pass(logits.array[0])
-
-    def _choose_rows(self, rows: int, n: int) -> int:
-        """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""
-        if rows < 0:
-            self._attach("rows", "last_row", (1,), np.int64)[0] = n - 1
-            return 1
-        wanted = self._attach("rows", "rows", (rows,), np.int64)
-        if rows and wanted[-1] != rows - 1:
-            wanted[:] = np.arange(rows)
-        return rows
-
-    def _tree(self, parents: list[int], past: int, count: int, width: int) -> NDArray[np.int64]:
-        """Bind the mask of a tree; returns the rows' positions [count]."""
-        bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
-        bias[:, :past] = 0
-        bias[:, past:] = HIDE
-        depths = np.zeros(count, np.int64)
-        for row in range(count):
-            parent = parents[row] if row < len(parents) else -1  # the dummy row stands alone
-            if parent >= 0:
-                bias[row, past : past + row] = bias[parent, past : past + row]
-                depths[row] = depths[parent] + 1
-            bias[row, past + row] = 0
-        return past + depths
-
-    def _set_gates(self, skip: SkipSet | None) -> None:
-        if skip is self._skip:
-            return
-        if not self.model.graph.gated:
-            raise InvalidRequest(
-                "this graph has no gates: layers cannot be skipped", "export with `--method self-spec`"
-            )
-        self._gate_attn[:], self._gate_mlp[:] = True, True
-        if skip is not None:
-            self._gate_attn[list(skip.attention)] = False
-            self._gate_mlp[list(skip.mlp)] = False
-        self._skip = skip
+    @abstractmethod
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        """Run rows after the slot's tokens for their KV alone; [n]."""
 
     def _need_room(self, rows: int) -> None:
         if rows > self.capacity:
@@ -239,13 +112,27 @@ class Slot:
         if rows > self.capacity:
             raise InvalidRequest(f"a pass up to row {rows} does not fit the cache of {self.capacity} rows")
 
-    def _bind(self, name: str, bound: Bound) -> Bound:
-        self._io.bind_ortvalue_input(name, bound.value)
-        self._bound[name] = bound
-        return bound
 
-    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
-        bound = self.model.buffer(buffer, shape, dtype)
-        if self._bound.get(name) is not bound:
-            self._bind(name, bound)
-        return bound.array
+def depths_of(parents: Sequence[int]) -> NDArray[np.int64]:  # [n]
+    """How many ancestors each row has."""
+    depths = np.zeros(len(parents), np.int64)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            depths[row] = depths[parent] + 1
+    return depths
+
+
+def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
+    """A slot over a model.
+
+    Args:
+        model: the session and shared buffers.
+        context: most tokens of the sequence; at most what the bundle was exported for.
+        reserve: tokens to allocate for at once; the buffers grow when more are needed.
+    """
+    # here, because both kinds are Slots
+    from edgespec.runtimes.native_slot import NativeSlot
+    from edgespec.runtimes.stock_slot import StockSlot
+
+    kind = NativeSlot if model.graph.operators == "native" else StockSlot
+    return kind(model, context=context, reserve=reserve)

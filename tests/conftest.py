@@ -23,7 +23,7 @@ from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.export.source import resolve
 from edgespec.runtimes.manifest import Format, ModelPart
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import Slot, open_slot
 from tests import hf
 
 TARGET, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
@@ -76,7 +76,7 @@ class Written:
         return Model(self.folder, self.part, graph, threads)
 
     def slot(self, graph: str = "gated", threads: int = 1) -> Slot:
-        return Slot(self.model(graph, threads), reserve=1)
+        return open_slot(self.model(graph, threads), reserve=1)
 
 
 @dataclass(frozen=True)
@@ -135,9 +135,10 @@ def written(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPath
             folder = tmp_path_factory.mktemp("model")
             arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
             (folder / "strict").mkdir()
-            strict = write_model(folder / "strict", arch, form, prefix="strict/").part.graphs["strict"]
-            result = write_model(folder, arch, form, gated=True)
-            part = result.part.model_copy(update={"graphs": {**result.part.graphs, "strict": strict}})
+            strict = write_model(folder / "strict", arch, form, prefix="strict/", layout="stock")
+            result = write_model(folder, arch, form, gated=True, layout="stock")
+            graphs = {**result.part.graphs, "strict": strict.part.graphs["strict"]}
+            part = result.part.model_copy(update={"graphs": graphs})
             made[name, form] = Written(folder, arch, part, result.errors)
         return made[name, form]
 
@@ -169,6 +170,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 draft=draft,
                 skip_set=fixed_skip_set(folder, target),
                 threads=THREADS,
+                operators="stock",
             )
             Exporter(options).run()
             made[key] = options.output

@@ -23,7 +23,7 @@ from edgespec.proposal import Proposal, Verdict
 from edgespec.runtimes.manifest import FORMATS
 from edgespec.runtimes.reference import FunctionTarget
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import Pass, SkipSet, Target
 from edgespec.sampling import SamplingParams, distribution
 from edgespec.verify import Rows
@@ -221,7 +221,7 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     """First two tokens of many sampled texts, what the graph itself says they should be, and how many were guessed."""
     manifest = made.bundle.manifest
     prompt = made.codec.encode(PROMPTS[0])
-    target = RememberedTarget(Slot(made.model))
+    target = RememberedTarget(open_slot(made.model))
     expected: dict[tuple[int, ...], float] = {}
     for first, p in outcomes(target, prompt):
         for second, q in outcomes(target, [*prompt, first]):
@@ -231,7 +231,7 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     drafter: Drafter = Plain()
     if method == "speculative":
         assert manifest.draft is not None
-        draft: Target = RememberedTarget(Slot(Model(made.bundle.path, manifest.draft, "plain", THREADS)))
+        draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, "plain", THREADS)))
         drafter = DraftModel(draft, target.vocab_size)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip

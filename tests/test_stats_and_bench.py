@@ -20,7 +20,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.proof import Difference, MethodProof, check_golden, prove
 from edgespec.result import Result
 from edgespec.runtimes.manifest import GoldenVector
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.slot import open_slot
 from edgespec.sampling import SamplingParams
 from edgespec.settings import Settings
 from edgespec.stats import Stats
@@ -203,7 +203,7 @@ def test_a_plot_that_cannot_be_written_is_refused_early(tmp_path: Path) -> None:
 
 def rows_after(engine: Engine, tokens: list[int]) -> np.ndarray:
     """float32 [vocab]: the logits that follow ``tokens``."""
-    slot = Slot(engine.model, context=engine.context)
+    slot = open_slot(engine.model, context=engine.context)
     slot.prefill(tokens[:-1])
     return np.array(slot.forward(np.array(tokens[-1:], np.int64)).logits[0])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -18,6 +18,9 @@ from edgespec.cli.common import (
     progress,
     table_console,
 )
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 
 @click.command("bench")
@@ -37,6 +40,8 @@ def command(
     context: int | None,
     strict: bool,
     no_check: bool,
+    operators: Any,
+    attention: str | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -64,8 +69,8 @@ def command(
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     if plot:
         check_plot(plot)  # before minutes of measuring
-    engine = open_engine(bundle, threads, context, strict, no_check)
-    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or engine.strict]
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention)
+    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
     for name in wanted:
         engine.choose(name)
     texts = read_prompts(engine, prompts, limit)
@@ -78,11 +83,16 @@ def command(
         conditions = {"threads": engine.model.threads, "prompts": len(texts), "max_new_tokens": settings.max_new_tokens}
         emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
     else:
-        _table(rows, engine.strict)
+        _table(rows, _padded(engine))
         _conclude(rows, engine.strict)
     if plot:  # last: whatever goes wrong, the figures are out
         form, threads = engine.bundle.manifest.target.format, engine.model.threads
         draw(figures, plot, f"{bundle.resolve().name}: {form}, {threads} threads")
+
+
+def _padded(engine: Engine) -> bool:
+    """Whether strict plain decoding is another graph than the baseline's."""
+    return engine.strict and engine.operators.kind == "stock"
 
 
 def _conclude(rows: list[dict[str, Any]], strict: bool) -> None:
@@ -101,13 +111,13 @@ def _conclude(rows: list[dict[str, Any]], strict: bool) -> None:
             click.echo(f"{row['method']}: {row['reason'].removeprefix('asked for; ')}")
 
 
-def _table(rows: list[dict[str, Any]], strict: bool) -> None:
+def _table(rows: list[dict[str, Any]], padded: bool) -> None:
     from rich.table import Table
 
     headings = ("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text", "extra")
     table = Table(*headings, box=None, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for row in rows:
-        name = "ar (strict)" if row["method"] == "ar" and strict else row["method"]
+        name = "ar (strict)" if row["method"] == "ar" and padded else row["method"]
         table.add_row(
             name,
             f"{row['tokens_per_second']:.1f}",

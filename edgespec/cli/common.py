@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgespec.engine import Engine
+    from edgespec.runtimes.operators import Wanted
     from edgespec.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,6 +39,18 @@ def load_options(function: F) -> F:
                 help="Rows with the same bits in every pass: the exact text of plain decoding.",
             ),
             click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256."),
+            click.option(
+                "--operators",
+                type=click.Choice(["auto", "native", "stock"]),
+                default="auto",
+                show_default=True,
+                help="edgespec's own, or ONNX Runtime's.",
+            ),
+            click.option(
+                "--attention",
+                type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
+                help="How native operators keep keys.  [default: f16; f32 in an fp32 bundle]",
+            ),
         ]
     ):
         function = option(function)
@@ -95,11 +108,27 @@ def decode_options(function: F) -> F:
     return function
 
 
-def open_engine(bundle: Path, threads: int | None, context: int | None, strict: bool, no_check: bool) -> Engine:
+def open_engine(
+    bundle: Path,
+    threads: int | None,
+    context: int | None,
+    strict: bool,
+    no_check: bool,
+    operators: Wanted = "auto",
+    attention: str | None = None,
+) -> Engine:
     """Load a bundle with the options of ``load_options``."""
     from edgespec.engine import load
 
-    return load(bundle, threads=threads, context=context, strict=strict, check=not no_check)
+    return load(
+        bundle,
+        threads=threads,
+        context=context,
+        strict=strict,
+        check=not no_check,
+        operators=operators,
+        attention=attention,
+    )
 
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:

@@ -35,6 +35,13 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the skip-set search.")
 @click.option("--revision", help="Of a hub model.")
 @click.option("--threads", type=click.IntRange(min=1), help="For the measurements.  [default: all]")
+@click.option(
+    "--operators",
+    type=click.Choice(["auto", "native", "stock"]),
+    default="auto",
+    show_default=True,
+    help="Whose layout the weights get; auto is native, and other operators convert them when they first run.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
 @json_option
@@ -71,6 +78,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         overwrite=rest["overwrite"],
         revision=rest["revision"],
         keep_search=search,
+        operators=rest["operators"],
     )
     if dry_run:
         plan = Exporter(options).plan()

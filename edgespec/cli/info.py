@@ -22,12 +22,19 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
     edgespec info demo --json
     """
     from edgespec.runtimes.bundle import Bundle
+    from edgespec.runtimes.operators import choose_operators
+    from edgespec.runtimes.repack import repacked_bytes
 
     opened = Bundle.open(bundle, check=not no_check)
     manifest = opened.manifest
+    choice = choose_operators("auto", manifest.target)
     operators = {
-        "active": "stock",
-        "reason": "this version runs on ONNX Runtime's own operators",
+        "active": choice.kind,
+        "reason": choice.reason,
+        "layout": manifest.target.layout,
+        "repacked_bytes": sum(
+            repacked_bytes(bundle, part) for part in (manifest.target, manifest.draft) if part is not None
+        ),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
     }
     if as_json:
@@ -50,7 +57,7 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
         ("context", f"{facts.context} tokens"),
         ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
-        ("operators", f"{operators['active']} ({operators['reason']})"),
+        ("operators", f"{choice.kind} ({choice.reason})"),
         ("parity", _parity(manifest.parity)),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]

@@ -35,6 +35,8 @@ def command(
     context: int | None,
     strict: bool,
     no_check: bool,
+    operators: Any,
+    attention: str | None,
     prompt: str | None,
     chat: bool,
     system: str | None,
@@ -61,7 +63,7 @@ def command(
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     text = _read_stdin() if prompt == "-" else prompt
-    engine = open_engine(bundle, threads, context, strict, no_check)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention)
     if chat:
         _converse(engine, settings, system, show_drafts)
         return

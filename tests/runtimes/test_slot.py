@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.manifest import FORMATS
 from edgespec.runtimes.probe import rows_exact
-from edgespec.runtimes.slot import PREFILL_CHUNK, Slot
+from edgespec.runtimes.slot import PREFILL_CHUNK, Slot, open_slot
+from edgespec.runtimes.stock_slot import StockSlot
 from edgespec.runtimes.target import SkipSet
 from tests.conftest import Written
 
@@ -219,8 +220,7 @@ def test_any_history_equals_a_fresh_slot(
             for offset in range(min(count, 4)):
                 slot.forward_skipped(tokens[offset : offset + 1], offset, SKIP)
         elif kind == "masked":
-            bias = np.zeros((count, len(slot.tokens) + count), np.float32)
-            slot.forward_masked(tokens, np.arange(count), bias, np.arange(count), SKIP)
+            slot.forward_hypotheses(tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1), SKIP)
         else:
             slot.follow(slot.tokens[: int(random.integers(len(slot.tokens) + 1))])
     fresh = made.slot()
@@ -238,9 +238,9 @@ def test_growth_in_the_middle_of_a_text_changes_no_bit(written: Write, form: str
     made = written(MODELS[1], form)
     tokens = text(made, 200)
     model = made.model()
-    roomy = Slot(model, reserve=400)
+    roomy = open_slot(model, reserve=400)
     expected = one_by_one(roomy, tokens[:50], tokens[50:])
-    growing = Slot(model, reserve=1)
+    growing = open_slot(model, reserve=1)
     capacities = set()
     growing.prefill(tokens[:50])
     at = 50
@@ -281,6 +281,7 @@ def test_past_and_present_are_the_same_memory(written: Write) -> None:
     """An output bound elsewhere would mean that the cache is silently not written."""
     made = written(MODELS[0])
     slot = made.slot()
+    assert isinstance(slot, StockSlot)
     for wanted in (1, 400):
         slot.reserve(wanted)
         outputs = {value.data_ptr() for value in slot._io.get_outputs()}
@@ -324,7 +325,7 @@ def test_slots_over_one_model_do_not_disturb_each_other(written: Write, form: st
     texts = [text(made, length, length) for length in (40, 55, 130)]
     alone = [one_by_one(made.slot(), tokens[:-15], tokens[-15:]) for tokens in texts]
     model = made.model()
-    slots = [Slot(model, reserve=1) for _ in texts]
+    slots = [open_slot(model, reserve=1) for _ in texts]
     for slot, tokens in zip(slots, texts, strict=True):
         slot.prefill(tokens[:-15])
     for step in range(15):
@@ -378,25 +379,24 @@ def test_a_graph_without_gates_refuses_to_skip(written: Write) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_forward_masked_equals_forward(written: Write, name: str) -> None:
+def test_hypotheses_equal_forward(written: Write, name: str) -> None:
     made = written(name)
     tokens, slot = text(made, 30), made.slot()
     slot.prefill(tokens[:20])
     expected = next_rows(slot, tokens[20:])
-    chain = np.zeros((10, 30), np.float32)
-    rows = np.array([0, 4, 9])
-    got = slot.forward_masked(ids(tokens[20:]), np.arange(20, 30), chain, rows).logits
-    np.testing.assert_allclose(got, expected[rows], rtol=0, atol=1e-5)
-    # a second text in the same pass, hidden from the first: appended rows see the past and their own chain alone
-    both = np.full((10, 30), -1e30, np.float32)
-    both[:, :20] = 0
-    both[:5, 20:25] = both[5:, 25:] = np.triu(np.full((5, 5), -1e30, np.float32), 1)
-    positions = np.concatenate([np.arange(20, 25), np.arange(20, 25)])
-    got = slot.forward_masked(ids([*tokens[20:25], *tokens[20:25]]), positions, both, np.arange(10)).logits.copy()
+    chain = np.arange(-1, 9)
+    got = slot.forward_hypotheses(ids(tokens[20:]), np.full(10, 20), chain).logits
+    np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
+    # two texts in the same pass, hidden from each other, and one that continues only the beginning
+    pairs = np.concatenate([np.arange(-1, 4), [-1, *np.arange(5, 9)]])
+    seen = np.repeat([20, 12], 5)
+    got = slot.forward_hypotheses(ids([*tokens[20:25], *tokens[12:17]]), seen, pairs).logits.copy()
     np.testing.assert_allclose(got[:5], expected[:5], rtol=0, atol=1e-5)
-    np.testing.assert_allclose(got[5:], expected[:5], rtol=0, atol=1e-5)
+    shorter = made.slot()
+    shorter.prefill(tokens[:12])
+    np.testing.assert_allclose(got[5:], next_rows(shorter, tokens[12:17]), rtol=0, atol=1e-5)
     # with sub-layers left out
-    skipped = slot.forward_masked(ids(tokens[20:]), np.arange(20, 30), chain, np.array([9]), SKIP).logits.copy()
+    skipped = slot.forward_hypotheses(ids(tokens[20:]), np.full(10, 20), chain, SKIP).logits[9:].copy()
     np.testing.assert_allclose(skipped, slot.forward_skipped(ids(tokens[20:]), 0, SKIP).logits, rtol=0, atol=1e-5)
     np.testing.assert_array_equal(next_rows(slot, tokens[20:]), expected)
 
@@ -422,6 +422,6 @@ def test_the_last_places_of_the_context_work(written: Write, form: str) -> None:
 
 def test_a_slot_may_have_less_context_than_its_model(written: Write) -> None:
     model = written(MODELS[2]).model()
-    assert Slot(model, context=100).context == 100
-    assert Slot(model, context=10**6).context == model.facts.context
-    assert Slot(model, context=100, reserve=1).capacity < 200
+    assert open_slot(model, context=100).context == 100
+    assert open_slot(model, context=10**6).context == model.facts.context
+    assert open_slot(model, context=100, reserve=1).capacity < 200

@@ -1,0 +1,100 @@
+"""The weight formats in the packed layout of native operators."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export import quantize
+from edgespec.export.formats import EmbeddingTable, Errors, add_error
+from edgespec.export.graph import WeightFile
+from edgespec.export.source import Checkpoint
+from edgespec.runtimes.manifest import Format
+from edgespec.runtimes.packing import Kind, Packed
+
+KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
+
+
+class NativeFormat:
+    """One weight format, as native operators read it.
+
+    Args:
+        form: of the model's matrices.
+    """
+
+    def __init__(self, form: Format) -> None:
+        self.form = form
+
+    def kind(self, name: str) -> Kind:
+        """How the matrix ``name`` is stored."""
+        return KINDS[self.form]
+
+    def can_lookup(self, k: int, tied: bool) -> bool:
+        """Whether an embedding of this width is stored as a matrix rather than as rows, as the stock graphs do."""
+        return tied or (self.form in ("int4", "int8") and k % quantize.BLOCK == 0)
+
+    def store(
+        self,
+        file: WeightFile,
+        source: Checkpoint,
+        name: str,
+        parts: Sequence[str],
+        n: int,
+        k: int,
+        head_dim: int,
+        errors: Errors,
+    ) -> None:
+        """Write the checkpoint's matrices ``parts``, stacked to [n, k], packed, under ``name``.packed."""
+        packed = Packed(self.kind(parts[0]), n, k, head_dim, tuple((part, source.shape(part)[0]) for part in parts))
+        file.packed[name] = packed
+        if packed.kind == "f32":
+            data = packed.pack_floats(_floats(source, parts, errors))
+        elif packed.kind == "c8":
+            data = packed.pack_channels(_channels(source, parts, errors))
+        else:
+            data = packed.pack_blocks(_blocks(source, parts, 4 if packed.kind == "q4" else 8, errors))
+        file.put(f"{name}.packed", (packed.nbytes,), np.uint8, data)
+
+    def store_rows(self, file: WeightFile, source: Checkpoint, name: str) -> list[str]:
+        """Write an embedding that is only looked up; returns its entries: rows, and their scales if quantized."""
+        exact = self.form == "fp32"
+        if not file.has(f"{name}.table"):
+            EmbeddingTable(exact).store(file, source, name)
+        return [f"{name}.table"] if exact else [f"{name}.table", f"{name}.table_scales"]
+
+
+def _floats(source: Checkpoint, parts: Sequence[str], errors: Errors) -> Iterator[NDArray[np.float32]]:
+    for part in parts:
+        for piece in source.pieces(part):
+            add_error(errors, part, 0.0, quantize.squared_error(piece, piece)[1])
+            yield piece
+
+
+def _channels(
+    source: Checkpoint, parts: Sequence[str], errors: Errors
+) -> Iterator[tuple[NDArray[np.int8], NDArray[np.float32]]]:
+    for part in parts:
+        for piece in source.pieces(part):
+            levels, scale = quantize.quantize_channel(piece)
+            add_error(errors, part, *quantize.squared_error(piece, quantize.dequantize_channel(levels, scale)))
+            yield levels, scale
+
+
+def _blocks(
+    source: Checkpoint, parts: Sequence[str], bits: int, errors: Errors
+) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float32]]]:
+    for part in parts:
+        for piece in source.pieces(part):
+            packed, scale = quantize.quantize_block(piece, bits)
+            approximation = quantize.dequantize_block(packed, scale, piece.shape[1], bits)
+            add_error(errors, part, *quantize.squared_error(piece, approximation))
+            yield unpack_levels(packed, bits), scale
+
+
+def unpack_levels(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [n, blocks, bytes] -> [n, blocks, 32]
+    """A level a byte, from the layout of MatMulNBits."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:2], -1)

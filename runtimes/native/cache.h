@@ -1,0 +1,55 @@
+// The KV cache of one sequence: where a token's key and value lie, and writing them.
+#pragma once
+#include "kernels.h"
+#include "layout.h"
+
+namespace edgespec {
+
+// What coded keys were learnt with, per layer and KV head: int4 scale and zero point [2][dim]; nomad centroids
+// [dim / sub][sub][16].  Null where a format needs none.
+struct CodeTables {
+  const float* of[kKvNone] = {};
+
+  static size_t floats(KvFormat format, int dim) {
+    return format == kKvInt4 ? size_t(2) * dim : format == kKvNomad1 || format == kKvNomad2 ? size_t(dim) * 16 : 0;
+  }
+  const float* at(KvFormat format, const KvLayout& layout, int layer, int head) const {
+    return of[format] + (size_t(layer) * layout.heads + head) * floats(format, layout.dim);
+  }
+};
+
+class Cache {
+ public:
+  Cache(uint8_t* base, const KvLayout& layout) : base_(base), layout_(layout) {}
+
+  uint8_t* keys(int64_t block, int layer, int head) const {
+    return base_ + layout_.header_bytes() + size_t(block) * layout_.block_bytes() + layer * layout_.layer_bytes() +
+           head * layout_.head_bytes();
+  }
+  uint8_t* codes(int64_t block, int layer, int head) const {
+    return keys(block, layer, head) + key_bytes(layout_.keys, layout_.dim);
+  }
+  uint8_t* values(int64_t block, int layer, int head) const {
+    return codes(block, layer, head) + key_bytes(layout_.codes, layout_.dim);
+  }
+  // Exact keys [rows / 16][dim][16]: a tile for the first tokens, then the ring.
+  uint16_t* recent(int layer, int head) const {
+    return reinterpret_cast<uint16_t*>(base_ + (size_t(layer) * layout_.heads + head) * layout_.recent_bytes());
+  }
+
+  // Write a token's key and value [dim], zero beyond head_dim.
+  void append(const Kernels& k, const CodeTables& tables, int layer, int head, int64_t token, const float* key,
+              const float* value) const;
+  // Copy what is kept of one token to another place, in all layers.
+  void move(int64_t from, int64_t to) const;
+
+ private:
+  void put_key(const Kernels& k, KvFormat format, uint8_t* block, const float* table, int token, const float* key) const;
+  void put_value(const Kernels& k, uint8_t* block, int token, const float* value) const;
+  void move_key(KvFormat format, const uint8_t* from, int a, uint8_t* to, int b) const;
+
+  uint8_t* base_;
+  const KvLayout& layout_;
+};
+
+}  // namespace edgespec

@@ -1,0 +1,4 @@
+#include "kernels.h"
+namespace edgespec {
+const Kernels* avx2_kernels() { return nullptr; }
+}  // namespace edgespec

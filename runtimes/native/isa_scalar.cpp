@@ -1,0 +1,166 @@
+// The specification: 16 lanes in plain C++.  Every other isa_*.cpp file defines the same types and functions.
+#include <cmath>
+#include <cstring>
+
+#include "half.h"
+#include "kernels.h"
+
+namespace edgespec {
+namespace {
+
+struct F { float v[16]; };
+struct I { int32_t v[16]; };
+struct B { uint8_t v[64]; };
+
+template <class Function>
+inline F each(Function f) {
+  F y;
+  for (int i = 0; i < 16; ++i) y.v[i] = f(i);
+  return y;
+}
+
+// ---- float32 -------------------------------------------------------------------------------------------------------
+inline F fset(float x) { return each([&](int) { return x; }); }
+inline F fload(const float* p) { return each([&](int i) { return p[i]; }); }
+inline F fload_n(const float* p, int n) { return each([&](int i) { return i < n ? p[i] : 0.f; }); }
+inline F fload_half(const uint16_t* p) { return each([&](int i) { return half_to_float(p[i]); }); }
+inline F fload_u16(const uint16_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
+inline void fstore(float* p, const F& x) { std::memcpy(p, x.v, sizeof x.v); }
+inline void fstore_n(float* p, const F& x, int n) { if (n > 0) std::memcpy(p, x.v, size_t(n) * 4); }
+inline void fstore_half(uint16_t* p, const F& x) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(x.v[i]); }
+inline F fadd(const F& a, const F& b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
+inline F fsub(const F& a, const F& b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
+inline F fmul(const F& a, const F& b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
+inline F fdiv(const F& a, const F& b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
+inline F fma(const F& a, const F& b, const F& c) { return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); }); }
+inline F fnma(const F& a, const F& b, const F& c) { return each([&](int i) { return std::fma(-a.v[i], b.v[i], c.v[i]); }); }
+inline F fmax(const F& a, const F& b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
+inline F fabs_(const F& a) { return each([&](int i) { return std::fabs(a.v[i]); }); }
+inline F fneg(const F& a) { return each([&](int i) { return -a.v[i]; }); }
+inline F fround(const F& a) { return each([&](int i) { return std::nearbyint(a.v[i]); }); }
+inline F fscale2(const F& a, const F& r) { return each([&](int i) { return std::ldexp(a.v[i], static_cast<int>(r.v[i])); }); }
+// a where x >= 0, else b
+inline F fpositive(const F& x, const F& a, const F& b) { return each([&](int i) { return x.v[i] >= 0 ? a.v[i] : b.v[i]; }); }
+// x where key >= limit, else 0
+inline F fzero_below(const F& x, const F& key, float limit) { return each([&](int i) { return key.v[i] >= limit ? x.v[i] : 0.f; }); }
+// Sums and maxima halve the lanes: i and i + 8, then + 4, + 2, + 1.
+inline float fsum(F a) {
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] += a.v[i + half];
+  return a.v[0];
+}
+inline float flargest(F a) {
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
+  return a.v[0];
+}
+
+// ---- int32 and bytes -----------------------------------------------------------------------------------------------
+inline I iset(int32_t x) { I y; for (int32_t& v : y.v) v = x; return y; }
+inline I iadd(const I& a, const I& b) { I y; for (int i = 0; i < 16; ++i) y.v[i] = a.v[i] + b.v[i]; return y; }
+inline int32_t isum(const I& a) { int32_t sum = 0; for (int32_t v : a.v) sum += v; return sum; }
+inline F itof(const I& a) { return each([&](int i) { return static_cast<float>(a.v[i]); }); }
+inline I ftoi(const F& a) { I y; for (int i = 0; i < 16; ++i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i])); return y; }
+inline void istore_s8(int8_t* p, const I& a) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]); }
+inline B bload(const uint8_t* p) { B y; std::memcpy(y.v, p, 64); return y; }
+inline B blow(const B& a) { B y; for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] & 15; return y; }
+inline B bhigh(const B& a) { B y; for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] >> 4; return y; }
+// lane c: acc + sum over i < 4 of unsigned x[4 c + i] * four[i]
+inline I dot_u8(const I& acc, const B& x, const int8_t* four) {
+  I y = acc;
+  for (int c = 0; c < 16; ++c)
+    for (int i = 0; i < 4; ++i) y.v[c] += int32_t(x.v[c * 4 + i]) * four[i];
+  return y;
+}
+// the same with signed x; four is never negative
+inline I dot_s8(const I& acc, const B& x, const int8_t* four) {
+  I y = acc;
+  for (int c = 0; c < 16; ++c)
+    for (int i = 0; i < 4; ++i) y.v[c] += int32_t(static_cast<int8_t>(x.v[c * 4 + i])) * four[i];
+  return y;
+}
+
+// out[q][token] = sum over sub-vectors of the table's entry for the token's code; entries have 7 bits
+template <int Q>
+void nomad_sums(const uint8_t* codes, int subs, const uint8_t* const* tables, uint16_t (*out)[kKvBlock]) {
+  for (int q = 0; q < Q; ++q)
+    for (int token = 0; token < kKvBlock; ++token) {
+      const int in_half = token & 63, byte = (in_half & 31) * 2 + (in_half >> 5);
+      unsigned sum = 0;
+      for (int m = 0; m < subs; ++m) {
+        const uint8_t code = codes[size_t(m) * 64 + byte];
+        sum += tables[q][m * 16 + (token < 64 ? code & 15 : code >> 4)];
+      }
+      out[q][token] = static_cast<uint16_t>(sum);
+    }
+}
+
+// ---- matrices ------------------------------------------------------------------------------------------------------
+
+inline void put(const F& acc, float* y, int columns) { fstore_n(y, acc, columns); }
+
+template <Kind kind>
+void linear_blocks(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  constexpr size_t payload = kind == kQ4 ? 256 : 512;
+  const Act* a = static_cast<const Act*>(act);
+  for (int r = 0; r < rows; ++r) {
+    F acc = fset(0.f);
+    for (int block = 0; block < blocks_of(k); ++block) {
+      const uint8_t* pair = tile + size_t(block / 2) * (64 + 2 * payload);
+      const uint8_t* q = pair + 64 + (block & 1) * payload;
+      const Act& x = a[size_t(block) * rows + r];
+      I sum = iset(x.offset * (kind == kQ4 ? 1 : 16));
+      for (int j = 0; j < (kind == kQ4 ? 4 : 8); ++j) {
+        const B w = bload(q + j * 64);
+        sum = kind == kQ4 ? dot_u8(dot_u8(sum, blow(w), x.q + j * 4), bhigh(w), x.q + 16 + j * 4)
+                          : dot_u8(sum, w, x.q + j * 4);
+      }
+      const F scales = fload_half(reinterpret_cast<const uint16_t*>(pair + (block & 1) * 32));
+      acc = fma(itof(sum), fmul(scales, fset(x.scale)), acc);
+    }
+    put(acc, y + r * ld, columns);
+  }
+}
+
+void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  linear_blocks<kQ4>(t, k, a, rows, y, ld, columns);
+}
+void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  linear_blocks<kQ8>(t, k, a, rows, y, ld, columns);
+}
+
+void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  const Act* a = static_cast<const Act*>(act);
+  const int blocks = blocks_of(k);
+  for (int r = 0; r < rows; ++r) {
+    I sum = iset(0);
+    for (int block = 0; block < blocks; ++block) {
+      const Act& x = a[size_t(block) * rows + r];
+      sum = iadd(sum, iset(x.offset * 16));
+      for (int j = 0; j < 8; ++j) sum = dot_u8(sum, bload(tile + size_t(block) * 512 + j * 64), x.q + j * 4);
+    }
+    const F scales = fload(reinterpret_cast<const float*>(tile + size_t(blocks) * 512));
+    put(fmul(itof(sum), fmul(scales, fset(a[r].scale))), y + r * ld, columns);
+  }
+}
+
+// Four partial sums, k modulo 4, added as (0 + 1) + (2 + 3).
+void linear_f32(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  const float* w = reinterpret_cast<const float*>(tile);
+  for (int r = 0; r < rows; ++r) {
+    const float* x = static_cast<const float*>(act) + size_t(r) * k;
+    F acc[4] = {fset(0.f), fset(0.f), fset(0.f), fset(0.f)};
+    for (int i = 0; i < k; ++i) acc[i % 4] = fma(fload(w + size_t(i) * 16), fset(x[i]), acc[i % 4]);
+    put(fadd(fadd(acc[0], acc[1]), fadd(acc[2], acc[3])), y + r * ld, columns);
+  }
+}
+
+#include "kernels.inl"
+
+const Kernels table = kTable("scalar");
+
+}  // namespace
+
+const Kernels* scalar_kernels() { return &table; }
+
+}  // namespace edgespec

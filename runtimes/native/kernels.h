@@ -1,0 +1,63 @@
+// The kernels every instruction set provides.  isa_scalar.cpp is the specification: integer sums are equal bit for bit
+// everywhere, and so are floats, because every file does the same operations on 16 lanes in the same order.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "layout.h"
+
+namespace edgespec {
+
+constexpr int kMaxQueries = 8;  // queries of one attention call
+
+// A query of one head, ready for every key format in use.
+struct Query {
+  const float* f;      // [dim] times the softmax scale
+  const int8_t* q8;    // [dim], for int8 or int4 keys
+  float scale, bias;   // score = scale * integer sum + bias
+  int32_t minus_sum;   // -sum(q8)
+  const uint8_t* lut;  // [subs][16], for nomad keys
+};
+
+struct Kernels {
+  const char* name;
+  // y[r][0..columns) of rows r < rows <= 16 for one tile; columns <= 16.
+  void (*linear[4])(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+  // Root-mean-square norm (weight null: none), to float32 or to quantized blocks (stride: records from block to block).
+  void (*norm)(const float* x, int k, const float* weight, float eps, float* y);
+  void (*quantize)(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride);
+  void (*quantize_block)(const float* x, Act* out);       // one block of 32
+  void (*glu)(const float* gate, const float* up, int n, float* y);  // silu(gate) * up
+  void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
+  void (*add)(float* x, const float* y, int n);           // x += y
+  void (*embed)(Kind kind, const uint8_t* weight, int k, int64_t row, float* y);
+  // Scores [queries][ld] of 16 keys a tile, for `tiles` tiles from `tile` on.
+  void (*score)(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
+                float* out, size_t ld);
+  float (*largest)(const float* s, int n);
+  float (*exponentials)(float* s, int n, float largest);  // s = exp(s - largest) in place; returns the sum
+  // out[q][dim] += p[q][0..tokens) @ values; tokens a multiple of 32, from a multiple of 32 in the block.
+  void (*weigh)(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
+                int queries, float* out);
+  void (*scale)(float* x, int n, float by);
+  void (*accumulate)(float* x, const float* y, int n, float by);  // x += y * by
+  // The best of scores [n]: index of the largest, the first of equals.
+  int64_t (*argmax)(const float* s, int64_t n);
+  // Preparing queries and appending keys.
+  float (*quantize_query)(const float* x, int n, int8_t* q, int32_t* minus_sum);  // returns the scale
+  void (*lookup_table)(const float* codebook, const float* query, int dim, int sub, uint8_t* lut, float* scale,
+                       float* bias);
+  void (*nearest)(const float* codebook, const float* key, int dim, int sub, uint8_t* codes);  // of 16 centroids
+  void (*to_half)(const float* x, int n, uint16_t* y);
+};
+
+const Kernels* scalar_kernels();
+const Kernels* avx2_kernels();    // null where it is not compiled in
+const Kernels* avx512_kernels();  // null ...
+const Kernels* neon_kernels();    // null ...
+
+// What this processor runs; the environment variable EDGESPEC_ISA (scalar, avx2, avx512, neon) overrides it.
+const Kernels& kernels();
+const char* kernels_error();  // why EDGESPEC_ISA was not followed, or null
+
+}  // namespace edgespec

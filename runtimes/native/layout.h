@@ -1,0 +1,102 @@
+// How numbers lie in memory: packed weights, quantized activations, the KV cache.  The same on every processor.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace edgespec {
+
+constexpr int kBlock = 32;     // weights along k that share a scale
+constexpr int kTile = 16;      // output columns of a tile
+constexpr int kRowGroup = 16;  // rows whose activations lie together
+constexpr int kMaxHeadDim = 512;
+
+inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
+
+// ---- weights [n, k] ----------------------------------------------------------------------------------------------
+//
+// A tile is 16 output columns over all of k; k is padded to pairs of blocks.
+//   kQ4: a pair is 2 x 16 float16 scales, then 2 x 256 bytes: 4 vectors of 64 bytes, byte [c * 4 + i] of vector j
+//        holds column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
+//   kQ8: the same with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
+//   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
+//   kF32: [k][16] float32.
+// Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
+enum Kind : int { kQ4 = 0, kQ8 = 1, kC8 = 2, kF32 = 3, kR8 = 4, kR32 = 5 };
+
+inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
+inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
+inline size_t tile_bytes(Kind kind, int k) {
+  const size_t pairs = blocks_of(k) / 2;
+  switch (kind) {
+    case kQ4: return pairs * 576;
+    case kQ8: return pairs * 1088;
+    case kC8: return pairs * 1024 + 64;
+    default: return static_cast<size_t>(k) * 64;
+  }
+}
+inline size_t packed_bytes(Kind kind, int n, int k) {
+  if (kind == kR8 || kind == kR32) return size_t(n) * k * (kind == kR8 ? 1 : 4);
+  return tiles_of(n) * tile_bytes(kind, k);
+}
+
+// ---- activations ---------------------------------------------------------------------------------------------------
+
+// One block of one row.  Order in a buffer: [row group][block][row in group].
+struct Act {
+  int8_t q[kBlock];
+  float scale;
+  int32_t offset;  // -8 sum(q): what takes back the 8 added to 4-bit weights, and 16 times that the 128 of 8 bits
+};
+static_assert(sizeof(Act) == 40, "activation record");
+
+inline int rows_in_group(int rows, int group) {
+  const int left = rows - group * kRowGroup;
+  return left < kRowGroup ? left : kRowGroup;
+}
+
+// ---- the KV cache of one sequence -----------------------------------------------------------------------------------
+//
+// [recent keys][blocks of 128 tokens], a block = [layer][kv head][keys | codes | values].  Everything of a token range
+// lies together, so that growing a cache is copying its bytes to the front of a larger one.
+//   keys f32, f16: 8 tiles [head_dim][16].          int8: 8 tiles [head_dim / 4][16][4] of k + 128, then 128 scales.
+//   int4: 8 tiles [head_dim / 8][16][4], low nibble = first four dimensions.      (scale and zero point per channel)
+//   nomad: [head_dim / d_sub][64], byte b: low nibble = token (b & 1) * 32 + b / 2, high nibble = that + 64.
+//   values f32, f16: [128][head_dim].               int8: [32][head_dim][4], then 128 scales.
+// Recent keys: [layer][kv head][ring / 16][head_dim][16] float16; the first kSinks rows of the ring's front part hold
+// the first tokens of the sequence for good.
+enum KvFormat : int { kKvF32 = 0, kKvF16 = 1, kKvInt8 = 2, kKvInt4 = 3, kKvNomad1 = 4, kKvNomad2 = 5, kKvNone = 6 };
+
+constexpr int kKvBlock = 128;
+constexpr int kSinkRows = 16;  // one tile; the first `sinks` of it are used
+
+inline size_t key_bytes(KvFormat format, int dim) {
+  switch (format) {
+    case kKvF32: return size_t(kKvBlock) * dim * 4;
+    case kKvF16: return size_t(kKvBlock) * dim * 2;
+    case kKvInt8: return size_t(kKvBlock) * dim + kKvBlock * 4;
+    case kKvInt4: return size_t(kKvBlock) * dim / 2;
+    case kKvNomad1: return size_t(dim) * 64;
+    case kKvNomad2: return size_t(dim) * 32;
+    default: return 0;
+  }
+}
+inline size_t value_bytes(KvFormat format, int dim) { return key_bytes(format, dim); }
+inline bool is_coded(KvFormat format) { return format == kKvInt8 || (format >= kKvInt4 && format <= kKvNomad2); }
+
+struct KvLayout {
+  KvFormat keys = kKvF16, codes = kKvNone, values = kKvF16;
+  int layers = 0, heads = 0, dim = 0;        // dim is head_dim rounded up to 16
+  int window = 0, sinks = 0, ring = 0;       // ring: rows, a multiple of 16; 0 without exact recent keys
+
+  size_t recent_rows() const { return ring ? size_t(ring) + kSinkRows : 0; }
+  size_t recent_bytes() const { return recent_rows() * dim * 2; }
+  size_t header_bytes() const { return size_t(layers) * heads * recent_bytes(); }
+  size_t head_bytes() const { return key_bytes(keys, dim) + key_bytes(codes, dim) + value_bytes(values, dim); }
+  size_t layer_bytes() const { return head_bytes() * heads; }
+  size_t block_bytes() const { return layer_bytes() * layers; }
+  int64_t capacity(size_t bytes) const {
+    return bytes < header_bytes() ? 0 : int64_t((bytes - header_bytes()) / block_bytes()) * kKvBlock;
+  }
+};
+
+}  // namespace edgespec

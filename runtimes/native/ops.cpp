@@ -1,0 +1,268 @@
+// The custom operators of domain "edgespec" and their registration with ONNX Runtime.
+#include <cstring>
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+#include "pass.h"
+#include "team.h"
+
+namespace edgespec {
+namespace {
+
+using namespace abi;
+
+constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
+constexpr int kFixedInputs = 6;  // before the weights
+constexpr int kControls = 8;
+
+Api g_api = nullptr;
+
+Status* error(const std::string& what) {
+  return slot<Status* (*)(int, const char*)>(g_api, kCreateStatus)(kInvalidArgument, what.c_str());
+}
+
+void check(Status* status) {
+  if (!status) return;
+  slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
+  throw std::runtime_error("edgespec: ONNX Runtime refused a call");
+}
+
+struct View {
+  void* data = nullptr;
+  int type = 0;
+  std::vector<int64_t> dims;
+  int64_t count() const {
+    int64_t n = 1;
+    for (int64_t d : dims) n *= d;
+    return n;
+  }
+  size_t bytes() const { return size_t(count()) * (type == kFloat ? 4 : type == kInt64 ? 8 : 1); }
+};
+
+View view(const Value* value) {
+  View v;
+  if (!value) throw std::invalid_argument("edgespec: an input is missing");
+  check(slot<Status* (*)(const Value*, void**)>(g_api, kGetTensorMutableData)(value, &v.data));
+  ShapeInfo* shape = nullptr;
+  check(slot<Status* (*)(const Value*, ShapeInfo**)>(g_api, kGetTensorTypeAndShape)(value, &shape));
+  check(slot<Status* (*)(const ShapeInfo*, int*)>(g_api, kGetTensorElementType)(shape, &v.type));
+  size_t rank = 0;
+  check(slot<Status* (*)(const ShapeInfo*, size_t*)>(g_api, kGetDimensionsCount)(shape, &rank));
+  v.dims.resize(rank);
+  check(slot<Status* (*)(const ShapeInfo*, int64_t*, size_t)>(g_api, kGetDimensions)(shape, v.dims.data(), rank));
+  slot<void (*)(ShapeInfo*)>(g_api, kReleaseTensorTypeAndShapeInfo)(shape);
+  return v;
+}
+
+View input(KernelContext* context, size_t index) {
+  const Value* value = nullptr;
+  check(slot<Status* (*)(const KernelContext*, size_t, const Value**)>(g_api, kKernelContextGetInput)(context, index, &value));
+  return view(value);
+}
+
+void* output(KernelContext* context, size_t index, const std::vector<int64_t>& dims) {
+  Value* value = nullptr;
+  check(slot<Status* (*)(KernelContext*, size_t, const int64_t*, size_t, Value**)>(g_api, kKernelContextGetOutput)(
+      context, index, dims.data(), dims.size(), &value));
+  return value ? view(value).data : nullptr;
+}
+
+std::string text_attribute(const KernelInfo* info, const char* name) {
+  const auto get = slot<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(g_api, kKernelInfoGetAttributeString);
+  size_t size = 0;
+  check(get(info, name, nullptr, &size));
+  std::string text(size, '\0');
+  check(get(info, name, text.data(), &size));
+  text.resize(std::strlen(text.c_str()));
+  return text;
+}
+
+// ---- Decoder -------------------------------------------------------------------------------------------------------
+//
+// inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
+//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read codes,
+//   window, sinks, ring), then the weights.
+// outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
+struct Decoder {
+  Program program;
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Scratch>> idle;
+
+  std::unique_ptr<Scratch> take() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    if (idle.empty()) return std::make_unique<Scratch>();
+    auto scratch = std::move(idle.back());
+    idle.pop_back();
+    return scratch;
+  }
+  void give_back(std::unique_ptr<Scratch> scratch) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    idle.push_back(std::move(scratch));
+  }
+};
+
+KvFormat format(int64_t number) {
+  if (number < 0 || number > kKvNone) throw std::invalid_argument("edgespec: unknown KV format");
+  return static_cast<KvFormat>(number);
+}
+
+void run(Decoder& decoder, KernelContext* context) {
+  const Program& program = decoder.program;
+  PassInputs in;
+  const View plan = input(context, 0), rows = input(context, 1), gates = input(context, 2), moves = input(context, 3),
+             kv = input(context, 4), control = input(context, 5);
+  if (plan.dims.size() != 2 || plan.dims[0] != 6) throw std::invalid_argument("edgespec: expected a plan [6, T]");
+  if (kv.dims.size() != 2) throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
+  if (control.count() != kControls) throw std::invalid_argument("edgespec: expected 8 controls");
+  in.plan = static_cast<const int64_t*>(plan.data);
+  in.rows = static_cast<int>(plan.dims[1]);
+  in.head_rows = static_cast<const int64_t*>(rows.data);
+  in.heads = static_cast<int>(rows.count());
+  in.gates = static_cast<const bool*>(gates.data);
+  in.gate_count = static_cast<int>(gates.count());
+  in.moves = static_cast<const int64_t*>(moves.data);
+  in.move_count = static_cast<int>(moves.count() / 3);
+  in.kv = static_cast<uint8_t*>(kv.data);
+  in.slots = static_cast<int>(kv.dims[0]);
+  in.kv_bytes = static_cast<size_t>(kv.dims[1]);
+  const auto* c = static_cast<const int64_t*>(control.data);
+  in.top = static_cast<int>(c[0]);
+  if (c[0] < 0 || c[0] > 1024) throw std::invalid_argument("edgespec: expected top within 0 to 1024");
+  KvLayout& layout = in.layout;
+  layout.keys = format(c[1]);
+  layout.values = format(c[2]);
+  layout.codes = format(c[3]);
+  in.read_codes = c[4] != 0;
+  layout.window = static_cast<int>(c[5]);
+  layout.sinks = static_cast<int>(c[6]);
+  layout.ring = static_cast<int>(c[7]);
+  layout.layers = program.layers;
+  layout.heads = program.kv_heads;
+  layout.dim = round_up(program.head_dim, kTile);
+  if (layout.values > kKvInt8 || layout.keys == kKvNone || (in.read_codes && layout.codes == kKvNone))
+    throw std::invalid_argument("edgespec: KV formats that do not fit together");
+  if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
+      (layout.ring && layout.ring < layout.window))
+    throw std::invalid_argument("edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
+  size_t inputs = 0;
+  check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
+  in.weights.resize(inputs - kFixedInputs);
+  for (size_t i = 0; i < in.weights.size(); ++i) {
+    const View v = input(context, kFixedInputs + i);
+    in.weights[i] = {v.data, v.bytes()};
+  }
+  const int layers = layout.layers;
+  for (int f = kKvInt4; f < kKvNone; ++f)
+    if (program.tables[f] >= 0) {
+      const Tensor& t = in.weights[program.tables[f]];
+      const size_t floats = CodeTables::floats(static_cast<KvFormat>(f), layout.dim) * layers * layout.heads;
+      if (t.bytes != floats * 4) throw std::invalid_argument("edgespec: key tables of the wrong size");
+      in.tables.of[f] = static_cast<const float*>(t.data);
+    }
+
+  PassOutputs out;
+  const int64_t heads = in.heads, top = in.top;
+  out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, program.vocab}));
+  out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
+  out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
+  if (!in.rows) return;
+
+  auto scratch = decoder.take();
+  struct Work {
+    Pass pass;
+    Team<Pass> team;
+    Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s) : pass(p, kernels(), i, o, s), team(pass) {}
+  };
+  try {
+    Work work(program, in, out, *scratch);
+    check(slot<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(
+        g_api, kKernelContextParallelFor)(
+        context, [](void* user, size_t) { static_cast<Work*>(user)->team.join(); }, kMembers, 0, &work));
+  } catch (...) {
+    decoder.give_back(std::move(scratch));
+    throw;
+  }
+  decoder.give_back(std::move(scratch));
+}
+
+Status* compute(void* kernel, KernelContext* context) noexcept {
+  try {
+    run(*static_cast<Decoder*>(kernel), context);
+    return nullptr;
+  } catch (const std::exception& problem) {
+    return error(problem.what());
+  }
+}
+
+Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
+  try {
+    auto decoder = std::make_unique<Decoder>();
+    decoder->program = Program::parse(text_attribute(info, "program"), size_t(1) << 20);
+    *kernel = decoder.release();
+    return nullptr;
+  } catch (const std::exception& problem) {
+    return error(problem.what());
+  }
+}
+
+CustomOp make_decoder() {
+  CustomOp op{};
+  op.version = kApiVersion;
+  op.name = [](const CustomOp*) { return "Decoder"; };
+  op.provider = [](const CustomOp*) -> const char* { return nullptr; };
+  op.input_count = [](const CustomOp*) -> size_t { return kFixedInputs + 1; };
+  op.input_type = [](const CustomOp*, size_t i) -> int {
+    constexpr int types[] = {kInt64, kInt64, kBool, kInt64, kUint8, kInt64, 0};  // 0: any
+    return types[i < kFixedInputs ? i : kFixedInputs];
+  };
+  op.output_count = [](const CustomOp*) -> size_t { return 3; };
+  op.output_type = [](const CustomOp*, size_t i) -> int { return i == 1 ? kInt64 : kFloat; };
+  op.input_characteristic = [](const CustomOp*, size_t i) -> int { return i < kFixedInputs ? kRequired : kVariadic; };
+  op.output_characteristic = [](const CustomOp*, size_t) -> int { return kRequired; };
+  op.input_memory_type = [](const CustomOp*, size_t) -> int { return 0; };
+  op.variadic_input_min = [](const CustomOp*) { return 1; };
+  op.variadic_input_homogeneous = [](const CustomOp*) { return 0; };
+  op.variadic_output_min = [](const CustomOp*) { return 0; };
+  op.variadic_output_homogeneous = [](const CustomOp*) { return 0; };
+  op.create_kernel_v2 = create;
+  op.create_kernel = [](const CustomOp* self, Api api, const KernelInfo* info) -> void* {
+    void* kernel = nullptr;
+    create(self, api, info, &kernel);
+    return kernel;
+  };
+  op.compute_v2 = compute;
+  op.compute = [](void* kernel, KernelContext* context) { compute(kernel, context); };
+  op.destroy = [](void* kernel) { delete static_cast<Decoder*>(kernel); };
+  op.start_version = [](const CustomOp*) { return 1; };
+  op.end_version = [](const CustomOp*) { return 0x7fffffff; };
+  op.may_inplace = op.alias_map = [](int** a, int** b) -> size_t {
+    *a = *b = nullptr;
+    return 0;
+  };
+  op.release_may_inplace = op.release_alias_map = [](int*, int*) {};
+  return op;
+}
+
+}  // namespace
+}  // namespace edgespec
+
+#define EDGESPEC_EXPORT extern "C" __attribute__((visibility("default")))
+
+EDGESPEC_EXPORT edgespec::abi::Status* RegisterCustomOps(edgespec::abi::SessionOptions* options,
+                                                         const edgespec::abi::ApiBase* base) {
+  using namespace edgespec;
+  using namespace edgespec::abi;
+  g_api = base->get_api(kApiVersion);
+  if (!g_api) return nullptr;  // an ONNX Runtime older than 1.18 has said so on stderr
+  static const CustomOp decoder = make_decoder();
+  Domain* domain = nullptr;
+  if (Status* s = slot<Status* (*)(const char*, Domain**)>(g_api, kCreateCustomOpDomain)("edgespec", &domain)) return s;
+  if (Status* s = slot<Status* (*)(Domain*, const CustomOp*)>(g_api, kCustomOpDomainAdd)(domain, &decoder)) return s;
+  return slot<Status* (*)(SessionOptions*, Domain*)>(g_api, kAddCustomOpDomain)(options, domain);
+}
+
+EDGESPEC_EXPORT const char* edgespec_isa() { return edgespec::kernels().name; }
+EDGESPEC_EXPORT const char* edgespec_isa_error() { return edgespec::kernels_error(); }

@@ -1,0 +1,403 @@
+#include "pass.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace edgespec {
+namespace {
+
+constexpr size_t kChunkBytes = 48 << 10;  // weights a thread takes at a time
+constexpr int kSerial = 1 << 14;          // numbers that are not worth waking a second thread for
+
+[[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
+
+size_t act_bytes(Kind kind, int k, int rows) {
+  return kind == kF32 ? size_t(rows) * k * 4 : size_t(rows) * blocks_of(k) * sizeof(Act);
+}
+
+}  // namespace
+
+Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in, const PassOutputs& out,
+           Scratch& scratch)
+    : program_(program), k_(kernels), in_(in), out_(out), scratch_(scratch),
+      capacity_(in.layout.capacity(in.kv_bytes)), dim_(in.layout.dim) {
+  check();
+  scratch_.floats.resize(program.floats.size());
+  scratch_.acts.resize(program.acts.size());
+  const int rows = std::max(in.rows, in.heads);
+  for (size_t i = 0; i < program.floats.size(); ++i)  // to whole tiles, so that vectors may write past a row's end
+    float_[i] = static_cast<float*>(scratch_.floats[i].get(size_t(rows) * program.floats[i] * 4 + 64));
+  for (size_t i = 0; i < program.acts.size(); ++i) {
+    const int width = round_up(program.acts[i], 2 * kBlock);
+    act_[i] = scratch_.acts[i].get(std::max(act_bytes(kF32, width, rows), act_bytes(kQ4, width, rows)) + 64);
+  }
+  see();
+  apply_moves();
+}
+
+void Pass::check() const {
+  const int64_t *tokens = plan(0), *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4),
+                *places = plan(5);
+  for (int r = 0; r < in_.rows; ++r) {
+    if (slots[r] < 0 || slots[r] >= in_.slots) fail("slot " + std::to_string(slots[r]) + " does not exist");
+    if (r && slots[r] < slots[r - 1]) fail("rows must be in order of their slots");
+    if (places[r] < 0 || places[r] >= capacity_)
+      fail("row " + std::to_string(r) + " goes to place " + std::to_string(places[r]) + " of a cache of " +
+           std::to_string(capacity_) + " tokens");
+    if (visible[r] < 0 || visible[r] > capacity_ || parents[r] >= r || parents[r] < -1 || tokens[r] < 0 || positions[r] < 0)
+      fail("row " + std::to_string(r) + " of the plan is out of range");
+    if (parents[r] >= 0 && slots[parents[r]] != slots[r]) fail("a parent lies in another slot");
+  }
+  if (in_.layout.ring && in_.rows > in_.layout.ring - in_.layout.window + 1)
+    fail("a pass of " + std::to_string(in_.rows) + " rows is longer than the exact recent window allows");
+  for (int r = 0; r < in_.heads; ++r)
+    if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
+  for (int m = 0; m < in_.move_count; ++m)
+    if (in_.moves[m * 3] < 0 || in_.moves[m * 3] >= in_.slots || std::min(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) < 0 ||
+        std::max(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) >= capacity_)
+      fail("a move is out of range");
+  if (in_.gate_count < program_.gates) fail("expected " + std::to_string(program_.gates) + " gates");
+
+  const auto matrix = [&](int id, Kind kind, int n, int k) {
+    const Tensor& t = in_.weights[id];
+    if (t.bytes != packed_bytes(kind, n, k))
+      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
+           std::to_string(packed_bytes(kind, n, k)) + " for [" + std::to_string(n) + ", " + std::to_string(k) + "]");
+    if (reinterpret_cast<uintptr_t>(t.data) & 63) fail("packed weights must be aligned to 64 bytes");
+  };
+  const auto vector = [&](int id, size_t n) {
+    if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
+  };
+  for (const Step& s : program_.steps) {
+    switch (s.op) {
+      case Op::kEmbed:
+        matrix(s.w, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        for (int r = 0; r < in_.rows; ++r)
+          if (tokens[r] >= s.n) fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
+        break;
+      case Op::kQuantize: vector(s.norm, s.k); break;
+      case Op::kHeads: {
+        matrix(s.w, s.kind, (s.heads + 2 * s.kv) * round_up(s.dim, kTile), s.k);
+        vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
+        vector(s.qnorm, s.dim);
+        vector(s.knorm, s.dim);
+        if (!s.rotary) break;
+        int64_t last = 0;
+        for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
+        if (in_.weights[s.cos].bytes < size_t(last + 1) * s.rotary * 2 || in_.weights[s.sin].bytes < size_t(last + 1) * s.rotary * 2)
+          fail("position " + std::to_string(last) + " is beyond the table of angles");
+        break;
+      }
+      case Op::kLinear: matrix(s.w, s.kind, s.n, s.k); vector(s.bias, s.n); break;
+      case Op::kGlu:
+        matrix(s.gate, s.kind, s.n, s.k);
+        matrix(s.up, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        vector(s.upbias, s.n);
+        break;
+      case Op::kLogits: matrix(s.w, s.kind, s.n, s.k); break;
+      default: break;
+    }
+  }
+  for (const KvFormat format : {in_.layout.keys, in_.layout.codes})
+    if (CodeTables::floats(format, in_.layout.dim) && !in_.tables.of[format])
+      fail("this key format needs tables that the graph does not have");
+}
+
+void Pass::see() {
+  const int64_t *positions = plan(1), *visible = plan(3), *parents = plan(4), *places = plan(5);
+  auto& rows = scratch_.visible;
+  rows.resize(in_.rows);
+  for (int r = 0; r < in_.rows; ++r) {
+    Visible& v = rows[r];
+    v.position = positions[r];
+    v.low = 0;
+    v.beyond.clear();
+    if (parents[r] >= 0) {
+      v.high = rows[parents[r]].high;
+      v.beyond = rows[parents[r]].beyond;
+      v.last = rows[parents[r]].last;
+    } else {
+      v.high = visible[r];
+      v.last = visible[r];
+    }
+    if (v.beyond.empty() && places[r] == v.high) ++v.high; else v.beyond.push_back(places[r]);
+    v.last = std::max(v.last, places[r] + 1);
+  }
+}
+
+void Pass::apply_moves() const {
+  for (int m = 0; m < in_.move_count; ++m) {
+    const int64_t* move = in_.moves + m * 3;
+    if (move[1] != move[2]) cache(static_cast<int>(move[0])).move(move[1], move[2]);
+  }
+}
+
+bool Pass::open(int& chunks) {
+  if (merging_ == false && step_ && step_->op == Op::kAttend && splits_ > 1) {
+    merging_ = true;
+    chunks = in_.rows * step_->kv;
+    return true;
+  }
+  merging_ = false;
+  if (step_ && step_->op == Op::kLogits && in_.top) merge_best();
+  while (next_ < program_.steps.size()) {
+    const Step& s = program_.steps[next_++];
+    step_ = &s;
+    const int rows = count(s);
+    const auto tiles = [&](int units, size_t bytes) {
+      per_ = std::max<int>(1, static_cast<int>(kChunkBytes / std::max<size_t>(bytes, 1)));
+      chunks_ = (units + per_ - 1) / per_;
+      chunks = chunks_;
+    };
+    switch (s.op) {
+      case Op::kGate:
+        if (!in_.gates[s.index]) next_ += s.skip;
+        continue;
+      case Op::kEmbed:
+        for (int r = 0; r < rows; ++r) embed(s, r);
+        continue;
+      case Op::kQuantize:
+        if (rows * s.k <= kSerial || rows == 1) {
+          for (int r = 0; r < rows; ++r) quantize(s, r);
+          continue;
+        }
+        chunks = rows;
+        return true;
+      case Op::kHeads:
+        plan_attention(s);
+        chunks = s.heads + s.kv;
+        return true;
+      case Op::kAttend:
+        chunks = static_cast<int>(groups_.size()) * s.kv * splits_;
+        return true;
+      case Op::kLinear: tiles(tiles_of(s.n), tile_bytes(s.kind, s.k)); return true;
+      case Op::kGlu: tiles((s.n + kBlock - 1) / kBlock, 4 * tile_bytes(s.kind, s.k)); return true;
+      case Op::kLogits:
+        if (!in_.heads) continue;
+        tiles(tiles_of(s.n), tile_bytes(s.kind, s.k));
+        if (in_.top) {
+          scratch_.found_ids.get(size_t(chunks_) * in_.heads * in_.top * 8);
+          scratch_.found_values.get(size_t(chunks_) * in_.heads * in_.top * 4);
+        }
+        return true;
+    }
+  }
+  step_ = nullptr;
+  return false;
+}
+
+void Pass::run(int chunk) {
+  const Step& s = *step_;
+  switch (s.op) {
+    case Op::kQuantize: return quantize(s, chunk);
+    case Op::kHeads: return heads(s, chunk);
+    case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
+    case Op::kLinear: return linear(s, chunk);
+    case Op::kGlu: return glu(s, chunk);
+    case Op::kLogits: return in_.top ? best(s, chunk) : logits(s, chunk);
+    default: return;
+  }
+}
+
+void Pass::embed(const Step& s, int row) {
+  float* out = floats(s.out) + size_t(row) * s.k;
+  const size_t token = static_cast<size_t>(plan(0)[row]), at = token * s.k;
+  if (s.kind == kR32) {
+    std::memcpy(out, static_cast<const float*>(weight(s.w)) + at, size_t(s.k) * 4);
+  } else if (s.kind == kR8) {
+    const int8_t* levels = static_cast<const int8_t*>(weight(s.w)) + at;
+    const float scale = static_cast<const float*>(weight(s.bias))[token];
+    for (int i = 0; i < s.k; ++i) out[i] = static_cast<float>(levels[i]) * scale;
+  } else {
+    k_.embed(s.kind, static_cast<const uint8_t*>(weight(s.w)), s.k, plan(0)[row], out);
+  }
+}
+
+void Pass::quantize(const Step& s, int row) {
+  const int source = s.rows ? static_cast<int>(in_.head_rows[row]) : row;
+  const float* x = floats(s.x) + size_t(source) * s.k;
+  float* target = s.kind == kF32 ? static_cast<float*>(act_[s.out]) + size_t(row) * s.k : nullptr;
+  thread_local std::vector<float> normed;
+  if (s.norm >= 0) {
+    normed.resize(s.k + 16);
+    float* y = target ? target : normed.data();
+    k_.norm(x, s.k, static_cast<const float*>(weight(s.norm)), s.eps, y);
+    x = y;
+  } else if (target) {
+    std::memcpy(target, x, size_t(s.k) * 4);
+  }
+  if (target) return;
+  const int blocks = blocks_of(s.k), group = row / kRowGroup, stride = rows_in_group(count(s), group);
+  Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks + row % kRowGroup;
+  k_.quantize(x, s.k, blocks, s.kind == kC8, out, stride);
+}
+
+const void* Pass::group_acts(int id, Kind kind, int k, int, int group) const {
+  if (kind == kF32) return static_cast<const float*>(act_[id]) + size_t(group) * kRowGroup * k;
+  return static_cast<const Act*>(act_[id]) + size_t(group) * kRowGroup * blocks_of(k);
+}
+
+void Pass::heads(const Step& s, int head) {
+  const int dim = dim_, tiles = dim / kTile, rows = in_.rows;
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w)) + size_t(head) * tiles * bytes;
+  const bool is_query = head < s.heads, is_key = !is_query;  // values come with their keys
+  const int kv_head = head - s.heads;
+  alignas(64) float y[kRowGroup][kMaxHeadDim], v[kRowGroup][kMaxHeadDim];
+  const float* bias = static_cast<const float*>(weight(s.bias));
+  const int64_t *positions = plan(1), *slots = plan(2), *places = plan(5);
+  for (int group = 0; group * kRowGroup < rows; ++group) {
+    const int n = rows_in_group(rows, group);
+    const void* act = group_acts(s.act, s.kind, s.k, rows, group);
+    for (int t = 0; t < tiles; ++t) k_.linear[s.kind](w + t * bytes, s.k, act, n, &y[0][t * kTile], kMaxHeadDim, kTile);
+    if (is_key)
+      for (int t = 0; t < tiles; ++t)
+        k_.linear[s.kind](w + (size_t(s.kv) * tiles + t) * bytes, s.k, act, n, &v[0][t * kTile], kMaxHeadDim, kTile);
+    for (int i = 0; i < n; ++i) {
+      const int row = group * kRowGroup + i;
+      if (bias) k_.add(y[i], bias + size_t(head) * s.dim, s.dim);
+      if (bias && is_key) k_.add(v[i], bias + size_t(head + s.kv) * s.dim, s.dim);
+      const int norm = is_query ? s.qnorm : s.knorm;
+      if (norm >= 0) k_.norm(y[i], s.dim, static_cast<const float*>(weight(norm)), s.eps, y[i]);
+      if (s.rotary) {
+        const size_t at = size_t(positions[row]) * (s.rotary / 2);
+        k_.rotate(y[i], s.dim, s.rotary, static_cast<const float*>(weight(s.cos)) + at,
+                  static_cast<const float*>(weight(s.sin)) + at);
+      }
+      if (is_query) {
+        k_.scale(y[i], dim, s.scale);
+        prepare_query(s, row, head, y[i]);
+      } else {
+        cache(static_cast<int>(slots[row])).append(k_, in_.tables, s.layer, kv_head, places[row], y[i], v[i]);
+      }
+    }
+  }
+}
+
+void Pass::linear(const Step& s, int chunk) {
+  const int rows = count(s), last = std::min(tiles_of(s.n), (chunk + 1) * per_);
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
+  const float* bias = static_cast<const float*>(weight(s.bias));
+  alignas(64) float y[kRowGroup][kTile];
+  for (int tile = chunk * per_; tile < last; ++tile) {
+    const int columns = std::min(kTile, s.n - tile * kTile);
+    for (int group = 0; group * kRowGroup < rows; ++group) {
+      const int n = rows_in_group(rows, group);
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), n, y[0], kTile, kTile);
+      for (int i = 0; i < n; ++i) {
+        float* out = floats(s.out) + size_t(group * kRowGroup + i) * s.n + tile * kTile;
+        if (bias) k_.add(y[i], bias + tile * kTile, columns);
+        if (s.add) k_.add(out, y[i], columns); else std::memcpy(out, y[i], size_t(columns) * 4);
+      }
+    }
+  }
+}
+
+void Pass::glu(const Step& s, int chunk) {
+  const int rows = in_.rows, units = (s.n + kBlock - 1) / kBlock, last = std::min(units, (chunk + 1) * per_);
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t *gate = static_cast<const uint8_t*>(weight(s.gate)), *up = static_cast<const uint8_t*>(weight(s.up));
+  const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
+  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kBlock];
+  const bool blocks = s.kind == kQ4 || s.kind == kQ8;
+  for (int unit = chunk * per_; unit < last; ++unit) {
+    const int columns = std::min(kBlock, s.n - unit * kBlock), tiles = tiles_of(columns);
+    for (int group = 0; group * kRowGroup < rows; ++group) {
+      const int n = rows_in_group(rows, group);
+      const void* act = group_acts(s.act, s.kind, s.k, rows, group);
+      for (int t = 0; t < tiles; ++t) {
+        const size_t at = (size_t(unit) * 2 + t) * bytes;
+        k_.linear[s.kind](gate + at, s.k, act, n, &g[0][t * kTile], kBlock, kTile);
+        k_.linear[s.kind](up + at, s.k, act, n, &u[0][t * kTile], kBlock, kTile);
+      }
+      for (int i = 0; i < n; ++i) {
+        if (bias) k_.add(g[i], bias + unit * kBlock, columns);
+        if (up_bias) k_.add(u[i], up_bias + unit * kBlock, columns);
+        k_.glu(g[i], u[i], tiles * kTile, y);
+        if (columns < kBlock) std::memset(y + columns, 0, size_t(kBlock - columns) * 4);
+        if (blocks) {
+          Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n + i;
+          k_.quantize_block(y, out);
+          // k comes in pairs of blocks: the last one may have no columns
+          if (unit == units - 1 && units < blocks_of(s.n)) out[n] = Act{};
+        } else {
+          float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
+          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * kBlock, y,
+                      size_t(columns) * 4);
+        }
+      }
+    }
+  }
+}
+
+void Pass::logits(const Step& s, int chunk) {
+  const int rows = in_.heads, last = std::min(tiles_of(s.n), (chunk + 1) * per_);
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
+  for (int tile = chunk * per_; tile < last; ++tile)
+    for (int group = 0; group * kRowGroup < rows; ++group)
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), rows_in_group(rows, group),
+                        out_.logits + size_t(group) * kRowGroup * s.n + tile * kTile, s.n,
+                        std::min(kTile, s.n - tile * kTile));
+}
+
+namespace {
+
+// Keep the best `top` of what is offered, in order; the first of equals wins; a NaN wins over everything.
+void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
+  if (value <= values[top - 1]) return;  // false for NaN
+  int at = top - 1;
+  for (; at > 0 && !(value <= values[at - 1]); --at) {
+    ids[at] = ids[at - 1];
+    values[at] = values[at - 1];
+  }
+  ids[at] = id;
+  values[at] = value;
+}
+
+}  // namespace
+
+void Pass::best(const Step& s, int chunk) {
+  const int rows = in_.heads, last = std::min(tiles_of(s.n), (chunk + 1) * per_), top = in_.top;
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
+  int64_t* ids = static_cast<int64_t*>(scratch_.found_ids.get(0)) + size_t(chunk) * rows * top;
+  float* values = static_cast<float*>(scratch_.found_values.get(0)) + size_t(chunk) * rows * top;
+  std::fill_n(ids, size_t(rows) * top, -1);
+  std::fill_n(values, size_t(rows) * top, -HUGE_VALF);
+  alignas(64) float y[kRowGroup][kTile];
+  for (int tile = chunk * per_; tile < last; ++tile) {
+    const int columns = std::min(kTile, s.n - tile * kTile);
+    for (int group = 0; group * kRowGroup < rows; ++group) {
+      const int n = rows_in_group(rows, group);
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), n, y[0], kTile, kTile);
+      for (int i = 0; i < n; ++i) {
+        const size_t at = size_t(group * kRowGroup + i) * top;
+        if (k_.largest(y[i], kTile) <= values[at + top - 1]) continue;
+        for (int c = 0; c < columns; ++c)
+          if (!(y[i][c] <= values[at + top - 1])) offer(ids + at, values + at, top, tile * kTile + c, y[i][c]);
+      }
+    }
+  }
+}
+
+void Pass::merge_best() {
+  const int rows = in_.heads, top = in_.top;
+  const int64_t* ids = static_cast<const int64_t*>(scratch_.found_ids.get(0));
+  const float* values = static_cast<const float*>(scratch_.found_values.get(0));
+  std::fill_n(out_.top_ids, size_t(rows) * top, -1);
+  std::fill_n(out_.top_values, size_t(rows) * top, -HUGE_VALF);
+  for (int chunk = 0; chunk < chunks_; ++chunk)
+    for (int r = 0; r < rows; ++r)
+      for (int i = 0; i < top; ++i) {
+        const size_t at = (size_t(chunk) * rows + r) * top + i;
+        if (ids[at] >= 0) offer(out_.top_ids + size_t(r) * top, out_.top_values + size_t(r) * top, top, ids[at], values[at]);
+      }
+}
+
+}  // namespace edgespec

@@ -1,0 +1,133 @@
+// One pass of rows over the model: what a node is given, and running its program as phases (team.h).
+#pragma once
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cache.h"
+#include "kernels.h"
+#include "program.h"
+
+namespace edgespec {
+
+struct Tensor {
+  const void* data = nullptr;
+  size_t bytes = 0;
+};
+
+struct PassInputs {
+  const int64_t* plan = nullptr;  // [6][rows]: token, position, slot, visible, parent, place
+  int rows = 0;
+  const int64_t* head_rows = nullptr;  // rows that reach the LM head
+  int heads = 0;
+  const bool* gates = nullptr;
+  int gate_count = 0;
+  const int64_t* moves = nullptr;  // [count][3]: slot, from, to
+  int move_count = 0;
+  uint8_t* kv = nullptr;  // [slots][kv_bytes]
+  int slots = 0;
+  size_t kv_bytes = 0;
+  KvLayout layout;
+  bool read_codes = false;
+  int top = 0;  // 0: all logits, else the best `top` of each row
+  std::vector<Tensor> weights;
+  CodeTables tables;
+};
+
+struct PassOutputs {
+  float* logits = nullptr;    // [heads, vocab]
+  int64_t* top_ids = nullptr;  // [heads, top]
+  float* top_values = nullptr;
+};
+
+// 64-byte aligned memory that only grows; its contents do not outlive a step.
+class Memory {
+ public:
+  void* get(size_t bytes) {
+    if (bytes > size_) {
+      data_.reset(new uint8_t[bytes + bytes / 4 + 64]);
+      size_ = bytes + bytes / 4;
+    }
+    return reinterpret_cast<void*>((reinterpret_cast<uintptr_t>(data_.get()) + 63) & ~uintptr_t(63));
+  }
+
+ private:
+  std::unique_ptr<uint8_t[]> data_;
+  size_t size_ = 0;
+};
+
+// What a row may attend to: tokens [low, high) of its slot, and single ones beyond (ancestors in a tree).
+struct Visible {
+  int64_t low = 0, high = 0, position = 0, last = 0;
+  std::vector<int64_t> beyond;
+};
+
+// Buffers of a pass, kept from pass to pass.
+struct Scratch {
+  std::vector<Memory> floats, acts;
+  Memory queries, query_floats, query_bytes, query_tables, partial, found_ids, found_values;
+  std::vector<Visible> visible;
+};
+
+class Pass {
+ public:
+  // Throws std::invalid_argument: inputs that do not fit the program, a token, slot or place out of range.
+  Pass(const Program& program, const Kernels& kernels, const PassInputs& in, const PassOutputs& out, Scratch& scratch);
+
+  // The Team's contract.
+  bool open(int& chunks);
+  void run(int chunk);
+
+ private:
+  struct Group {  // rows of one slot, or of one part of it, that attention takes together
+    int slot, first, count;
+    int64_t end;  // tokens any of them may see
+  };
+
+  void check() const;
+  void see();
+  void apply_moves() const;
+  float* floats(int id) const { return float_[id]; }
+  const void* weight(int id) const { return id < 0 ? nullptr : in_.weights[id].data; }
+  const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
+  int count(const Step& s) const { return s.rows ? in_.heads : in_.rows; }
+  Cache cache(int slot) const { return Cache(in_.kv + size_t(slot) * in_.kv_bytes, in_.layout); }
+  // Activations of a row group, for a matrix of that kind.
+  const void* group_acts(int id, Kind kind, int k, int rows, int group) const;
+
+  void embed(const Step& s, int row);
+  void quantize(const Step& s, int row);
+  void heads(const Step& s, int head);
+  void linear(const Step& s, int chunk);
+  void glu(const Step& s, int chunk);
+  void logits(const Step& s, int chunk);
+  void best(const Step& s, int chunk);
+  void merge_best();
+  void plan_attention(const Step& s);
+  void attend(const Step& s, int chunk);
+  void merge(const Step& s, int chunk);
+  void prepare_query(const Step& s, int row, int head, const float* q);
+  void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
+                     int queries, float* scores) const;
+  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens, float* scores) const;
+
+  const Program& program_;
+  const Kernels& k_;
+  const PassInputs& in_;
+  const PassOutputs& out_;
+  Scratch& scratch_;
+  int64_t capacity_;
+  float* float_[64] = {};
+  void* act_[64] = {};
+  size_t next_ = 0;           // step to look at next
+  const Step* step_ = nullptr;
+  bool merging_ = false;      // the second phase of attention
+  int per_ = 1, chunks_ = 0;  // tiles (or what the step counts in) a chunk
+  std::vector<Group> groups_;
+  int dim_ = 0;               // head_dim rounded up
+  int splits_ = 1;
+  Query* queries_ = nullptr;
+};
+
+}  // namespace edgespec

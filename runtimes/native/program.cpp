@@ -1,0 +1,142 @@
+#include "program.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+
+namespace edgespec {
+namespace {
+
+[[noreturn]] void fail(const std::string& line, const std::string& why) {
+  throw std::invalid_argument("edgespec program: " + why + ": '" + line + "'");
+}
+
+const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed},   {"gate", Op::kGate},     {"quantize", Op::kQuantize},
+                                        {"heads", Op::kHeads},   {"attend", Op::kAttend}, {"linear", Op::kLinear},
+                                        {"glu", Op::kGlu},       {"logits", Op::kLogits}};
+const std::map<std::string, Kind> kKinds = {{"q4", kQ4}, {"q8", kQ8}, {"c8", kC8}, {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
+const std::map<std::string, int Step::*> kWeights = {
+    {"w", &Step::w},     {"bias", &Step::bias},   {"norm", &Step::norm},   {"cos", &Step::cos}, {"sin", &Step::sin},
+    {"up", &Step::up}, {"upbias", &Step::upbias},   {"qnorm", &Step::qnorm}, {"knorm", &Step::knorm}, {"gate", &Step::gate}};
+const std::map<std::string, int Step::*> kNumbers = {
+    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
+    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
+    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip}};
+const std::map<std::string, int Step::*> kBuffers = {{"x", &Step::x}, {"act", &Step::act}, {"out", &Step::out}};
+const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}};
+
+int integer(const std::string& line, const std::string& value) {
+  char* end = nullptr;
+  const long number = std::strtol(value.c_str(), &end, 10);
+  if (value.empty() || *end || number < -1 || number > (1 << 30)) fail(line, "expected an integer");
+  return static_cast<int>(number);
+}
+
+Step read_step(const std::string& line, Op op, std::istringstream& words, size_t weights) {
+  Step step;
+  step.op = op;
+  for (std::string word; words >> word;) {
+    const size_t equals = word.find('=');
+    if (equals == std::string::npos) fail(line, "expected key=value");
+    const std::string key = word.substr(0, equals), value = word.substr(equals + 1);
+    if (key == "kind") {
+      const auto found = kKinds.find(value);
+      if (found == kKinds.end()) fail(line, "unknown kind of matrix");
+      step.kind = found->second;
+    } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
+      const int at = integer(line, value);
+      if (at >= static_cast<int>(weights)) fail(line, "weight " + value + " is not an input");
+      step.*weight->second = at;
+    } else if (const auto number = kNumbers.find(key); number != kNumbers.end()) {
+      step.*number->second = integer(line, value);
+      if (step.*number->second < 0) fail(line, "expected no negative number");
+    } else if (const auto buffer = kBuffers.find(key); buffer != kBuffers.end()) {
+      step.*buffer->second = integer(line, value);
+    } else if (const auto real = kReals.find(key); real != kReals.end()) {
+      char* end = nullptr;
+      step.*real->second = std::strtof(value.c_str(), &end);
+      if (*end) fail(line, "expected a number");
+    } else {
+      fail(line, "unknown key " + key);
+    }
+  }
+  return step;
+}
+
+void require(const std::string& line, bool good, const char* what) {
+  if (!good) fail(line, what);
+}
+
+void check(const std::string& line, const Program& p, const Step& s) {
+  const auto floats = [&](int id, int width) {
+    require(line, id >= 0 && id < int(p.floats.size()) && p.floats[id] >= width, "no such buffer, or too narrow");
+  };
+  const auto acts = [&](int id, int width) {
+    require(line, id >= 0 && id < int(p.acts.size()) && p.acts[id] >= width, "no such activations, or too narrow");
+  };
+  const auto matrix = [&] { require(line, s.n > 0 && s.k > 0, "expected n and k"); };
+  require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
+  switch (s.op) {
+    case Op::kEmbed: matrix(); require(line, s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows"); require(line, s.w >= 0, "expected w"); floats(s.out, s.k); break;
+    case Op::kGate: break;
+    case Op::kQuantize: require(line, s.k > 0, "expected k"); floats(s.x, s.k); acts(s.out, s.k); break;
+    case Op::kHeads:
+      require(line, s.w >= 0 && s.k > 0 && s.heads > 0 && s.kv > 0 && s.heads % s.kv == 0, "expected w, k, heads, kv");
+      require(line, s.dim > 0 && s.dim <= kMaxHeadDim && s.rotary <= s.dim && s.rotary % 2 == 0, "head size out of range");
+      require(line, s.rotary == 0 || (s.cos >= 0 && s.sin >= 0), "expected cos and sin");
+      acts(s.act, s.k);
+      break;
+    case Op::kAttend: require(line, s.heads > 0 && s.kv > 0 && s.dim > 0, "expected heads"); floats(s.out, s.heads * s.dim); break;
+    case Op::kLinear: matrix(); require(line, s.w >= 0, "expected w"); acts(s.act, s.k); floats(s.out, s.n); break;
+    case Op::kGlu: matrix(); require(line, s.gate >= 0 && s.up >= 0, "expected gate and up"); acts(s.act, s.k); s.kind == kC8 ? floats(s.out, s.n) : acts(s.out, s.n); break;
+    case Op::kLogits: matrix(); require(line, s.w >= 0, "expected w"); acts(s.act, s.k); break;
+  }
+}
+
+}  // namespace
+
+Program Program::parse(const std::string& text, size_t weights) {
+  Program program;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string kind;
+    if (!(words >> kind)) continue;
+    if (kind == "floats" || kind == "acts") {
+      auto& widths = kind == "floats" ? program.floats : program.acts;
+      int id = -1, width = 0;
+      if (!(words >> id >> width) || id < 0 || id > 64 || width < 1) fail(line, "expected an id and a width");
+      widths.resize(std::max(widths.size(), size_t(id) + 1));
+      widths[id] = width;
+      continue;
+    }
+    if (kind == "table") {
+      std::string format;
+      int at = -1;
+      words >> format >> at;
+      const int which = format == "int4" ? kKvInt4 : format == "nomad1" ? kKvNomad1 : format == "nomad2" ? kKvNomad2 : -1;
+      if (which < 0 || at < 0 || at >= static_cast<int>(weights)) fail(line, "expected a format and a weight");
+      program.tables[which] = at;
+      continue;
+    }
+    const auto found = kOps.find(kind);
+    if (found == kOps.end()) fail(line, "unknown step");
+    const Step step = read_step(line, found->second, words, weights);
+    check(line, program, step);
+    if (step.op == Op::kGate) program.gates = std::max(program.gates, step.index + 1);
+    if (step.op == Op::kLogits) program.vocab = step.n;
+    if (step.op == Op::kHeads) {
+      if (program.head_dim && (program.head_dim != step.dim || program.kv_heads != step.kv))
+        fail(line, "layers with heads of different sizes");
+      program.head_dim = step.dim;
+      program.kv_heads = step.kv;
+      program.layers = std::max(program.layers, step.layer + 1);
+    }
+    program.steps.push_back(step);
+  }
+  return program;
+}
+
+}  // namespace edgespec

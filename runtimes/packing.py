@@ -1,0 +1,178 @@
+"""The packed layout of weights: what native operators multiply by, in place, on every processor (native/layout.h).
+
+A tile is 16 output columns over all inputs, k padded to pairs of 32-blocks.  Packing and unpacking are exact inverses
+on levels and scales, so a bundle stores one layout and either kind of operators can have its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK, TILE = 32, 16
+Kind = Literal["q4", "q8", "c8", "f32"]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A matrix [n, k] in packed form.
+
+    Attributes:
+        kind: q4, q8: blocks of 32 with a float16 scale; c8: int8 with a scale a row; f32.
+        n: rows, heads not padded.
+        k: inputs.
+        head_dim: each group of this many rows starts a tile of its own (attention heads); 0 = no groups.
+        parts: the matrices stacked in it, (name, rows) of each.
+    """
+
+    kind: Kind
+    n: int
+    k: int
+    head_dim: int = 0
+    parts: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def rows(self) -> int:
+        """Rows with every head padded to whole tiles."""
+        if not self.head_dim:
+            return self.n
+        return self.n // self.head_dim * (-(-self.head_dim // TILE) * TILE)
+
+    @property
+    def blocks(self) -> int:
+        """32-blocks along k, an even number."""
+        return -(-self.k // (2 * BLOCK)) * 2
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of 16 rows."""
+        return {
+            "q4": self.blocks * 288,
+            "q8": self.blocks * 544,
+            "c8": self.blocks * 512 + 64,
+            "f32": self.k * 64,
+        }[self.kind]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the matrix."""
+        return -(-self.rows // TILE) * self.tile_bytes
+
+    # -- packing -------------------------------------------------------------------------------------------------------
+
+    def pack_blocks(
+        self,
+        pieces: Iterable[tuple[NDArray[np.uint8], NDArray[Any]]],  # levels [r, blocks, 32], scales [r, blocks]
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Consecutive rows of levels (zero point in the middle) and scales -> bytes, tile by tile."""
+        for levels, scales in self._tiled(pieces):
+            yield _pack_blocks(levels, scales, self.kind == "q4", self.blocks)
+
+    def pack_channels(
+        self,
+        pieces: Iterable[tuple[NDArray[np.int8], NDArray[np.float32]]],  # levels [r, k], scales [r]
+    ) -> Iterator[NDArray[np.uint8]]:
+        """Consecutive rows of int8 levels and a scale each -> bytes."""
+        for levels, scales in self._tiled(pieces):
+            rows = np.pad(levels.view(np.uint8), ((0, 0), (0, self.blocks * BLOCK - self.k))) ^ np.uint8(128)
+            payload = _interleave(rows.reshape(-1, TILE, self.blocks, 8, 4))  # [tiles, blocks, 8, 16, 4]
+            ends = scales.astype("<f4").reshape(-1, TILE).view(np.uint8)  # [tiles, 64]
+            yield np.concatenate([payload.reshape(len(ends), -1), ends], 1).reshape(-1)
+
+    def pack_floats(self, pieces: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.uint8]]:  # [r, k]
+        """Consecutive rows of float32 -> bytes."""
+        for (rows,) in self._tiled((piece,) for piece in pieces):
+            tiles = rows.astype("<f4").reshape(-1, TILE, self.k).transpose(0, 2, 1)
+            yield np.ascontiguousarray(tiles).view(np.uint8).reshape(-1)
+
+    def _tiled(self, pieces: Iterable[tuple[NDArray[Any], ...]]) -> Iterator[tuple[NDArray[Any], ...]]:
+        """The same rows in pieces of whole tiles; heads that are no whole tiles are padded, and so is the end."""
+        padded_heads = bool(self.head_dim % TILE)
+        held: tuple[NDArray[Any], ...] | None = None
+        for piece in pieces:
+            arrays = tuple(np.asarray(array) for array in piece)
+            held = arrays if held is None else tuple(np.concatenate(pair) for pair in zip(held, arrays, strict=True))
+            whole = 0 if padded_heads else len(held[0]) // TILE * TILE
+            if whole:
+                yield tuple(array[:whole] for array in held)
+                held = tuple(array[whole:] for array in held)
+        if held is None or not len(held[0]):
+            return
+        if padded_heads:
+            held = tuple(self._pad_heads(array) for array in held)
+        short = -len(held[0]) % TILE
+        yield tuple(np.pad(array, ((0, short),) + ((0, 0),) * (array.ndim - 1)) for array in held)
+
+    def _pad_heads(self, rows: NDArray[Any]) -> NDArray[Any]:  # [n, ...] -> [self.rows, ...]
+        heads = rows.reshape(-1, self.head_dim, *rows.shape[1:])
+        short = -self.head_dim % TILE
+        return np.pad(heads, ((0, 0), (0, short)) + ((0, 0),) * (rows.ndim - 1)).reshape(self.rows, *rows.shape[1:])
+
+    # -- unpacking -----------------------------------------------------------------------------------------------------
+
+    def unpack(self, data: NDArray[np.uint8], tiles: slice) -> tuple[NDArray[Any], ...]:
+        """Rows of some tiles, as they were given to the packing method; padding rows included.
+
+        Args:
+            data: uint8 [nbytes].
+            tiles: a range of tiles.
+
+        Returns (levels, scales), or (rows,) for f32.
+        """
+        part = data.reshape(-1, self.tile_bytes)[tiles]
+        if self.kind == "f32":
+            rows = np.ascontiguousarray(part).view("<f4").reshape(-1, self.k, TILE).transpose(0, 2, 1)
+            return (rows.reshape(-1, self.k),)
+        if self.kind == "c8":
+            payload = part[:, :-64].reshape(-1, self.blocks, 8, TILE, 4)
+            levels = _interleave_back(payload).reshape(-1, self.blocks * BLOCK)[:, : self.k] ^ np.uint8(128)
+            return levels.view(np.int8), np.ascontiguousarray(part[:, -64:]).view("<f4").reshape(-1)
+        return _unpack_blocks(part, self.kind == "q4", self.blocks)
+
+    def drop_padding(self, rows: NDArray[Any]) -> NDArray[Any]:  # [padded rows, ...] -> [n, ...]
+        """Rows of the whole matrix without what padding added."""
+        if self.head_dim % TILE:
+            heads = rows[: self.rows].reshape(-1, -(-self.head_dim // TILE) * TILE, *rows.shape[1:])
+            return heads[:, : self.head_dim].reshape(self.n, *rows.shape[1:])
+        return rows[: self.n]
+
+
+def _interleave(rows: NDArray[np.uint8]) -> NDArray[np.uint8]:  # [tiles, 16, blocks, v, 4] -> [tiles, blocks, v, 16, 4]
+    return np.ascontiguousarray(rows.transpose(0, 2, 3, 1, 4))
+
+
+def _interleave_back(tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:  # [tiles, blocks, v, 16, 4] -> [tiles, 16, ...]
+    return np.ascontiguousarray(tiles.transpose(0, 3, 1, 2, 4))
+
+
+def _pack_blocks(
+    levels: NDArray[np.uint8], scales: NDArray[Any], four: bool, blocks: int
+) -> NDArray[np.uint8]:  # [r, b, 32], [r, b] -> bytes
+    short = blocks - levels.shape[1]
+    levels = np.pad(levels, ((0, 0), (0, short), (0, 0)))
+    scales = np.pad(scales.astype("<f2"), ((0, 0), (0, short)))
+    tiles = len(levels) // TILE
+    payload = _interleave(levels.reshape(tiles, TILE, blocks, 8, 4))  # [tiles, blocks, 8, 16, 4]
+    if four:
+        payload = np.bitwise_or(payload[:, :, :4], payload[:, :, 4:] << np.uint8(4))
+    ends = scales.reshape(tiles, TILE, blocks).transpose(0, 2, 1)  # [tiles, blocks, 16]
+    heads = np.ascontiguousarray(ends).view(np.uint8).reshape(tiles, blocks // 2, 64)
+    bodies = payload.reshape(tiles, blocks // 2, -1)
+    return np.concatenate([heads, bodies], 2).reshape(-1)
+
+
+def _unpack_blocks(
+    part: NDArray[np.uint8], four: bool, blocks: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:  # [tiles, bytes] -> [r, blocks, 32], [r, blocks]
+    tiles = len(part)
+    pairs = part.reshape(tiles, blocks // 2, -1)
+    scales = np.ascontiguousarray(pairs[:, :, :64]).view("<f2").reshape(tiles, blocks, TILE).transpose(0, 2, 1)
+    payload = np.ascontiguousarray(pairs[:, :, 64:]).reshape(tiles, blocks, -1, TILE, 4)
+    if four:
+        payload = np.concatenate([payload & 15, payload >> 4], 2)
+    levels = _interleave_back(payload).reshape(tiles * TILE, blocks, BLOCK)
+    return levels, scales.reshape(tiles * TILE, blocks)

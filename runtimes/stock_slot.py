@@ -1,0 +1,216 @@
+"""A KV slot over stock operators: keys and values bound once, updated in place.
+
+Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
+place; ``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an
+output that is not bound means that the cache is silently not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.session import Bound, Model
+from edgespec.runtimes.slot import Slot, depths_of
+from edgespec.runtimes.target import Pass, SkipSet
+
+ROUND_CAPACITY = 64
+HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
+
+
+class StockSlot(Slot):
+    """A slot for graphs of stock operators; see ``open_slot``."""
+
+    def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
+        super().__init__(model, context)
+        facts = model.facts
+        self._extra = int(model.graph.padded)  # rows attention has beyond those of the pass
+        self._io = model.session.io_binding()
+        self._bound: dict[str, Bound] = {}  # what each name is bound to now
+        self._kv: dict[str, Bound] = {}
+        self._seqlens = self._bind("seqlens_k", Bound(np.zeros(1, np.int32))).array
+        self._total = self._bind("total", Bound(np.array(0, np.int32))).array
+        if model.graph.gated:
+            self._gate_attn = self._bind("gate_attn", Bound(np.ones(facts.layers, bool))).array
+            self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
+        self._skip: SkipSet | None = None
+        self.reserve(reserve)
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
+        n = len(tokens)
+        if parents is None:
+            self._pending = (tokens.tolist(), None)
+            return self._run(tokens, len(self.tokens), rows=n)
+        self._pending = (tokens.tolist(), parents.tolist())
+        return self._run(tokens, len(self.tokens), rows=n, parents=self._pending[1])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
+        tokens, parents = self._pending
+        if parents is not None and any(row != at for at, row in enumerate(rows)):
+            past = len(self.tokens)
+            source = [past + row for row in rows]
+            for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
+                bound.array[0, :, past : past + len(rows)] = bound.array[0, :, source].transpose(1, 0, 2)
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
+
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
+        self._set_gates(skip)
+        try:
+            return self._run(tokens, len(self.tokens) + offset, rows=-1)
+        finally:
+            self._set_gates(None)
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        past, n = len(self.tokens), len(tokens)
+        count = n + self._extra
+        self._need_room(past + count)
+        self._set_gates(skip)
+        try:
+            mask = self._attach("bias", "hypotheses_bias", (1, 1, count, past + count), np.float32)[0, 0]
+            mask[:, :] = HIDE
+            for row in range(count):
+                if row < n and parents[row] >= 0:
+                    mask[row] = mask[parents[row]]
+                elif row < n:
+                    mask[row, : visible[row]] = 0
+                mask[row, past + row] = 0
+            self._attach("rows", "hypotheses_rows", (n,), np.int64)[:] = np.arange(n)
+            self._total[...] = past + count
+            positions = np.append(visible + depths_of(parents.tolist()), [past + n] * self._extra)
+            return self._launch(tokens, positions, past, n, count)
+        finally:
+            self._set_gates(None)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens and the rows after them; what the slot holds stays."""
+        headroom = self.model.part.headroom
+        most = self.model.facts.context + headroom
+        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
+        if need <= self.capacity:
+            return
+        need = min(most, max(need, self.capacity * 3 // 2))
+        facts, used = self.model.facts, len(self.tokens)
+        for layer in range(facts.layers):
+            for kind in ("key", "value"):
+                name = f"past_key_values.{layer}.{kind}"
+                array = np.zeros((1, facts.kv_heads, need, facts.head_dim), np.float32)
+                if name in self._kv:
+                    array[:, :, :used] = self._kv[name].array[:, :, :used]
+                self._kv[name] = bound = Bound(array)
+                self._bind(name, bound)
+                self._io.bind_ortvalue_output(f"present.{layer}.{kind}", bound.value)
+        self.capacity = need
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated."""
+        return sum(bound.array.nbytes for bound in self._kv.values())
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+        return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        past = len(self.tokens)
+        # exact total: attention's scratch space has a row of `total` per head and token
+        self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra)
+
+    def _run(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        past: int,
+        *,
+        rows: int,
+        parents: list[int] | None = None,
+        total: int | None = None,
+    ) -> Pass:
+        n = len(tokens)
+        count = n + self._extra
+        if past + count > self.capacity:
+            self._need_room(past + count)
+        self._total[...] = width = total or self.capacity
+        if parents is None:
+            self._attach("bias", "zero_bias", (1, 1, count, width), np.float32)
+            positions = None
+        else:
+            positions = self._tree(parents, past, count, width)
+        return self._launch(tokens, positions, past, self._choose_rows(rows, n), count)
+
+    def _launch(
+        self, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None, past: int, rows: int, count: int
+    ) -> Pass:
+        """Everything but mask and rows is bound and written here; attention has ``count`` rows."""
+        self._attach("ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
+        pos = self._attach("pos", "pos", (1, count), np.int64)
+        pos[0] = np.arange(past, past + count) if positions is None else positions
+        self._seqlens[0] = past + count - 1
+        logits = self.model.buffer("logits", (1, rows, self.vocab_size), np.float32)
+        if self._bound.get("logits") is not logits:
+            self._io.bind_ortvalue_output("logits", logits.value)
+            self._bound["logits"] = logits
+        self.model.session.run_with_iobinding(self._io)
+        return Pass(logits.array[0])
+
+    def _choose_rows(self, rows: int, n: int) -> int:
+        """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""
+        if rows < 0:
+            self._attach("rows", "last_row", (1,), np.int64)[0] = n - 1
+            return 1
+        wanted = self._attach("rows", "rows", (rows,), np.int64)
+        if rows and wanted[-1] != rows - 1:
+            wanted[:] = np.arange(rows)
+        return rows
+
+    def _tree(self, parents: list[int], past: int, count: int, width: int) -> NDArray[np.int64]:
+        """Bind the mask of a tree; returns the rows' positions [count]."""
+        bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
+        bias[:, :past] = 0
+        bias[:, past:] = HIDE
+        parents = parents + [-1] * (count - len(parents))  # the dummy row stands alone
+        for row, parent in enumerate(parents):
+            if parent >= 0:
+                bias[row, past : past + row] = bias[parent, past : past + row]
+            bias[row, past + row] = 0
+        return past + depths_of(parents)
+
+    def _set_gates(self, skip: SkipSet | None) -> None:
+        if skip is self._skip:
+            return
+        if not self.model.graph.gated:
+            raise InvalidRequest(
+                "this graph has no gates: layers cannot be skipped", "export with `--method self-spec`"
+            )
+        self._gate_attn[:], self._gate_mlp[:] = True, True
+        if skip is not None:
+            self._gate_attn[list(skip.attention)] = False
+            self._gate_mlp[list(skip.mlp)] = False
+        self._skip = skip
+
+    def _bind(self, name: str, bound: Bound) -> Bound:
+        self._io.bind_ortvalue_input(name, bound.value)
+        self._bound[name] = bound
+        return bound
+
+    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        bound = self.model.buffer(buffer, shape, dtype)
+        if self._bound.get(name) is not bound:
+            self._bind(name, bound)
+        return bound.array
