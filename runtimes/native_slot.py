@@ -33,6 +33,7 @@ class NativeSlot(Slot):
         self._all_on = np.ones(2 * self.layers, bool)
         self._gates = self._bind("gates", Bound(self._all_on.copy())).array
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
+        self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
         self._moves: list[tuple[int, int]] = []  # rows that the next pass puts in their place first
         self._furthest = 0  # tokens ever written, of those that the ring may have lost

@@ -49,6 +49,7 @@ class Model:
         self.session = make_session(usable_graph(folder, part, self.graph), self.threads, native)
         # packed weights are used where the file is mapped
         self.huge_page_bytes = 0 if native else use_huge_pages()
+        self.key_tables = Bound(np.zeros(0, np.float32))  # [n]: what coded keys were learnt with
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
 

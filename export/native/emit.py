@@ -275,6 +275,7 @@ class NativeOps:
             "moves": (TensorProto.INT64, ["M", 3]),
             "kv": (TensorProto.UINT8, ["S", "B"]),
             "control": (TensorProto.INT64, [CONTROLS]),
+            "tables": (TensorProto.FLOAT, ["N"]),
         }
         for name, (kind, dims) in inputs.items():
             graph.input(name, kind, dims)

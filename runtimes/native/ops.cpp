@@ -15,7 +15,7 @@ namespace {
 using namespace abi;
 
 constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
-constexpr int kFixedInputs = 6;  // before the weights
+constexpr int kFixedInputs = 7;  // before the weights
 constexpr int kControls = 8;
 
 Api g_api = nullptr;
@@ -84,7 +84,8 @@ std::string text_attribute(const KernelInfo* info, const char* name) {
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
 //   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read codes,
-//   window, sinks, ring), then the weights.
+//   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
+//   then the weights.
 // outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
 struct Decoder {
   Program program;
@@ -113,7 +114,7 @@ void run(Decoder& decoder, KernelContext* context) {
   const Program& program = decoder.program;
   PassInputs in;
   const View plan = input(context, 0), rows = input(context, 1), gates = input(context, 2), moves = input(context, 3),
-             kv = input(context, 4), control = input(context, 5);
+             kv = input(context, 4), control = input(context, 5), tables = input(context, 6);
   if (plan.dims.size() != 2 || plan.dims[0] != 6) throw std::invalid_argument("edgespec: expected a plan [6, T]");
   if (kv.dims.size() != 2) throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
   if (control.count() != kControls) throw std::invalid_argument("edgespec: expected 8 controls");
@@ -154,14 +155,14 @@ void run(Decoder& decoder, KernelContext* context) {
     const View v = input(context, kFixedInputs + i);
     in.weights[i] = {v.data, v.bytes()};
   }
-  const int layers = layout.layers;
-  for (int f = kKvInt4; f < kKvNone; ++f)
-    if (program.tables[f] >= 0) {
-      const Tensor& t = in.weights[program.tables[f]];
-      const size_t floats = CodeTables::floats(static_cast<KvFormat>(f), layout.dim) * layers * layout.heads;
-      if (t.bytes != floats * 4) throw std::invalid_argument("edgespec: key tables of the wrong size");
-      in.tables.of[f] = static_cast<const float*>(t.data);
-    }
+  size_t used = 0;
+  for (const KvFormat f : {layout.keys, layout.codes}) {
+    const size_t floats = CodeTables::floats(f, layout.dim) * layout.layers * layout.heads;
+    if (floats) in.tables.of[f] = static_cast<const float*>(tables.data) + used;
+    used += floats;
+  }
+  if (used != static_cast<size_t>(tables.count()))
+    throw std::invalid_argument("edgespec: the tables do not fit the formats of the keys");
 
   PassOutputs out;
   const int64_t heads = in.heads, top = in.top;
@@ -215,7 +216,7 @@ CustomOp make_decoder() {
   op.provider = [](const CustomOp*) -> const char* { return nullptr; };
   op.input_count = [](const CustomOp*) -> size_t { return kFixedInputs + 1; };
   op.input_type = [](const CustomOp*, size_t i) -> int {
-    constexpr int types[] = {kInt64, kInt64, kBool, kInt64, kUint8, kInt64, 0};  // 0: any
+    constexpr int types[] = {kInt64, kInt64, kBool, kInt64, kUint8, kInt64, kFloat, 0};  // 0: any
     return types[i < kFixedInputs ? i : kFixedInputs];
   };
   op.output_count = [](const CustomOp*) -> size_t { return 3; };

@@ -102,9 +102,6 @@ void Pass::check() const {
       default: break;
     }
   }
-  for (const KvFormat format : {in_.layout.keys, in_.layout.codes})
-    if (CodeTables::floats(format, in_.layout.dim) && !in_.tables.of[format])
-      fail("this key format needs tables that the graph does not have");
 }
 
 void Pass::see() {

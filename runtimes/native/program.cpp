@@ -112,15 +112,6 @@ Program Program::parse(const std::string& text, size_t weights) {
       widths[id] = width;
       continue;
     }
-    if (kind == "table") {
-      std::string format;
-      int at = -1;
-      words >> format >> at;
-      const int which = format == "int4" ? kKvInt4 : format == "nomad1" ? kKvNomad1 : format == "nomad2" ? kKvNomad2 : -1;
-      if (which < 0 || at < 0 || at >= static_cast<int>(weights)) fail(line, "expected a format and a weight");
-      program.tables[which] = at;
-      continue;
-    }
     const auto found = kOps.find(kind);
     if (found == kOps.end()) fail(line, "unknown step");
     const Step step = read_step(line, found->second, words, weights);

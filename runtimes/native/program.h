@@ -13,7 +13,6 @@
 //   glu act gate up bias upbias kind n k out            silu(gate) * up -> activations for a matrix of the same kind; floats
 //                                          for c8, whose scale needs the whole row
 //   logits act w kind n k                   the LM head
-//   table format w             what coded keys are made with (cache.h); format int4, nomad1 or nomad2
 //
 // w, bias, upbias, norm, cos, sin, qnorm, knorm, gate, up are indices of weight inputs, -1 for none.
 #pragma once
@@ -39,7 +38,6 @@ struct Step {
 struct Program {
   std::vector<int> floats, acts;  // widths of the buffers
   std::vector<Step> steps;
-  int tables[kKvNone] = {-1, -1, -1, -1, -1, -1};  // weight of each key format's tables
   int gates = 0, layers = 0, kv_heads = 0, head_dim = 0, vocab = 0;
 
   // Throws std::invalid_argument with the line that cannot be read.
