@@ -65,7 +65,7 @@ void Pass::check() const {
     if (t.bytes != packed_bytes(kind, n, k))
       fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
            std::to_string(packed_bytes(kind, n, k)) + " for [" + std::to_string(n) + ", " + std::to_string(k) + "]");
-    if (reinterpret_cast<uintptr_t>(t.data) & 63) fail("packed weights must be aligned to 64 bytes");
+    if (kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63)) fail("packed weights must be aligned to 64 bytes");
   };
   const auto vector = [&](int id, size_t n) {
     if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
@@ -169,7 +169,7 @@ bool Pass::open(int& chunks) {
         chunks = s.heads + s.kv;
         return true;
       case Op::kAttend:
-        chunks = static_cast<int>(groups_.size()) * s.kv * splits_;
+        chunks = static_cast<int>(groups_.size()) * (s.kv / item_heads_) * splits_;
         return true;
       case Op::kLinear: tiles(tiles_of(s.n), tile_bytes(s.kind, s.k)); return true;
       case Op::kGlu: tiles((s.n + kBlock - 1) / kBlock, 4 * tile_bytes(s.kind, s.k)); return true;

@@ -106,6 +106,8 @@ class Pass {
   void merge_best();
   void plan_attention(const Step& s);
   void attend(const Step& s, int chunk);
+  void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens, int first,
+                    int queries, float* const* results) const;
   void merge(const Step& s, int chunk);
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
@@ -127,6 +129,7 @@ class Pass {
   std::vector<Group> groups_;
   int dim_ = 0;               // head_dim rounded up
   int splits_ = 1;
+  int item_heads_ = 1;        // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;
 };
 
