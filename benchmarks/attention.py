@@ -126,7 +126,9 @@ def _ours(folder: Path, facts: ModelFacts, kv: KvFormat, depth: int, arguments: 
         depth + np.arange(rows),
     ]
     outputs = {"logits": np.float32, "ids": np.int64, "values": np.float32}
-    node = helper.make_node("Decoder", list(inputs), list(outputs), domain=EDGESPEC, program="\n".join(steps))
+    node = helper.make_node(
+        "Decoder", list(inputs), list(outputs), domain=EDGESPEC, program="\n".join(steps), constant_weights=0
+    )
     session = _session(folder, node, inputs, outputs, arguments.threads, EDGESPEC)
     io = session.io_binding()
     held = [Bound(array) for array in inputs.values()]

@@ -89,6 +89,9 @@ std::string text_attribute(const KernelInfo* info, const char* name) {
 // outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
 struct Decoder {
   Program program;
+  bool constant = false;  // the weights are initializers: where they lie need be asked only once
+  std::once_flag asked;
+  std::vector<Tensor> weights;
   std::mutex mutex;
   std::vector<std::unique_ptr<Scratch>> idle;
 
@@ -108,6 +111,17 @@ struct Decoder {
 KvFormat format(int64_t number) {
   if (number < 0 || number > kKvNone) throw std::invalid_argument("edgespec: unknown KV format");
   return static_cast<KvFormat>(number);
+}
+
+std::vector<Tensor> weights(KernelContext* context) {
+  size_t inputs = 0;
+  check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
+  std::vector<Tensor> found(inputs - kFixedInputs);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const View v = input(context, kFixedInputs + i);
+    found[i] = {v.data, v.bytes()};
+  }
+  return found;
 }
 
 void run(Decoder& decoder, KernelContext* context) {
@@ -148,12 +162,11 @@ void run(Decoder& decoder, KernelContext* context) {
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
       (layout.ring && layout.ring < layout.window))
     throw std::invalid_argument("edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
-  size_t inputs = 0;
-  check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
-  in.weights.resize(inputs - kFixedInputs);
-  for (size_t i = 0; i < in.weights.size(); ++i) {
-    const View v = input(context, kFixedInputs + i);
-    in.weights[i] = {v.data, v.bytes()};
+  if (decoder.constant) {
+    std::call_once(decoder.asked, [&] { decoder.weights = weights(context); });
+    in.weights = decoder.weights;
+  } else {
+    in.weights = weights(context);
   }
   size_t used = 0;
   for (const KvFormat f : {layout.keys, layout.codes}) {
@@ -202,6 +215,10 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
   try {
     auto decoder = std::make_unique<Decoder>();
     decoder->program = Program::parse(text_attribute(info, "program"), size_t(1) << 20);
+    int64_t constant = 0;
+    check(slot<Status* (*)(const KernelInfo*, const char*, int64_t*)>(g_api, kKernelInfoGetAttributeInt64)(
+        info, "constant_weights", &constant));
+    decoder->constant = constant != 0;
     *kernel = decoder.release();
     return nullptr;
   } catch (const std::exception& problem) {
