@@ -193,7 +193,7 @@ void Pass::run(int chunk) {
   const Step& s = *step_;
   switch (s.op) {
     case Op::kQuantize: return quantize(s, chunk);
-    case Op::kHeads: return heads(s, chunk);
+    case Op::kHeads: return heads(s, chunk < s.kv ? s.heads + chunk : chunk - s.kv);  // keys first: they take longer
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
     case Op::kLinear: return linear(s, chunk);
     case Op::kGlu: return glu(s, chunk);
