@@ -26,8 +26,9 @@ Status* error(const std::string& what) {
 
 void check(Status* status) {
   if (!status) return;
+  const std::string message = slot<const char* (*)(const Status*)>(g_api, kGetErrorMessage)(status);
   slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
-  throw std::runtime_error("edgespec: ONNX Runtime refused a call");
+  throw std::runtime_error("edgespec: " + message);
 }
 
 struct View {
@@ -78,6 +79,15 @@ std::string text_attribute(const KernelInfo* info, const char* name) {
   check(get(info, name, text.data(), &size));
   text.resize(std::strlen(text.c_str()));
   return text;
+}
+
+// A flag that need not be there.
+bool flag_attribute(const KernelInfo* info, const char* name) {
+  int64_t value = 0;
+  Status* status = slot<Status* (*)(const KernelInfo*, const char*, int64_t*)>(g_api, kKernelInfoGetAttributeInt64)(
+      info, name, &value);
+  if (status) slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
+  return !status && value != 0;
 }
 
 // ---- Decoder -------------------------------------------------------------------------------------------------------
@@ -215,10 +225,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
   try {
     auto decoder = std::make_unique<Decoder>();
     decoder->program = Program::parse(text_attribute(info, "program"), size_t(1) << 20);
-    int64_t constant = 0;
-    check(slot<Status* (*)(const KernelInfo*, const char*, int64_t*)>(g_api, kKernelInfoGetAttributeInt64)(
-        info, "constant_weights", &constant));
-    decoder->constant = constant != 0;
+    decoder->constant = flag_attribute(info, "constant_weights");
     *kernel = decoder.release();
     return nullptr;
   } catch (const std::exception& problem) {
