@@ -10,6 +10,7 @@ from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.emit import HEADROOM, GraphOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
+from edgespec.export.quantizers import LevelSource
 from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import Format, Graph, ModelPart
 
@@ -40,7 +41,15 @@ def open_model(path: Path, context: int | None) -> Architecture:
 
 
 def write_model(
-    folder: Path, arch: Architecture, form: Format, *, gated: bool = False, draft: bool = False, prefix: str = ""
+    folder: Path,
+    arch: Architecture,
+    form: Format,
+    *,
+    head: Format | None = None,
+    chosen: LevelSource | None = None,
+    gated: bool = False,
+    draft: bool = False,
+    prefix: str = "",
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
 
@@ -51,11 +60,14 @@ def write_model(
         folder: an existing folder.
         arch: the model.
         form: weight format of every matrix.
+        head: weight format of the LM head and of the embedding tied to it; None = ``form``.
+        chosen: the levels of int4 and int8 matrices; None = round to nearest.
         gated: sub-layers can be left out of the strict graph.
         draft: only the plain graph.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
     """
-    linear = linear_format(form)
+    linear = linear_format(form, chosen)
+    head_linear = linear_format(head, chosen) if head else linear
     errors: Errors = {}
     strict = Graph(file=prefix + MAIN, gated=gated, padded=True)
     graphs = {"plain": Graph(file=prefix + (MAIN if draft else PLAIN))}
@@ -63,13 +75,20 @@ def write_model(
         graphs = {"gated" if gated else "strict": strict} | graphs
     with WeightFile(folder / WEIGHTS) as weights:
         for graph in graphs.values():  # the second graph finds every tensor already stored
-            ops = GraphOps(arch, linear, weights, errors, gates=graph.gated, padded=graph.padded)
+            ops = GraphOps(arch, linear, weights, errors, head=head_linear, gates=graph.gated, padded=graph.padded)
             arch.build(ops)
             ops.graph.save(folder / graph.file.removeprefix(prefix))
     source = arch.source
     facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
     part = ModelPart(
-        facts=facts, format=form, graphs=graphs, weights=prefix + WEIGHTS, headroom=HEADROOM, min_rows=linear.min_rows
+        facts=facts,
+        format=form,
+        quantizer=chosen.quantizer_name if chosen else "rtn",
+        head_format=head,
+        graphs=graphs,
+        weights=prefix + WEIGHTS,
+        headroom=HEADROOM,
+        min_rows=max(linear.min_rows, head_linear.min_rows),
     )
     return WrittenModel(part, errors)
 

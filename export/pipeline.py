@@ -8,18 +8,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec import __version__
 from edgespec.cost import WORTH
 from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
-from edgespec.export.model import open_model, write_model
+from edgespec.export.calibrate import chosen_levels, sequences
+from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
+from edgespec.export.weights import WeightChoice
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
     METHODS,
@@ -37,6 +42,7 @@ from edgespec.runtimes.text import TextCodec
 
 ALWAYS = ("ar", "ngram")
 CALIBRATION_TOKENS = 512
+QUANTIZER_TOKENS = 8192  # bounds the activations that awq and gptq hold
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS = 40
 MIN_TOKENS = 32  # of the calibration text, whatever the context
@@ -49,9 +55,11 @@ class ExportOptions:
 
     Attributes:
         model: folder, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to prepare;
-        ar and ngram are always there. format: weight format of target and draft. draft: the draft model, for
-        ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration: text that
-        parity, acceptance and the search are measured on; None = the model's or the built-in one. skip_set: a JSON
+        ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8 levels
+        are chosen; None = mse. head_format: of the LM head and the embedding tied to it; None = ``format``. draft: the
+        draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration:
+        text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on; None = the
+        model's or the built-in one. skip_set: a JSON
         file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
         search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
         keep_search: folder for the state of an interrupted search.
@@ -61,6 +69,8 @@ class ExportOptions:
     output: Path
     methods: Sequence[str] = ()
     format: Format = "int4"
+    quantizer: str | None = None
+    head_format: Format | None = None
     draft: str | None = None
     context: int | None = None
     calibration: Path | None = None
@@ -100,6 +110,7 @@ class Exporter:
     def __post_init__(self) -> None:
         options = self.options
         self.methods = options.wanted()
+        self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
         self.arch = open_model(resolve(options.model, options.revision), options.context)
         self.codec = TextCodec(self.arch.source.path)
         self.draft: Architecture | None = None
@@ -113,7 +124,7 @@ class Exporter:
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        return describe_export(self.arch, self.options.format, self.methods, self.draft)
+        return describe_export(self.arch, self.choice, self.methods, self.draft)
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -124,8 +135,7 @@ class Exporter:
         options = self.options
         gated = "self-spec" in self.methods
         with staged_folder(options.output, options.overwrite) as folder:
-            self.progress("weights", 0, 1, "target")
-            written = write_model(folder, self.arch, options.format, gated=gated)
+            written = self._write(folder, self.arch, "target", gated=gated)
             draft_part = self._write_draft(folder)
             copy_tokenizer(self.arch.source.path, folder)
             self.progress("weights", 1, 1, "written")
@@ -156,13 +166,34 @@ class Exporter:
                 ),
             )
 
+    def quantizer_texts(self, arch: Architecture) -> NDArray[np.int64]:  # [S, T]
+        """What awq and gptq calibrate on: the text after what parity is measured on, if it is long enough."""
+        tokens, seen = self.codec.encode(self.text, special=False), CALIBRATION_TOKENS
+        begin = self.codec.encode("")[:1]  # BOS, where the tokenizer puts one in front of a text
+        if len(tokens) >= 2 * seen:
+            tokens = tokens[seen:]
+        return sequences(tokens[:QUANTIZER_TOKENS], begin, arch.facts.context)
+
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _write_draft(self, folder: Path) -> ModelPart | None:
         if self.draft is None:
             return None
         (folder / "draft").mkdir()
-        return write_model(folder / "draft", self.draft, self.options.format, draft=True, prefix="draft/").part
+        return self._write(folder / "draft", self.draft, "draft", draft=True, prefix="draft/").part
+
+    def _write(self, folder: Path, arch: Architecture, what: str, **kind: Any) -> WrittenModel:
+        choice, of = self.choice, 2 * arch.facts.layers
+        self.progress("weights", 0, 1, what)
+        if choice.quantizer is None:
+            return write_model(folder, arch, choice.format, **kind)
+
+        def report(done: int) -> None:
+            self.progress("quantize", done, of, f"{what}, calibrating")
+
+        texts = self.quantizer_texts(arch)
+        with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, folder, report) as chosen:
+            return write_model(folder, arch, choice.format, head=choice.head, chosen=chosen, **kind)
 
     def _measure(
         self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
@@ -235,11 +266,13 @@ class Exporter:
     def _search_store(self) -> Path | None:
         if self.options.keep_search is None:
             return None
-        facts = self.arch.source.config, self.options.format, self.options.seed, self.options.context
+        options = self.options
+        weights = self.choice.quantizer.name if self.choice.quantizer else None, self.choice.head
+        facts = self.arch.source.config, options.format, *weights, options.seed, options.context
         return self.options.keep_search / f"skip-{_digest(f'{facts}{_digest(self.text)}')[:16]}.journal"
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
-        plan = describe_export(self.arch, target.format, self.methods, self.draft)
+        plan = describe_export(self.arch, self.choice, self.methods, self.draft)
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
     def _provenance(self) -> dict[str, Any]:

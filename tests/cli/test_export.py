@@ -17,7 +17,8 @@ from edgespec.runtimes.manifest import Manifest
 from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, TARGET, fixed_skip_set
 
-PLAN = {"model", "architecture", "format", "methods", "context", "weight_bytes", "kv_bytes_per_token"}
+PLAN = {"model", "architecture", "format", "head_format", "quantizer", "methods", "context", "weight_bytes",
+        "kv_bytes_per_token"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
