@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
 from edgespec.export.calibrate import chosen_levels
+from edgespec.export.calibration_text import quantizer_texts, read_calibration
 from edgespec.export.model import open_model, write_model
-from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.export.quantizers import QUANTIZERS
 from edgespec.export.source import resolve
 from edgespec.export.weights import WeightChoice
@@ -97,17 +97,18 @@ def log_softmax(logits: Logits) -> NDArray[np.float64]:  # [T, vocab]
 
 def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[Variant, list[Variant]]:
     """The float32 form of a model, and its forms in VARIANTS."""
-    arch = open_model(resolve(name), None)
+    folder = resolve(name)
+    arch, codec = open_model(folder, None), TextCodec(folder)
+    texts = quantizer_texts(codec, read_calibration(calibration, folder, codec)[0], arch.facts.context)
 
     @contextmanager
     def written(form: Format, quantizer: str | None, head: Format | None) -> Iterator[Slot]:
         choice = WeightChoice.of(form, quantizer, head)
-        with tempfile.TemporaryDirectory() as folder:
-            where = Path(folder)
+        with tempfile.TemporaryDirectory() as temporary:
+            where = Path(temporary)
             if choice.quantizer is None:
                 part = write_model(where, arch, form, draft=True).part
             else:
-                texts = Exporter(ExportOptions(name, where / "out", calibration=calibration)).quantizer_texts(arch)
                 with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, where) as chosen:
                     part = write_model(where, arch, form, head=choice.head, chosen=chosen, draft=True).part
             yield Slot(Model(where, part, part.main, threads))

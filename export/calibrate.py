@@ -15,7 +15,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.ops import Kind, Linear
 from edgespec.export.quantize import BLOCK, dequantize_block, pack_levels, unpack_levels
 from edgespec.export.quantizers import DirectLevels, LevelSource, Quantizer
-from edgespec.export.quantizers.base import Array, Quantized
+from edgespec.export.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantizers.drift import Correction
 from edgespec.export.quantizers.mse import quantize_searched
 from edgespec.export.reference import NumpyOps
@@ -101,7 +101,9 @@ class CalibrationOps(NumpyOps):
     def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
         seen = x[len(x) // 2 :].reshape(-1, x.shape[-1])
         products = seen.T @ seen / np.float32(len(seen))
-        return tuple(self._quantized(x, part, products) for part in parts)
+        quantize = self.quantizer.prepare(products)
+        correction = self._correction(x, parts[0], products) if self.quantizer.corrects else None
+        return tuple(self._quantized(x, part, quantize, correction) for part in parts)
 
     def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
         self._stream = x
@@ -124,12 +126,10 @@ class CalibrationOps(NumpyOps):
         self.linear(x, head)
         return x
 
-    def _quantized(self, x: Array, part: Linear, products: Array) -> Array:
+    def _quantized(self, x: Array, part: Linear, quantize: PieceQuantizer, correction: Correction | None) -> Array:
         bits, k = self.bits(part.weight), x.shape[-1]
         middle, n = len(x) // 2, self.source.shape(part.weight)[0] if self._product else 0
-        quantize, at = self.quantizer.prepare(products), 0
-        correction = self._correction(x, part, products) if self.quantizer.corrects else None
-        y = np.empty((*x.shape[:-1], n), np.float32)
+        y, at = np.empty((*x.shape[:-1], n), np.float32), 0
         for piece in self.source.pieces(part.weight):
             rows = slice(at, at + len(piece))
             made = quantize(correction.target(piece, rows) if correction else piece, bits)
@@ -146,7 +146,7 @@ class CalibrationOps(NumpyOps):
         exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
         count = np.float32(len(seen))
         residual = None
-        if part.weight in self._writers:
+        if part.weight in self._writers:  # stands alone in its linear
             before, behind = self._stream.reshape(2, -1, self._stream.shape[-1])  # [S * T, n]
             residual = (before - behind).T @ seen / count
         return Correction(products, exact.T @ seen / count - products, residual)

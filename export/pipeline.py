@@ -8,15 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgespec import __version__
 from edgespec.cost import WORTH
 from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
-from edgespec.export.calibrate import chosen_levels, sequences
+from edgespec.export.calibrate import chosen_levels
+from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
 from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
@@ -41,11 +39,8 @@ from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.text import TextCodec
 
 ALWAYS = ("ar", "ngram")
-CALIBRATION_TOKENS = 512
-QUANTIZER_TOKENS = 8192  # bounds the activations that awq and gptq hold
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS = 40
-MIN_TOKENS = 32  # of the calibration text, whatever the context
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
@@ -119,7 +114,7 @@ class Exporter:
             check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
-        self.text, self.text_name = self._calibration()
+        self.text, self.text_name = read_calibration(options.calibration, self.arch.source.path, self.codec)
 
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
@@ -140,7 +135,7 @@ class Exporter:
             copy_tokenizer(self.arch.source.path, folder)
             self.progress("weights", 1, 1, "written")
             slot = Slot(Model(folder, written.part, written.part.main, options.threads))
-            tokens = self._tokens(min(CALIBRATION_TOKENS, self.arch.facts.context // 2))
+            tokens = self._tokens(min(MEASURED_TOKENS, self.arch.facts.context // 2))
             of = 2 * self.arch.facts.layers
             parity = parity_report(
                 self.arch,
@@ -166,14 +161,6 @@ class Exporter:
                 ),
             )
 
-    def quantizer_texts(self, arch: Architecture) -> NDArray[np.int64]:  # [S, T]
-        """What awq and gptq calibrate on: the text after what parity is measured on, if it is long enough."""
-        tokens, seen = self.codec.encode(self.text, special=False), CALIBRATION_TOKENS
-        begin = self.codec.encode("")[:1]  # BOS, where the tokenizer puts one in front of a text
-        if len(tokens) >= 2 * seen:
-            tokens = tokens[seen:]
-        return sequences(tokens[:QUANTIZER_TOKENS], begin, arch.facts.context)
-
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _write_draft(self, folder: Path) -> ModelPart | None:
@@ -189,9 +176,9 @@ class Exporter:
             return write_model(folder, arch, choice.format, **kind)
 
         def report(done: int) -> None:
-            self.progress("quantize", done, of, f"{what}, calibrating")
+            self.progress("quantize", done, of, f"{what}, on {texts.size} tokens")
 
-        texts = self.quantizer_texts(arch)
+        texts = quantizer_texts(self.codec, self.text, arch.facts.context)
         with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, folder, report) as chosen:
             return write_model(folder, arch, choice.format, head=choice.head, chosen=chosen, **kind)
 
@@ -244,21 +231,6 @@ class Exporter:
 
     def _measured(self, rates: list[float], positions: int) -> Measured:
         return Measured(acceptance=rates, positions=positions, text=self.text_name, text_sha256=_digest(self.text))
-
-    def _calibration(self) -> tuple[str, str]:
-        file = self.options.calibration
-        if file is None:
-            own = self.arch.source.path / "calibration.txt"
-            file = own if own.is_file() else Path(__file__).with_name("calibration.txt")
-        try:
-            text = file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"{file}: cannot read the calibration text: {error}", "give a UTF-8 text file") from error
-        if len(self.codec.encode(text)) < MIN_TOKENS:
-            raise ExportError(
-                f"{file}: expected at least {MIN_TOKENS} tokens of calibration text", "give a page of typical text"
-            )
-        return text, file.name
 
     def _tokens(self, limit: int) -> list[int]:
         return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]

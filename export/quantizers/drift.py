@@ -28,9 +28,14 @@ class Correction:
         damped = products.copy()
         diagonal = damped.ravel()[:: len(damped) + 1]
         diagonal += np.float32(RIDGE) * diagonal.mean()
-        silent = not diagonal.any()
-        self._share = None if silent or not drift.any() else np.linalg.solve(damped, drift.T).T  # [k, k]
-        self._added = None if silent or residual is None else np.linalg.solve(damped, residual.T).T  # [n, k]
+        self._share: Array | None = None  # C
+        self._added: Array | None = None  # G
+        if not diagonal.any() or not (drift.any() or (residual is not None and residual.any())):
+            return  # nothing to make up for
+        both = drift.T if residual is None else np.concatenate([drift.T, residual.T], 1)  # [k, k (+ n)]
+        solved = np.linalg.solve(damped, both).T
+        self._share = solved[: len(damped)]
+        self._added = None if residual is None else solved[len(damped) :]
 
     def target(self, weight: Array, rows: slice) -> Array:  # [rows, k] -> [rows, k]
         """What to quantize instead of these rows."""

@@ -16,7 +16,8 @@ from safetensors.numpy import save_file
 
 from edgespec.errors import ExportError
 from edgespec.export import source as sources
-from edgespec.export.calibrate import CalibrationOps, chosen_levels, residual_writers, sequences
+from edgespec.export.calibrate import CalibrationOps, SpooledLevels, chosen_levels, residual_writers, sequences
+from edgespec.export.calibration_text import quantizer_texts, read_calibration
 from edgespec.export.model import open_model, write_model
 from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.export.plan import weight_bytes
@@ -31,6 +32,7 @@ from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import Format
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.text import TextCodec
 from tests.conftest import TARGET
 
 Matrix = NDArray[np.float32]
@@ -214,8 +216,6 @@ def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp
         def head(self, x: Matrix, norm: str, head: object) -> Matrix:
             return x
 
-    from edgespec.export.calibrate import SpooledLevels
-
     with (tmp_path / "spool").open("w+b") as file:
         ops = Head(arch, rows, QUANTIZERS["awq"], lambda _: 8, SpooledLevels(file, QUANTIZERS["awq"]))
         hidden = arch.build(ops)  # [2 S, T, hidden]
@@ -240,8 +240,11 @@ def test_sequences() -> None:
 @pytest.mark.parametrize("head", [None, "int8"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_bundle_says_how_it_was_quantized(tmp_path: Path, name: str, head: Format | None) -> None:
-    stages = set[str]()
-    options = ExportOptions(TARGET, tmp_path / "out", quantizer=name, head_format=head, threads=2)
+    stages, text = set[str](), tmp_path / "text"
+    text.write_text("A horse! a horse! my kingdom for a horse!\n" * 4, "utf-8")  # short: the run is what matters
+    options = ExportOptions(
+        TARGET, tmp_path / "out", quantizer=name, head_format=head, calibration=text, context=64, threads=2
+    )
     Exporter(options, lambda stage, *_: stages.add(stage)).run()
     assert ("quantize" in stages) == QUANTIZERS[name].calibrated
     part = Bundle.open(tmp_path / "out").manifest.target
@@ -254,14 +257,13 @@ def test_better_quantizers_are_nearer_to_the_source(tmp_path: Path) -> None:
     arch = open_model(sources.resolve(TARGET), None)
     text = np.random.default_rng(6).integers(2, arch.facts.vocab, 200)
     exact, lost = reference_logits(arch, text.tolist()), {}
+    codec = TextCodec(arch.source.path)
+    texts = quantizer_texts(codec, read_calibration(None, arch.source.path, codec)[0], arch.facts.context)
     for name, head in [("rtn", None), ("mse", None), ("gptq", None), ("gptq", "int8")]:
         choice = WeightChoice.of("int4", name, head)  # type: ignore[arg-type]
-        exporter = Exporter(ExportOptions(TARGET, tmp_path / "x", quantizer=name))
         folder = tmp_path / f"{name}{head}"
         folder.mkdir()
-        with chosen_levels(
-            arch, QUANTIZERS[name], choice.bits(arch), exporter.quantizer_texts(arch), tmp_path
-        ) as chosen:
+        with chosen_levels(arch, QUANTIZERS[name], choice.bits(arch), texts, tmp_path) as chosen:
             part = write_model(folder, arch, "int4", head=choice.head, chosen=chosen, draft=True).part
         logits = Slot(Model(folder, part, "plain", 2)).forward(text).logits
         lost[name, head] = float(np.square(logits - exact).mean())
