@@ -11,6 +11,7 @@ from typing import IO
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.ops import Kind, Linear
 from edgespec.export.quantize import BLOCK, dequantize_block, pack_levels, unpack_levels
@@ -101,6 +102,11 @@ class CalibrationOps(NumpyOps):
     def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
         seen = x[len(x) // 2 :].reshape(-1, x.shape[-1])
         products = seen.T @ seen / np.float32(len(seen))
+        if not np.isfinite(products).all():
+            raise ExportError(
+                f"{self.source.path}: the inputs of {parts[0].weight} are not finite on the calibration text",
+                "quantize without calibration: --quantizer mse",
+            )
         quantize = self.quantizer.prepare(products)
         correction = self._correction(x, parts[0], products) if self.quantizer.corrects else None
         return tuple(self._quantized(x, part, quantize, correction) for part in parts)
@@ -204,6 +210,9 @@ def chosen_levels(
         texts: [S, T], tokens of the calibration text; see ``sequences``.
         folder: where a temporary file may lie: about as large as the weights.
         progress: called after every sub-layer with the number done so far.
+
+    Raises:
+        ExportError: activations that are not finite.
     """
     if not quantizer.calibrated:
         yield DirectLevels(quantizer)

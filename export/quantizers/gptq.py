@@ -50,7 +50,7 @@ def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, 
             lower = np.linalg.cholesky(damped[::-1, ::-1])
             break
         except np.linalg.LinAlgError:  # float32 found it singular
-            diagonal += np.float32(10 * damping) * diagonal.mean()
+            diagonal += np.float32(10 * DAMPING) * diagonal.mean()
     factor = np.linalg.inv(np.ascontiguousarray(lower[::-1, ::-1]))
     return np.triu(factor / np.diag(factor)[:, None]).astype(np.float32)
 
