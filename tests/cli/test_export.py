@@ -88,7 +88,6 @@ def test_quantizer_and_head_format(command: Command, elsewhere: Path) -> None:
     )
     assert "int4 by gptq, head int8" in command("export", TARGET, *options, "--dry-run").out
     (elsewhere / "text").write_text("A horse! a horse! my kingdom for a horse!\n" * 4, "utf-8")
-    options += ("--calibration", "text", "--context", "64")
     small = ("--calibration", "text", "--context", "64")
     result = command("export", TARGET, *options, *small, "-o", "demo", "--json")
     assert "quantize: " in result.err
