@@ -194,129 +194,146 @@ inline void prefetch(const uint8_t* w) {
   for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + i * 64), _MM_HINT_T0);
 }
 
-// Blocks of nibbles: sums of a whole block, at most 16 * 15 * 127 a lane, fit in 16 bits.  Bytes are taken as two nibbles:
-// half the products of a sign trick's widening come for free that way, and the offset is the same.
-template <int N>
-inline __attribute__((always_inline)) void block_q4(const uint8_t* q, const Act* a, __m256i (*sum)[2]) {
+#define EDGESPEC_INLINE inline __attribute__((always_inline))
+
+EDGESPEC_INLINE __m256 finish(__m256i sum, __m256i offset, __m256 scales, __m256 scale, __m256 acc) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sum, offset)), _mm256_mul_ps(scales, scale), acc);
+}
+
+// Rows of one block of nibbles.  Products of a whole block, at most 16 * 15 * 127 a lane, add up in 16 bits.  A block is
+// taken in two parts, whose weights stay in 8 registers while the rows pass by: a broadcast load serves both halves of
+// the tile.  For one row the parts would only cost stores.
+template <int Parts>
+EDGESPEC_INLINE void block_q4(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]) {
+  constexpr int kVectors = 4 / Parts;
+  __m256i sums[kRowGroup][2];
+#pragma GCC unroll 2
+  for (int part = 0; part < Parts; ++part, q += 64 * kVectors) {
+    __m256i v[2][2 * kVectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < kVectors; ++j)
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        const __m256i x = load(q + j * 64 + h * 32);
+        v[h][j] = low_nibbles(x);
+        v[h][j + kVectors] = high_nibbles(x);
+      }
+#pragma GCC unroll 1
+    for (int r = 0; r < rows; ++r) {
+      const int8_t* low = a[r].q + part * 4 * kVectors;
+      __m256i sum[2];
+#pragma GCC unroll 8
+      for (int j = 0; j < 2 * kVectors; ++j) {
+        const __m256i f = four_bytes(low + (j < kVectors ? 4 * j : 16 + 4 * (j - kVectors)));
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+          const __m256i product = _mm256_maddubs_epi16(v[h][j], f);
+          sum[h] = j ? _mm256_add_epi16(sum[h], product) : part ? _mm256_add_epi16(sums[r][h], product) : product;
+        }
+      }
+      if (part < Parts - 1) {
+        sums[r][0] = sum[0];
+        sums[r][1] = sum[1];
+        continue;
+      }
+      const __m256i offset = _mm256_set1_epi32(a[r].offset);
+      const __m256 scale = _mm256_set1_ps(a[r].scale);
+      acc[r][0] = finish(widen(sum[0]), offset, scales[0], scale, acc[r][0]);
+      acc[r][1] = finish(widen(sum[1]), offset, scales[1], scale, acc[r][1]);
+    }
+  }
+}
+
+// Rows of half a block of bytes and half a tile: put(r, sums).  Bytes are multiplied as two nibbles, so that nothing
+// saturates in 16 bits.
+template <class Put>
+EDGESPEC_INLINE void quarter_q8(const uint8_t* q, const int8_t* x, int rows, Put put) {
+  __m256i low[4], high[4];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    const __m256i x = load(q + j * 64), y = load(q + j * 64 + 32);
-    const __m256i x0 = low_nibbles(x), y0 = low_nibbles(y), x1 = high_nibbles(x), y1 = high_nibbles(y);
+    const __m256i v = load(q + j * 64);
+    low[j] = low_nibbles(v);
+    high[j] = high_nibbles(v);
+  }
+#pragma GCC unroll 1
+  for (int r = 0; r < rows; ++r, x += sizeof(Act)) {
+    __m256i a, b;
 #pragma GCC unroll 4
-    for (int r = 0; r < N; ++r) {
-      const __m256i f0 = four_bytes(a[r].q + 4 * j), f1 = four_bytes(a[r].q + 16 + 4 * j);
-      const __m256i sx = _mm256_add_epi16(_mm256_maddubs_epi16(x0, f0), _mm256_maddubs_epi16(x1, f1));
-      const __m256i sy = _mm256_add_epi16(_mm256_maddubs_epi16(y0, f0), _mm256_maddubs_epi16(y1, f1));
-      sum[r][0] = j ? _mm256_add_epi16(sum[r][0], sx) : sx;
-      sum[r][1] = j ? _mm256_add_epi16(sum[r][1], sy) : sy;
+    for (int j = 0; j < 4; ++j) {
+      const __m256i f = four_bytes(x + 4 * j), p = _mm256_maddubs_epi16(low[j], f), s = _mm256_maddubs_epi16(high[j], f);
+      a = j ? _mm256_add_epi16(a, p) : p;
+      b = j ? _mm256_add_epi16(b, s) : s;
     }
+    put(r, _mm256_add_epi32(widen(a), _mm256_madd_epi16(b, _mm256_set1_epi16(16))));
   }
 }
 
-// 8 columns of a block of bytes, as the 32-bit sums of N rows.
-template <int N>
-inline __attribute__((always_inline)) void block_bytes(const uint8_t* q, const Act* a, __m256i* sum) {
-  __m256i low[N], high[N];
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j) {
-    const __m256i x = load(q + j * 64), x0 = low_nibbles(x), x1 = high_nibbles(x);
-#pragma GCC unroll 4
-    for (int r = 0; r < N; ++r) {
-      const __m256i f = four_bytes(a[r].q + 4 * j), p0 = _mm256_maddubs_epi16(x0, f), p1 = _mm256_maddubs_epi16(x1, f);
-      low[r] = j ? _mm256_add_epi16(low[r], p0) : p0;
-      high[r] = j ? _mm256_add_epi16(high[r], p1) : p1;
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < N; ++r)
-    sum[r] = _mm256_add_epi32(widen(low[r]), _mm256_madd_epi16(high[r], _mm256_set1_epi16(16)));
-}
-
-inline __m256 finish(__m256i sum, int32_t offset, __m256 scales, float scale, __m256 acc) {
-  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sum, _mm256_set1_epi32(offset))),
-                         _mm256_mul_ps(scales, _mm256_set1_ps(scale)), acc);
-}
-
-template <int N>
-inline __attribute__((always_inline)) void rows_q4(const uint8_t* q, const Act* a, const __m256 (&scales)[2], __m256 (*acc)[2]) {
-  __m256i sum[N][2];
-  block_q4<N>(q, a, sum);
-#pragma GCC unroll 4
-  for (int r = 0; r < N; ++r)
+EDGESPEC_INLINE void block_q8(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]) {
+  __m256i first[kRowGroup];
 #pragma GCC unroll 2
-    for (int h = 0; h < 2; ++h) acc[r][h] = finish(widen(sum[r][h]), a[r].offset, scales[h], a[r].scale, acc[r][h]);
-}
-
-template <int N>
-inline __attribute__((always_inline)) void rows_q8(const uint8_t* q, const Act* a, const __m256 (&scales)[2], __m256 (*acc)[2]) {
-#pragma GCC unroll 2
-  for (int h = 0; h < 2; ++h) {
-    __m256i sum[N];
-    block_bytes<N>(q + h * 32, a, sum);
-#pragma GCC unroll 4
-    for (int r = 0; r < N; ++r) acc[r][h] = finish(sum[r], a[r].offset * 16, scales[h], a[r].scale, acc[r][h]);
+  for (int h = 0; h < 2; ++h, q += 32) {
+    quarter_q8(q, a->q, rows, [&](int r, __m256i sum) { first[r] = sum; });
+    quarter_q8(q + 256, a->q + 16, rows, [&](int r, __m256i sum) {
+      acc[r][h] = finish(_mm256_add_epi32(first[r], sum), _mm256_set1_epi32(a[r].offset * 16), scales[h],
+                         _mm256_set1_ps(a[r].scale), acc[r][h]);
+    });
   }
 }
 
-template <bool Four, int N>
-inline __attribute__((always_inline)) void rows_of(const uint8_t* q, const Act* a, const __m256 (&scales)[2], __m256 (*acc)[2]) {
-  if constexpr (Four) rows_q4<N>(q, a, scales, acc); else rows_q8<N>(q, a, scales, acc);
-}
-
-template <bool Four, int R>
-void linear_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, int columns) {
-  constexpr int kVectors = Four ? 4 : 8, kQuads = R / 4 * 4;
-  __m256 acc[R][2];
-  for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+template <bool Four>
+EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
+  constexpr int kVectors = Four ? 4 : 8;
+  __m256 acc[kRowGroup][2];
+  for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
   for (int pair = 0; pair < blocks / 2; ++pair) {
     prefetch<1>(w);
 #pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half, a += R) {
+    for (int half = 0; half < 2; ++half, a += rows) {
       const auto* s = reinterpret_cast<const uint16_t*>(w + half * 32);
       const __m256 scales[2] = {load_half(s), load_half(s + 8)};
       const uint8_t* q = w + 64 + half * 64 * kVectors;
       prefetch<kVectors>(q);
-#pragma GCC unroll 1
-      for (int r = 0; r < kQuads; r += 4) rows_of<Four, 4>(q, a + r, scales, acc + r);
-      if constexpr (R % 4 != 0) rows_of<Four, R % 4>(q, a + kQuads, scales, acc + kQuads);
+      if (!Four) block_q8(q, a, rows, scales, acc);
+      else if (rows == 1) block_q4<1>(q, a, 1, scales, acc);
+      else block_q4<2>(q, a, rows, scales, acc);
     }
     w += 64 + 128 * kVectors;
   }
-  for (int r = 0; r < R; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
+  for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
 }
 
-template <int R>
-void channel_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, int columns) {
-  constexpr int kQuads = R / 4 * 4;
-  __m256i c[2][R];
-  for (int r = 0; r < R; ++r) {
+void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (rows == 1) return linear_rows<true>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
+  linear_rows<true>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
+}
+void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (rows == 1) return linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
+  linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
+}
+
+void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  const Act* a = static_cast<const Act*>(act);
+  const int blocks = blocks_of(k);
+  __m256i sums[2][kRowGroup];
+  for (int r = 0; r < rows; ++r) {
     int32_t offset = 0;
-    for (int block = 0; block < blocks; ++block) offset += a[size_t(block) * R + r].offset * 16;
-    c[0][r] = c[1][r] = _mm256_set1_epi32(offset);
+    for (int block = 0; block < blocks; ++block) offset += a[size_t(block) * rows + r].offset * 16;
+    sums[0][r] = sums[1][r] = _mm256_set1_epi32(offset);
   }
-  const Act* x = a;
-  for (int block = 0; block < blocks; ++block, x += R, w += 512) {
+  for (int block = 0; block < blocks; ++block, w += 512) {
+    const int8_t* x = a[size_t(block) * rows].q;
     prefetch<8>(w);
-    const auto add = [&](auto count, int from) __attribute__((always_inline)) {
-      constexpr int N = decltype(count)::value;
-#pragma GCC unroll 2
-      for (int h = 0; h < 2; ++h) {
-        __m256i sum[N];
-        block_bytes<N>(w + h * 32, x + from, sum);
 #pragma GCC unroll 4
-        for (int r = 0; r < N; ++r) c[h][from + r] = _mm256_add_epi32(c[h][from + r], sum[r]);
-      }
-    };
-#pragma GCC unroll 1
-    for (int r = 0; r < kQuads; r += 4) add(std::integral_constant<int, 4>(), r);
-    if constexpr (R % 4 != 0) add(std::integral_constant<int, R % 4>(), kQuads);
+    for (int part = 0; part < 4; ++part)
+      quarter_q8(w + part / 2 * 256 + part % 2 * 32, x + part / 2 * 16, rows,
+                 [&](int r, __m256i sum) { sums[part % 2][r] = _mm256_add_epi32(sums[part % 2][r], sum); });
   }
   const F scales = fload(reinterpret_cast<const float*>(w));
-  for (int r = 0; r < R; ++r)
-    fstore_n(y + r * ld, fmul(itof({c[0][r], c[1][r]}), fmul(scales, fset(a[r].scale))), columns);
+  for (int r = 0; r < rows; ++r)
+    fstore_n(y + r * ld, fmul(itof({sums[0][r], sums[1][r]}), fmul(scales, fset(a[r].scale))), columns);
 }
 
-// Columns 8 * From to 8 * (From + Halves): four partial sums each leave registers for one row of 16 or three of 8.
+// Half `from` of the tile, or both: four partial sums each leave registers for one row of both halves or three of one.
 template <int R, int Halves>
 void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int from) {
   __m256 acc[R][4][Halves];
@@ -348,40 +365,18 @@ void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int fro
       out[r][from + h] = _mm256_add_ps(_mm256_add_ps(acc[r][0][h], acc[r][1][h]), _mm256_add_ps(acc[r][2][h], acc[r][3][h]));
 }
 
-template <int R>
-void float_halves(const float* w, int k, const float* x, __m256 (*out)[2]) {
-  float_rows<R, 1>(w, k, x, out, 0);
-  float_rows<R, 1>(w, k, x, out, 1);
-}
-
-using Rows = void (*)(const uint8_t*, int, const Act*, float*, size_t, int);
-#define EDGESPEC_ROWS(f) \
-  { nullptr, f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15), f(16) }
-#define EDGESPEC_Q4(r) linear_rows<true, r>
-#define EDGESPEC_Q8(r) linear_rows<false, r>
-#define EDGESPEC_C8(r) channel_rows<r>
-constexpr Rows kQ4Rows[] = EDGESPEC_ROWS(EDGESPEC_Q4);
-constexpr Rows kQ8Rows[] = EDGESPEC_ROWS(EDGESPEC_Q8);
-constexpr Rows kC8Rows[] = EDGESPEC_ROWS(EDGESPEC_C8);
-
-void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kQ4Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, columns);
-}
-void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kQ8Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, columns);
-}
-void linear_c8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
-  kC8Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, columns);
-}
 void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   const float* w = reinterpret_cast<const float*>(t);
   const float* x = static_cast<const float*>(a);
   __m256 out[3][2];
   for (int n; rows > 0; rows -= n, x += size_t(n) * k, y += n * ld) {
-    n = rows == 4 ? 2 : std::min(rows, 3);
-    if (n == 3) float_halves<3>(w, k, x, out);
-    if (n == 2) float_halves<2>(w, k, x, out);
-    if (n == 1) float_rows<1, 2>(w, k, x, out, 0);
+    n = rows < 3 ? 1 : 3;
+    if (n == 1) {
+      float_rows<1, 2>(w, k, x, out, 0);
+    } else {
+      float_rows<3, 1>(w, k, x, out, 0);
+      float_rows<3, 1>(w, k, x, out, 1);
+    }
     for (int r = 0; r < n; ++r) fstore_n(y + r * ld, {out[r][0], out[r][1]}, columns);
   }
 }

@@ -50,7 +50,7 @@ void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
 }
 
 inline void quantize_pair(F a, F b, float largest, Act* out) {
-  const F inverse = fset(largest > 0 ? 127.f / largest : 0.f);
+  const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   const I qa = ftoi(fmul(a, inverse)), qb = ftoi(fmul(b, inverse));
   istore_s8(out->q, qa);
   istore_s8(out->q + 16, qb);
@@ -58,9 +58,11 @@ inline void quantize_pair(F a, F b, float largest, Act* out) {
   out->offset = -8 * isum(iadd(qa, qb));
 }
 
-void k_quantize_block(const float* x, Act* out) {
-  const F a = fload(x), b = fload(x + 16);
-  quantize_pair(a, b, flargest(fmax(fabs_(a), fabs_(b))), out);
+void k_quantize_blocks(const float* x, int rows, Act* out) {
+  for (int r = 0; r < rows; ++r, x += kBlock) {
+    const F a = fload(x), b = fload(x + 16);
+    quantize_pair(a, b, flargest(fmax(fabs_(a), fabs_(b))), out + r);
+  }
 }
 
 void k_quantize(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride) {
@@ -337,7 +339,7 @@ void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const flo
       const F a = fmul(fload(p + i * ld + n), fload(scales + first + n));
       const F b = fmul(fload(p + i * ld + n + 16), fload(scales + first + n + 16));
       const float largest = flargest(fmax(a, b));
-      const F inverse = fset(largest > 0 ? 127.f / largest : 0.f);
+      const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
       istore_s8(weights[i], ftoi(fmul(a, inverse)));
       istore_s8(weights[i] + 16, ftoi(fmul(b, inverse)));
       step[i] = largest * (1.f / 127.f);
@@ -400,7 +402,7 @@ float k_quantize_query(const float* x, int n, int8_t* q, int32_t* minus_sum) {
   F m = fset(0.f);
   for (int i = 0; i < n; i += 16) m = fmax(m, fabs_(fload(x + i)));
   const float largest = flargest(m);
-  const F inverse = fset(largest > 0 ? 127.f / largest : 0.f);
+  const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   I sum = iset(0);
   for (int i = 0; i < n; i += 16) {
     const I v = ftoi(fmul(fload(x + i), inverse));
@@ -456,6 +458,6 @@ void k_to_half(const float* x, int n, uint16_t* y) {
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
-                 k_norm, k_quantize, k_quantize_block, k_glu, k_rotate, k_add, k_embed, k_score, k_largest,
+                 k_norm, k_quantize, k_quantize_blocks, k_glu, k_rotate, k_add, k_embed, k_score, k_largest,
                  k_exponentials, k_weigh, k_scale, k_accumulate, k_argmax, k_quantize_query, k_lookup_table, k_nearest, k_to_half};
 }

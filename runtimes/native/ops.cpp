@@ -17,6 +17,7 @@ using namespace abi;
 constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
 constexpr int kFixedInputs = 7;  // before the weights
 constexpr int kControls = 8;
+constexpr size_t kMostWeights = 1 << 16;  // how many there are is known, and checked, at each pass
 
 Api g_api = nullptr;
 
@@ -224,7 +225,7 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
   try {
     auto decoder = std::make_unique<Decoder>();
-    decoder->program = Program::parse(text_attribute(info, "program"), size_t(1) << 20);
+    decoder->program = Program::parse(text_attribute(info, "program"), kMostWeights);
     decoder->constant = flag_attribute(info, "constant_weights");
     *kernel = decoder.release();
     return nullptr;

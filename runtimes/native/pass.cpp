@@ -66,10 +66,14 @@ void Pass::check() const {
            std::to_string(packed_bytes(kind, n, k)) + " for [" + std::to_string(n) + ", " + std::to_string(k) + "]");
     if (kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63)) fail("packed weights must be aligned to 64 bytes");
   };
+  const auto known = [&](int id) {
+    if (id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(id) + " is not an input");
+  };
   const auto vector = [&](int id, size_t n) {
     if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
   };
   for (const Step& s : program_.steps) {
+    for (const int id : {s.w, s.bias, s.norm, s.cos, s.sin, s.qnorm, s.knorm, s.gate, s.up, s.upbias}) known(id);
     switch (s.op) {
       case Op::kEmbed:
         matrix(s.w, s.kind, s.n, s.k);
@@ -302,7 +306,7 @@ void Pass::glu(const Step& s, int chunk) {
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t *gate = static_cast<const uint8_t*>(weight(s.gate)), *up = static_cast<const uint8_t*>(weight(s.up));
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
-  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kBlock];
+  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];
   const bool blocks = s.kind == kQ4 || s.kind == kQ8;
   for (int unit = bounds_[chunk]; unit < last; ++unit) {
     const int columns = std::min(kBlock, s.n - unit * kBlock), tiles = tiles_of(columns);
@@ -314,21 +318,24 @@ void Pass::glu(const Step& s, int chunk) {
         k_.linear[s.kind](gate + at, s.k, act, n, &g[0][t * kTile], kBlock, kTile);
         k_.linear[s.kind](up + at, s.k, act, n, &u[0][t * kTile], kBlock, kTile);
       }
-      for (int i = 0; i < n; ++i) {
+      for (int i = 0; i < n && (bias || up_bias); ++i) {
         if (bias) k_.add(g[i], bias + unit * kBlock, columns);
         if (up_bias) k_.add(u[i], up_bias + unit * kBlock, columns);
-        k_.glu(g[i], u[i], tiles * kTile, y);
-        if (columns < kBlock) std::memset(y + columns, 0, size_t(kBlock - columns) * 4);
-        if (blocks) {
-          Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n + i;
-          k_.quantize_block(y, out);
-          // k comes in pairs of blocks: the last one may have no columns
-          if (unit == units - 1 && units < blocks_of(s.n)) out[n] = Act{};
-        } else {
-          float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
-          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * kBlock, y,
-                      size_t(columns) * 4);
-        }
+      }
+      if (tiles * kTile < kBlock)  // half a block: what is not computed must be zero
+        for (int i = 0; i < n; ++i)
+          for (int c = kTile; c < kBlock; ++c) g[i][c] = u[i][c] = 0;
+      k_.glu(g[0], u[0], n * kBlock, y[0]);
+      for (int i = 0; i < n && columns < kBlock; ++i) std::memset(y[i] + columns, 0, size_t(kBlock - columns) * 4);
+      if (blocks) {
+        Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n;
+        k_.quantize_blocks(y[0], n, out);
+        // k comes in pairs of blocks: the last one may have no columns
+        if (unit == units - 1 && units < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
+      } else {
+        float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
+        for (int i = 0; i < n; ++i)
+          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * kBlock, y[i], size_t(columns) * 4);
       }
     }
   }
