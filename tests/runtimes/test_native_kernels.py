@@ -35,7 +35,8 @@ BOUNDS = {
     "linear_c8": 8e-8,
     "linear_f32": 2e-7,
     "exponential": 6e-7,  # -10 <= x <= 0
-    "exponential_small": 2.5e-6,  # down to -80: grows with |x|
+    "exponential_small": 2.5e-6,  # down to -60: grows with |x|
+    "exponential_none": 0,  # below: nothing at all
     "exponential_sum": 6e-7,
     "softmax": 2e-7,  # absolute
     "glu": 6e-7,
