@@ -13,6 +13,7 @@ from edgespec.cost import WORTH
 from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
+from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.model import open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
@@ -57,7 +58,8 @@ class ExportOptions:
         file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
         search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
         keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
-        unless ``stock``; either kind can run them, after a conversion.
+        unless ``stock``; either kind can run them, after a conversion.  attention: how keys may be kept; the first one
+        that passes its quality gate becomes the default; none = float16.
     """
 
     model: str
@@ -75,6 +77,7 @@ class ExportOptions:
     revision: str | None = None
     keep_search: Path | None = None
     operators: Wanted = "auto"
+    attention: Sequence[str] = ()
 
     def wanted(self) -> list[str]:
         """All methods of the bundle, in the usual order.
@@ -113,6 +116,7 @@ class Exporter:
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
         self.text, self.text_name = self._calibration()
+        self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
 
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
@@ -145,12 +149,13 @@ class Exporter:
                 lambda done: self.progress("parity", done, of, "source in fp32"),
             )
             methods, costs = self._measure(folder, slot, tokens, draft_part)
+            target = self._prepare_attention(folder, written.part)
             return write_manifest(
                 folder,
                 Manifest(
                     schema_version=SCHEMA,
                     edgespec_version=__version__,
-                    target=written.part,
+                    target=target,
                     draft=draft_part,
                     methods=methods,
                     tokenizer=tokenizer_facts(self.arch, self.codec),
@@ -173,6 +178,21 @@ class Exporter:
 
     def _layout(self) -> Layout:
         return "stock" if self.options.operators == "stock" else "native"
+
+    def _prepare_attention(self, folder: Path, part: ModelPart) -> ModelPart:
+        """The target's entry with what was learnt and measured of other attentions."""
+        if not self.attention:
+            return part
+        made = prepare_attention(
+            folder,
+            part,
+            self.attention,
+            self.codec.encode(self.text),
+            self.options.threads,
+            lambda done, of, what: self.progress("attention", done, of, what),
+        )
+        text = {"text": self.text_name, "text_sha256": _digest(self.text)}
+        return part.model_copy(update={"attention": made.model_copy(update=text)})
 
     def _measure(
         self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None

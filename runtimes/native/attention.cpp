@@ -100,7 +100,7 @@ void Pass::attend(const Step& s, int chunk) {
       const uint8_t* keys = in_.read_codes ? kv.codes(block, s.layer, kv_head) : kv.keys(block, s.layer, kv_head);
       k_.score(format, keys, dim_, 0, std::min(kKvBlock, padded - at) / kTile, wanted, n, scores[0] + at, kSplit);
     }
-    if (layout.ring && is_coded(format)) recent_scores(s, group, kv_head, from, padded, first, n, scores[0]);
+    if (layout.ring && layout.window && is_coded(format)) recent_scores(s, group, kv_head, from, padded, first, n, scores[0]);
     hide(s, group, first, n, from, padded, scores[0]);
     float largest[kMaxQueries], sum[kMaxQueries];
     for (int i = 0; i < n; ++i) {
