@@ -106,7 +106,7 @@ def prepare_attention(
         slot = open_slot(Model(folder, part, NATIVE, threads, ATTENTION["f32"]))
         what = f"learning {', '.join(learnt)} keys"
         tables = learn_tables(slot, tokens[:middle], learnt, lambda done, of: progress(done, of, what))
-        _save(folder / TABLES, tables)
+        store(folder, tables)
         made = made.model_copy(update={"tables": TABLES, "learnt": learnt})
     gates: dict[Attention, AttentionGate] = {}
     if measured:
@@ -144,8 +144,10 @@ def score(slot: Slot, tokens: Sequence[int]) -> Scores:
     return Scores(np.concatenate(best), np.concatenate(surprise))
 
 
-def _save(file: Path, tables: dict[str, NDArray[np.float32]]) -> None:
+def store(folder: Path, tables: dict[str, NDArray[np.float32]]) -> None:
+    """Write a bundle's tables."""
     from safetensors.numpy import save_file
 
+    file = folder / TABLES
     file.parent.mkdir(exist_ok=True)
     save_file(tables, file)

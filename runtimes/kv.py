@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgespec.runtimes.manifest import Attention, ModelFacts
+from edgespec.runtimes.manifest import Attention, Learnt, ModelFacts
 
 KeyFormat = Literal["f32", "f16", "int8", "int4", "nomad1", "nomad2"]
 ValueFormat = Literal["f32", "f16", "int8"]
@@ -80,7 +80,7 @@ ATTENTION: dict[Attention, KvFormat] = {
     "nomad2": KvFormat("nomad2", "int8", window=2 * WINDOW, sinks=SINKS),
 }
 """What ``--attention`` means.  Only the first three need nothing learnt at export."""
-LEARNT: tuple[KeyFormat, ...] = ("int4", "nomad1", "nomad2")
+LEARNT: tuple[Learnt, ...] = ("int4", "nomad1", "nomad2")
 CENTROIDS = 16
 
 

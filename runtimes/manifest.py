@@ -16,6 +16,7 @@ MANIFEST = "edgespec.json"
 Format = Literal["fp32", "int4", "int8", "w8a8"]
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
+Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 METHODS = ("ar", "ngram", "speculative", "self-spec")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
@@ -92,7 +93,7 @@ class AttentionPart(_Part):
 
     default: Attention
     tables: InsidePath | None = None
-    learnt: list[Literal["int4", "nomad1", "nomad2"]] = Field(default_factory=list)
+    learnt: list[Learnt] = Field(default_factory=list)
     gates: dict[Attention, AttentionGate] = Field(default_factory=dict)
     positions: int = 0
     depth: int = 0
