@@ -24,6 +24,7 @@ def main() -> None:
     parser.add_argument("--method", action="append", dest="methods", default=[])
     parser.add_argument("--gamma", action="append", dest="gammas", type=int, default=[])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--operators", choices=["auto", "native", "stock"], default="auto")
     parser.add_argument("--new", type=int, default=48)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=4)
@@ -34,8 +35,9 @@ def main() -> None:
     for path in arguments.bundles:
         bundle = Bundle.open(path, check=False)
         form = bundle.manifest.target.format
-        engine = engines[form] = Engine(bundle, threads=arguments.threads)
-        plain = Engine(bundle, threads=arguments.threads, strict=False, graph="plain")
+        engine = engines[form] = Engine(bundle, threads=arguments.threads, operators=arguments.operators)
+        native = engine.operators.kind == "native"  # one graph for everything
+        plain = engine if native else Engine(bundle, threads=arguments.threads, strict=False, graph="plain")
         runs[f"{form} plain"] = plain, base.changed(method="ar")
         for method in arguments.methods or ["speculative"]:
             if method not in engine.methods:

@@ -23,8 +23,10 @@ import numpy as np
 
 from benchmarks.common import alternate, conditions, ratio, show
 from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.operators import choose_operators
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import open_slot
+from edgespec.runtimes.target import GreedyTarget
 
 PREFIX = 64
 
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("genai", type=Path)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--operators", choices=["auto", "native", "stock"], default="auto")
     parser.add_argument("--pairs", type=int, default=40, help="steps of each in a launch")
     parser.add_argument("--launches", type=int, default=15)
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
@@ -42,15 +45,20 @@ def main() -> None:
         _launch(arguments)
         return
     bundle = Bundle.open(arguments.bundle, check=False)
-    slot = open_slot(Model(bundle.path, bundle.manifest.target, "plain", arguments.threads))
+    operators = choose_operators(arguments.operators, bundle.manifest.target)
+    graph = operators.graph(bundle.manifest.target, strict=False)
+    slot = open_slot(Model(bundle.path, bundle.manifest.target, graph, arguments.threads))
     prompt = np.random.default_rng(0).integers(2, 5000, PREFIX)  # [PREFIX]
     slot.prefill(prompt.tolist())
-    theirs, _model = _genai(arguments.genai, arguments.threads, prompt, PREFIX + arguments.pairs + 8)
+    theirs, _model = genai_generator(arguments.genai, arguments.threads, prompt, PREFIX + arguments.pairs + 8)
     theirs.generate_next_token()
 
     def ours() -> None:
-        # greedy, as theirs: the pass, the argmax, the commit
-        slot.forward(np.array([7], np.int64)).logits[0].argmax()
+        # greedy, as theirs: the pass, the choice, the commit
+        if isinstance(slot, GreedyTarget):
+            slot.forward_best(np.array([7], np.int64))
+        else:
+            slot.forward(np.array([7], np.int64)).logits[0].argmax()
         slot.keep([0])
 
     times = alternate({"edgespec": ours, "onnxruntime-genai": theirs.generate_next_token}, arguments.pairs)
@@ -71,7 +79,7 @@ def _launch(arguments: argparse.Namespace) -> None:
     )
 
 
-def _genai(folder: Path, threads: int, prompt: Any, length: int) -> tuple[Any, Any]:
+def genai_generator(folder: Path, threads: int, prompt: Any, length: int) -> tuple[Any, Any]:
     import onnxruntime_genai as genai
 
     config = genai.Config(str(folder))

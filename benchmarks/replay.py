@@ -27,9 +27,10 @@ from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
 from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.operators import choose_operators
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.target import Pass
+from edgespec.runtimes.target import GreedyTarget, Pass
 from edgespec.stats import Stats
 
 FORCED = 1e9
@@ -56,8 +57,12 @@ class Replay:
         self._slot.keep(rows)
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        output = self._slot.forward(tokens, parents)
         at = len(self._slot.tokens) + 1
+        if isinstance(self._slot, GreedyTarget):
+            output = self._slot.forward_best(tokens, parents)
+            said = [self._script[min(at + row, len(self._script) - 1)] for row in range(len(tokens))]
+            return Pass(output.logits, best=(np.array(said), np.zeros(len(said), np.float32)))
+        output = self._slot.forward(tokens, parents)
         for row in range(len(tokens)):  # a row after a wrong guess is never read
             output.logits[row, self._script[min(at + row, len(self._script) - 1)]] = FORCED
         return output
@@ -72,6 +77,7 @@ def main() -> None:
     parser.add_argument("--answers", type=int, default=15)
     parser.add_argument("--new", type=int, default=128)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--operators", choices=["auto", "native", "stock"], default="auto")
     parser.add_argument("--shuffle", action="store_true")
     arguments = parser.parse_args()
     scripts = _scripts(arguments)
@@ -81,10 +87,15 @@ def main() -> None:
         bundle = Bundle.open(path, check=False)
         form = bundle.manifest.target.format
         target = bundle.manifest.target
-        plain = Model(bundle.path, target, "plain", arguments.threads)
+        operators = choose_operators(arguments.operators, target)
+        native = operators.kind == "native"  # one graph for everything
+        plain = Model(bundle.path, target, "native" if native else "plain", arguments.threads)
         slots[f"{form} plain"], drafters[f"{form} plain"] = open_slot(plain), Plain()
-        strict = Model(bundle.path, target, target.main, arguments.threads)
-        for name, model in ((f"{form} ngram", strict), (f"{form} ngram --no-strict", plain)):
+        runs = [(f"{form} ngram", plain)]
+        if not native:
+            strict = Model(bundle.path, target, target.main, arguments.threads)
+            runs = [(f"{form} ngram", strict), (f"{form} ngram --no-strict", plain)]
+        for name, model in runs:
             slots[name] = slot = open_slot(model)
             slot.prefill(list(range(5, 69)))
             drafters[name] = Adaptive(NGram(), CostModel(_curve(slot), 0.0), gamma_max=8)

@@ -18,7 +18,7 @@ from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.target import Pass, Target
+from edgespec.runtimes.target import GreedyTarget, Pass, Target
 from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
@@ -136,6 +136,9 @@ def _rounds(
     guard.begin(tokens, params, noise)
     stats.draft_ms += 1000 * (perf_counter() - prefilled)
 
+    # where greedy decoding looks at nothing else, the logits need not leave the LM head
+    only_best = params.plain_greedy and not options.logprobs and isinstance(target, GreedyTarget)
+    forward = target.forward_best if only_best else target.forward  # type: ignore[attr-defined]
     left = options.max_new_tokens
     pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
     finish: Finish | None = None
@@ -148,15 +151,15 @@ def _rounds(
         pending[0] = tokens[-1]
         if len(proposal):
             parents = proposal.parents
-            output = target.forward(
+            output = forward(
                 np.concatenate((pending, proposal.tokens)),
                 None if parents is None else np.concatenate(([-1], parents + 1)),
             )
         else:
-            output = target.forward(pending)
+            output = forward(pending)
         passed = perf_counter()
 
-        rows = RowSampler(output.logits, tokens, proposal, params, noise)
+        rows = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
         verdict = verify(proposal, rows, noise)
         path = verdict.path
         emitted = proposal.tokens[list(path)].tolist() if path else []

@@ -256,9 +256,10 @@ class RowSampler:
         proposal: what was verified.
         params: how tokens are chosen.
         noise: the request's randomness.
+        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
     """
 
-    __slots__ = ("_plain", "logits", "matching", "noise", "params", "proposal", "tokens")
+    __slots__ = ("_best", "_plain", "logits", "matching", "noise", "params", "proposal", "tokens")
 
     def __init__(
         self,
@@ -267,8 +268,10 @@ class RowSampler:
         proposal: Proposal,
         params: SamplingParams,
         noise: Noise,
+        best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
     ) -> None:
         self.logits = logits
+        self._best = best
         self.tokens = tokens
         self.proposal = proposal
         self.params = params
@@ -301,6 +304,10 @@ class RowSampler:
         Raises:
             EdgespecError: the row has a NaN or infinite logit.
         """
+        if self._best is not None:
+            if not math.isfinite(self._best[1][row]):
+                raise _not_finite(self.position(row))
+            return int(self._best[0][row])
         if self._plain:
             logits = self.logits[row]
             best = int(logits.argmax())

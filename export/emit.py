@@ -41,10 +41,12 @@ class GraphOps:
         weights: WeightFile,
         errors: Errors,
         *,
+        head: LinearFormat | None = None,
         gates: bool = False,
         padded: bool = False,
     ) -> None:
         self.arch, self.form, self.weights, self.errors = arch, form, weights, errors
+        self.head_form = head or form  # of the LM head, and of the embedding tied to it
         self.gates, self.padded = gates, padded
         self.graph = GraphBuilder(weights)
         facts = arch.facts
@@ -79,9 +81,10 @@ class GraphOps:
     def embed(self, weight: str) -> str:
         facts = self.arch.facts
         tied = self.arch.head.weight == weight
-        if self.form.can_lookup(facts.hidden, tied):
+        form = self._form(weight)
+        if form.can_lookup(facts.hidden, tied):
             self._store(weight, [weight])
-            return self.form.lookup(self.graph, "ids", weight, facts.hidden, facts.vocab)
+            return form.lookup(self.graph, "ids", weight, facts.hidden, facts.vocab)
         table = EmbeddingTable(self.form.name == "fp32")
         if not self.weights.has(f"{weight}.table"):
             table.store(self.weights, self.arch.source, weight)
@@ -171,7 +174,10 @@ class GraphOps:
         name = "+".join(names)
         self._store(name, names)
         n, k = stacked_shape(self.arch.source, names)
-        return self.form.multiply(self.graph, x, name, k, n, self._bias(parts))
+        return self._form(name).multiply(self.graph, x, name, k, n, self._bias(parts))
+
+    def _form(self, name: str) -> LinearFormat:
+        return self.head_form if name == self.arch.head.weight else self.form
 
     def _bias(self, parts: tuple[Linear, ...]) -> str | None:
         if all(part.bias is None for part in parts):
@@ -192,7 +198,7 @@ class GraphOps:
 
     def _store(self, name: str, parts: list[str]) -> None:
         if name not in self.weights.matrices:
-            self.form.store(self.weights, self.arch.source, name, parts, self.errors)
+            self._form(name).store(self.weights, self.arch.source, name, parts, self.errors)
             self.weights.matrices.add(name)
 
     def _vector(self, name: str) -> str:

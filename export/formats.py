@@ -15,6 +15,7 @@ from onnx import TensorProto
 
 from edgespec.export import quantize
 from edgespec.export.graph import MICROSOFT, GraphBuilder, WeightFile
+from edgespec.export.quantizers import QUANTIZERS, DirectLevels, LevelSource
 from edgespec.export.source import Checkpoint
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
@@ -56,8 +57,9 @@ class BlockFormat:
     joins = True
     min_rows = 0
 
-    def __init__(self, bits: int) -> None:
+    def __init__(self, bits: int, chosen: LevelSource | None = None) -> None:
         self.bits = bits
+        self.chosen = chosen or DirectLevels(QUANTIZERS["rtn"])
         self.name = f"int{bits}"
 
     def store(self, file: WeightFile, source: Checkpoint, name: str, parts: Sequence[str], errors: Errors) -> None:
@@ -67,12 +69,11 @@ class BlockFormat:
 
         def levels() -> Iterator[NDArray[np.uint8]]:
             for part in parts:
-                for piece in source.pieces(part):
-                    packed, scale = quantize.quantize_block(piece, self.bits)
+                for piece, (level, scale) in self.chosen.pieces(source, part, self.bits):
                     scales.append(scale)
-                    approximation = quantize.dequantize_block(packed, scale, k, self.bits)
+                    approximation = quantize.dequantize_block(level, scale, k, self.bits)
                     add_error(errors, part, *quantize.squared_error(piece, approximation))
-                    yield packed
+                    yield quantize.pack_levels(level, self.bits)
 
         file.put(f"{name}.levels", (n, blocks, quantize.BLOCK * self.bits // 8), np.uint8, levels())
         file.put(f"{name}.scales", (n, blocks), np.float32, scales)
@@ -230,11 +231,11 @@ class EmbeddingTable:
         return graph.node("Mul", [graph.node("Cast", [rows], to=TensorProto.FLOAT), scale])
 
 
-def linear_format(name: str) -> LinearFormat:
-    """The stock format of that name."""
+def linear_format(name: str, chosen: LevelSource | None = None) -> LinearFormat:
+    """The stock format of that name; ``chosen`` gives the levels of block formats (None = round to nearest)."""
     formats: dict[str, Any] = {
-        "int4": lambda: BlockFormat(4),
-        "int8": lambda: BlockFormat(8),
+        "int4": lambda: BlockFormat(4, chosen),
+        "int8": lambda: BlockFormat(8, chosen),
         "w8a8": ChannelFormat,
         "fp32": FloatFormat,
     }

@@ -13,6 +13,7 @@ from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.native.formats import NativeFormat
+from edgespec.export.quantizers import LevelSource
 from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import Format, Graph, Layout, ModelPart
 
@@ -48,6 +49,8 @@ def write_model(
     arch: Architecture,
     form: Format,
     *,
+    head: Format | None = None,
+    chosen: LevelSource | None = None,
     gated: bool = False,
     draft: bool = False,
     prefix: str = "",
@@ -64,12 +67,15 @@ def write_model(
         folder: an existing folder.
         arch: the model.
         form: weight format of every matrix.
+        head: weight format of the LM head and of the embedding tied to it; None = ``form``.
+        chosen: the levels of int4 and int8 matrices; None = round to nearest.
         gated: sub-layers can be left out of the strict graph.
         draft: only the plain graph.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
         layout: which operators' weights are stored.
     """
-    linear = linear_format(form)
+    linear = linear_format(form, chosen)
+    head_linear = linear_format(head, chosen) if head else linear
     errors: Errors = {}
     strict = Graph(file=prefix + MAIN, gated=gated, padded=True)
     graphs = {"plain": Graph(file=prefix + (MAIN if draft else PLAIN))}
@@ -77,11 +83,11 @@ def write_model(
         graphs = {"gated" if gated else "strict": strict} | graphs
     with WeightFile(folder / WEIGHTS, plan=layout != "stock") as weights:
         for graph in graphs.values():  # the second graph finds every tensor already stored
-            ops = GraphOps(arch, linear, weights, errors, gates=graph.gated, padded=graph.padded)
+            ops = GraphOps(arch, linear, weights, errors, head=head_linear, gates=graph.gated, padded=graph.padded)
             arch.build(ops)
             ops.graph.save(folder / graph.file.removeprefix(prefix))
     with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
-        native = NativeOps(arch, NativeFormat(form), packed, errors)
+        native = NativeOps(arch, NativeFormat(form, arch.head.weight, head or form, chosen), packed, errors)
         arch.build(native)
         native.graph.save(folder / NATIVE)
     graphs["native"] = Graph(file=prefix + NATIVE, gated=True, operators="native")
@@ -91,12 +97,14 @@ def write_model(
     part = ModelPart(
         facts=facts,
         format=form,
+        quantizer=chosen.quantizer_name if chosen else "rtn",
+        head_format=head,
         graphs=graphs,
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,
         layout=layout,
         headroom=HEADROOM,
-        min_rows=linear.min_rows,
+        min_rows=max(linear.min_rows, head_linear.min_rows),
     )
     return WrittenModel(part, errors)
 

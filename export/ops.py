@@ -1,8 +1,8 @@
-"""What an architecture may say: the operations of a decoder, with two interpreters.
+"""What an architecture may say: the operations of a decoder, with three interpreters.
 
 ``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
-one layer at a time, which is what a bundle's parity is measured against.  An architecture file is written once, for
-both.
+one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
+them on such a run.  An architecture file is written once, for all.
 """
 
 from __future__ import annotations

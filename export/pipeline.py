@@ -14,13 +14,16 @@ from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
 from edgespec.export.attention import check_attention, prepare_attention
-from edgespec.export.model import open_model, write_model
+from edgespec.export.calibrate import chosen_levels
+from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
+from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
+from edgespec.export.weights import WeightChoice
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
     METHODS,
@@ -39,10 +42,8 @@ from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.text import TextCodec
 
 ALWAYS = ("ar", "ngram")
-CALIBRATION_TOKENS = 512
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS = 40
-MIN_TOKENS = 32  # of the calibration text, whatever the context
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
@@ -52,9 +53,11 @@ class ExportOptions:
 
     Attributes:
         model: folder, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to prepare;
-        ar and ngram are always there. format: weight format of target and draft. draft: the draft model, for
-        ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration: text that
-        parity, acceptance and the search are measured on; None = the model's or the built-in one. skip_set: a JSON
+        ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8 levels
+        are chosen; None = mse. head_format: of the LM head and the embedding tied to it; None = ``format``. draft: the
+        draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration:
+        text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on; None = the
+        model's or the built-in one. skip_set: a JSON
         file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
         search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
         keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
@@ -66,6 +69,8 @@ class ExportOptions:
     output: Path
     methods: Sequence[str] = ()
     format: Format = "int4"
+    quantizer: str | None = None
+    head_format: Format | None = None
     draft: str | None = None
     context: int | None = None
     calibration: Path | None = None
@@ -107,6 +112,7 @@ class Exporter:
     def __post_init__(self) -> None:
         options = self.options
         self.methods = options.wanted()
+        self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
         self.arch = open_model(resolve(options.model, options.revision), options.context)
         self.codec = TextCodec(self.arch.source.path)
         self.draft: Architecture | None = None
@@ -115,13 +121,13 @@ class Exporter:
             check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
-        self.text, self.text_name = self._calibration()
+        self.text, self.text_name = read_calibration(options.calibration, self.arch.source.path, self.codec)
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
 
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        return describe_export(self.arch, self.options.format, self.methods, self.draft)
+        return describe_export(self.arch, self.choice, self.methods, self.draft)
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -132,14 +138,13 @@ class Exporter:
         options = self.options
         gated = "self-spec" in self.methods
         with staged_folder(options.output, options.overwrite) as folder:
-            self.progress("weights", 0, 1, "target")
-            written = write_model(folder, self.arch, options.format, gated=gated, layout=self._layout())
+            written = self._write(folder, self.arch, "target", gated=gated)
             draft_part = self._write_draft(folder)
             copy_tokenizer(self.arch.source.path, folder)
             self.progress("weights", 1, 1, "written")
             operators = choose_operators(options.operators, written.part)
             slot = open_slot(Model(folder, written.part, operators.graph(written.part, strict=True), options.threads))
-            tokens = self._tokens(min(CALIBRATION_TOKENS, self.arch.facts.context // 2))
+            tokens = self._tokens(min(MEASURED_TOKENS, self.arch.facts.context // 2))
             of = 2 * self.arch.facts.layers
             parity = parity_report(
                 self.arch,
@@ -172,12 +177,21 @@ class Exporter:
         if self.draft is None:
             return None
         (folder / "draft").mkdir()
-        return write_model(
-            folder / "draft", self.draft, self.options.format, draft=True, prefix="draft/", layout=self._layout()
-        ).part
+        return self._write(folder / "draft", self.draft, "draft", draft=True, prefix="draft/").part
 
-    def _layout(self) -> Layout:
-        return "stock" if self.options.operators == "stock" else "native"
+    def _write(self, folder: Path, arch: Architecture, what: str, **kind: Any) -> WrittenModel:
+        choice, of = self.choice, 2 * arch.facts.layers
+        layout: Layout = "stock" if self.options.operators == "stock" else "native"
+        self.progress("weights", 0, 1, what)
+        if choice.quantizer is None:
+            return write_model(folder, arch, choice.format, layout=layout, **kind)
+
+        def report(done: int) -> None:
+            self.progress("quantize", done, of, f"{what}, on {texts.size} tokens")
+
+        texts = quantizer_texts(self.codec, self.text, arch.facts.context)
+        with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, folder, report) as chosen:
+            return write_model(folder, arch, choice.format, head=choice.head, chosen=chosen, layout=layout, **kind)
 
     def _prepare_attention(self, folder: Path, part: ModelPart) -> ModelPart:
         """The target's entry with what was learnt and measured of other attentions."""
@@ -245,32 +259,19 @@ class Exporter:
     def _measured(self, rates: list[float], positions: int) -> Measured:
         return Measured(acceptance=rates, positions=positions, text=self.text_name, text_sha256=_digest(self.text))
 
-    def _calibration(self) -> tuple[str, str]:
-        file = self.options.calibration
-        if file is None:
-            own = self.arch.source.path / "calibration.txt"
-            file = own if own.is_file() else Path(__file__).with_name("calibration.txt")
-        try:
-            text = file.read_text("utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ExportError(f"{file}: cannot read the calibration text: {error}", "give a UTF-8 text file") from error
-        if len(self.codec.encode(text)) < MIN_TOKENS:
-            raise ExportError(
-                f"{file}: expected at least {MIN_TOKENS} tokens of calibration text", "give a page of typical text"
-            )
-        return text, file.name
-
     def _tokens(self, limit: int) -> list[int]:
         return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]
 
     def _search_store(self) -> Path | None:
         if self.options.keep_search is None:
             return None
-        facts = self.arch.source.config, self.options.format, self.options.seed, self.options.context
+        options = self.options
+        weights = self.choice.quantizer.name if self.choice.quantizer else None, self.choice.head
+        facts = self.arch.source.config, options.format, *weights, options.seed, options.context
         return self.options.keep_search / f"skip-{_digest(f'{facts}{_digest(self.text)}')[:16]}.journal"
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
-        plan = describe_export(self.arch, target.format, self.methods, self.draft)
+        plan = describe_export(self.arch, self.choice, self.methods, self.draft)
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
     def _provenance(self) -> dict[str, Any]:

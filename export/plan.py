@@ -7,13 +7,15 @@ from typing import Any
 from edgespec.export.architectures import Architecture
 from edgespec.export.emit import HEADROOM
 from edgespec.export.quantize import BLOCK
+from edgespec.export.weights import WeightChoice
 from edgespec.runtimes.manifest import Format
 
 
-def weight_bytes(arch: Architecture, form: Format) -> int:
+def weight_bytes(arch: Architecture, form: Format, head: Format | None = None) -> int:
     """Bytes of the weight file, from shapes alone; alignment apart."""
-    source, total = arch.source, 0
+    source, total, rest = arch.source, 0, form
     for name in source.index:
+        form = head if head and name == arch.head.weight else rest
         shape = source.shape(name)
         if name == "lm_head.weight" and arch.facts.tied:
             continue
@@ -32,15 +34,19 @@ def weight_bytes(arch: Architecture, form: Format) -> int:
     return total + 2 * 4 * (arch.facts.context + HEADROOM) * (arch.facts.head_dim // 2)
 
 
-def describe_export(arch: Architecture, form: Format, methods: list[str], draft: Architecture | None) -> dict[str, Any]:
+def describe_export(
+    arch: Architecture, choice: WeightChoice, methods: list[str], draft: Architecture | None
+) -> dict[str, Any]:
     """The plan as a JSON object; bytes are estimates good to a few percent."""
-    parts = {"target": weight_bytes(arch, form)} | ({"draft": weight_bytes(draft, form)} if draft else {})
+    models = {"target": arch} | ({"draft": draft} if draft else {})
     return {
         "model": str(arch.source.path),
         "architecture": arch.facts.architecture,
-        "format": form,
+        "format": choice.format,
+        "head_format": choice.head or choice.format,
+        "quantizer": choice.quantizer.name if choice.quantizer else None,
         "methods": methods,
         "context": arch.facts.context,
-        "weight_bytes": parts,
+        "weight_bytes": {name: weight_bytes(model, choice.format, choice.head) for name, model in models.items()},
         "kv_bytes_per_token": arch.facts.kv_bytes_per_token + (draft.facts.kv_bytes_per_token if draft else 0),
     }

@@ -109,6 +109,8 @@ class ModelPart(_Part):
 
     facts: ModelFacts
     format: Format
+    quantizer: str = Field(default="rtn", description="how int4 and int8 levels were chosen")
+    head_format: Format | None = Field(default=None, description="of LM head and tied embedding, if not ``format``")
     graphs: dict[str, Graph]
     weights: InsidePath
     index: InsidePath | None = None

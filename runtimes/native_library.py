@@ -50,6 +50,23 @@ def native_library() -> NativeLibrary:
     return NativeLibrary(path, isa, f"native operators, {isa} kernels{note}")
 
 
+def read_bandwidth(threads: int, streams: int = 4, megabytes: int = 512, repeats: int = 5) -> float:
+    """GB/s at which this machine's memory can be read, the best of some tries; 0 without the library.
+
+    Args:
+        threads: that read at once.
+        streams: places far apart that each of them reads in turn.
+        megabytes: read by all together, once a try.
+        repeats: tries.
+    """
+    library = native_library()
+    if library.path is None:
+        return 0.0
+    read = ctypes.CDLL(str(library.path)).edgespec_read_bandwidth
+    read.restype, read.argtypes = ctypes.c_double, [ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int]
+    return float(read(megabytes << 20, threads, streams, repeats))
+
+
 def _installed() -> Path | None:
     """Where the build puts it: beside this file, or, in an editable installation, in the installed package."""
     beside = Path(__file__).resolve().parent / "native" / NAME

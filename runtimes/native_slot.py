@@ -20,7 +20,7 @@ from edgespec.runtimes.slot import Slot, depths_of
 from edgespec.runtimes.target import Pass, SkipSet
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
-READ_CODES, WINDOW, SINKS = 4, 5, 6  # among the controls
+TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
 
 
 class NativeSlot(Slot):
@@ -53,14 +53,27 @@ class NativeSlot(Slot):
         return same
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        n, past = len(tokens), len(self.tokens)
-        self._furthest = max(self._furthest, past + n)  # kept or not, the rows are in the ring
+        self._verify(tokens, parents)
+        return self._launch(len(tokens), rows=len(tokens))
+
+    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
+        self._verify(tokens, parents)
+        self._control[TOP] = 1
+        try:
+            return self._launch(len(tokens), rows=len(tokens))
+        finally:
+            self._control[TOP] = 0
+
+    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
+        """The plan of a pass whose rows may be kept; [n], [n]."""
+        past = len(self.tokens)
+        self._furthest = max(self._furthest, past + len(tokens))  # kept or not, the rows are in the ring
         self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
         plan = self._plan(tokens, past)
         if parents is not None:
             plan[PARENT] = parents
             plan[POSITION] = past + depths_of(parents.tolist())
-        return self._launch(n, rows=n)
 
     def keep(self, rows: Sequence[int]) -> None:
         tokens, parents = self._pending
@@ -166,15 +179,17 @@ class NativeSlot(Slot):
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
         if self._moves:
             self._bind("moves", Bound(np.array([(0, *move) for move in self._moves], np.int64)))
-        logits = self.model.buffer("logits", (count, self.vocab_size), np.float32)
-        self._bind_output("logits", logits)
-        self._bind_output("ids", self.model.buffer("ids", (count, 0), np.int64))
-        self._bind_output("values", self.model.buffer("values", (count, 0), np.float32))
+        top = int(self._control[TOP])
+        logits = self.model.buffer("logits", (0 if top else count, self.vocab_size), np.float32)
+        ids = self.model.buffer("ids", (count, top), np.int64)
+        values = self.model.buffer("values", (count, top), np.float32)
+        for name, bound in (("logits", logits), ("ids", ids), ("values", values)):
+            self._bind_output(name, bound)
         self.model.session.run_with_iobinding(self._io)
         if self._moves:
             self._moves = []
             self._bind("moves", self._no_moves)
-        return Pass(logits.array)
+        return Pass(logits.array, best=(ids.array[:, 0], values.array[:, 0]) if top else None)
 
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""

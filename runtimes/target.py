@@ -33,12 +33,14 @@ class Pass:
     The arrays are views of the runner's buffers: valid until the next pass over the same model.
 
     Attributes:
-        logits: float32 [r, vocab], one row per requested row.
+        logits: float32 [r, vocab], one row per requested row; no rows where only the best was asked for.
         hidden: float32 [n, hidden] after the final norm, where the graph exposes it; else None.
+        best: (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for.
     """
 
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32] | None = None
+    best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
 
 
 @runtime_checkable
@@ -73,6 +75,15 @@ class Target(Protocol):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit these rows of the last forward (ascending, a root path) and forget the others."""
+        ...
+
+
+@runtime_checkable
+class GreedyTarget(Target, Protocol):
+    """A target that can say the likeliest tokens without writing all logits."""
+
+    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Like ``forward``, but only ``best`` is filled."""
         ...
 
 

@@ -20,6 +20,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.formats import Errors
 from edgespec.export.model import open_model, write_model
 from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source import resolve
 from edgespec.runtimes.manifest import Format, ModelPart
 from edgespec.runtimes.session import Model
@@ -127,20 +128,21 @@ def reference() -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session")
 def written(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
-    """(name of ``hf.CONFIGS``, ``builtin:NAME`` or folder, format) -> the model with all graphs."""
-    made: dict[tuple[str, Format], Written] = {}
+    """(name of ``hf.CONFIGS``, ``builtin:NAME`` or folder, format, quantizer) -> the model with all graphs."""
+    made: dict[tuple[str, Format, str], Written] = {}
 
-    def get(name: str, form: Format = "fp32") -> Written:
-        if (name, form) not in made:
+    def get(name: str, form: Format = "fp32", quantizer: str = "rtn") -> Written:
+        key, chosen = (name, form, quantizer), DirectLevels(QUANTIZERS[quantizer])
+        if key not in made:
             folder = tmp_path_factory.mktemp("model")
             arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
             (folder / "strict").mkdir()
-            strict = write_model(folder / "strict", arch, form, prefix="strict/", layout="stock")
-            result = write_model(folder, arch, form, gated=True, layout="stock")
+            strict = write_model(folder / "strict", arch, form, chosen=chosen, prefix="strict/", layout="stock")
+            result = write_model(folder, arch, form, chosen=chosen, gated=True, layout="stock")
             graphs = {**result.part.graphs, "strict": strict.part.graphs["strict"]}
             part = result.part.model_copy(update={"graphs": graphs})
-            made[name, form] = Written(folder, arch, part, result.errors)
-        return made[name, form]
+            made[key] = Written(folder, arch, part, result.errors)
+        return made[key]
 
     return get
 

@@ -48,7 +48,7 @@ def plainly(written: Callable[..., Written]) -> Greedy:
     def decode_all(engine: Engine, target: str, prompts: Sequence[str], count: int) -> list[list[int]]:
         key = target, engine.bundle.manifest.target.format
         if key not in known:
-            slot = written(*key).slot("strict", THREADS)
+            slot = written(*key, engine.bundle.manifest.target.quantizer).slot("strict", THREADS)
             known[key] = [plain_greedy(slot, engine.codec.encode(prompt), count) for prompt in prompts]
         return known[key]
 

@@ -14,6 +14,7 @@ import click
 from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, progress
 
 FORMATS = ("int4", "int8", "w8a8", "fp32")
+QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 
 
 @click.command("export")
@@ -23,10 +24,22 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
     "--method", "methods", multiple=True, help="self-spec or speculative; may be repeated.  ar and ngram always work."
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
+@click.option(
+    "--quantizer",
+    type=click.Choice(QUANTIZERS),
+    help="How int4 and int8 levels are chosen; awq and gptq read the calibration text.  [default: mse]",
+)
+@click.option(
+    "--head-format",
+    type=click.Choice(("int4", "int8")),
+    help="Of the LM head and the embedding tied to it.  [default: as --format]",
+)
 @click.option("--draft", help="Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
 @click.option(
-    "--calibration", type=click.Path(path_type=Path), help="Text to measure on.  [default: the model's or ours]"
+    "--calibration",
+    type=click.Path(path_type=Path),
+    help="Text to calibrate and measure on.  [default: the model's or ours]",
 )
 @click.option(
     "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
@@ -74,6 +87,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         output=target,
         methods=rest["methods"],
         format=form,
+        quantizer=rest["quantizer"],
+        head_format=rest["head_format"],
         draft=rest["draft"],
         context=rest["context"],
         calibration=rest["calibration"],
@@ -147,7 +162,10 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     if as_json:
         emit_json(plan)
         return
-    click.echo(f"{plan['model']}: {plan['architecture']}, {plan['format']}, methods {', '.join(plan['methods'])}")
+    weights = plan["format"] + (f" by {plan['quantizer']}" if plan["quantizer"] else "")
+    if plan["head_format"] != plan["format"]:
+        weights += f", head {plan['head_format']}"
+    click.echo(f"{plan['model']}: {plan['architecture']}, {weights}, methods {', '.join(plan['methods'])}")
     for part, size in plan["weight_bytes"].items():
         click.echo(f"{part} weights: {human_bytes(size)}")
     click.echo(f"KV: {human_bytes(plan['kv_bytes_per_token'])} a token, context {plan['context']}")

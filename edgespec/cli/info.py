@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, table_console
+
+if TYPE_CHECKING:
+    from edgespec.runtimes.manifest import ModelPart
 
 
 @click.command("info")
@@ -53,7 +56,7 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
             f"{facts.layers} layers, hidden {facts.hidden}, {facts.heads}/{facts.kv_heads} heads of {facts.head_dim}, "
             f"vocabulary {facts.vocab}",
         ),
-        ("format", manifest.target.format),
+        ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
         ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
@@ -84,6 +87,13 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
     for name, part in manifest.methods.items():
         if part.notes:
             console.print(f"{name}: {part.notes}", markup=False)
+
+
+def _format(part: ModelPart) -> str:
+    words: str = part.format
+    if part.format in ("int4", "int8"):
+        words += f", {part.quantizer}"
+    return words + (f", head {part.head_format}" if part.head_format else "")
 
 
 def _parity(parity: dict[str, Any]) -> str:

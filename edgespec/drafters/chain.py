@@ -22,6 +22,7 @@ def draw_chain(
     params: SamplingParams,
     noise: Noise,
     stop: float = 0.0,
+    best: Callable[[int | None], tuple[int, float]] | None = None,
 ) -> Proposal:
     """Draw up to ``length`` guesses, one after the other.
 
@@ -38,6 +39,7 @@ def draw_chain(
         params: how the request samples.
         noise: its randomness.
         stop: draft no further AFTER a guess whose unadjusted draft probability is below this.
+        best: instead of ``step`` for greedy requests without ``stop``: the likeliest token and its logit.
 
     Raises:
         EdgespecError: the draft's logits are not finite.
@@ -53,7 +55,16 @@ def draw_chain(
     probs = np.zeros((length, vocab)) if sampled else None  # float64 [length, vocab]
     least = math.log(stop) if stop > 0 else -math.inf
     while True:
-        logits = step(guesses[-1] if guesses else None)[:vocab]
+        last = guesses[-1] if guesses else None
+        if best is not None and params.plain_greedy and stop <= 0:
+            guess, logit = best(last)
+            if not math.isfinite(logit):
+                raise EdgespecError("expected finite draft logits, got NaN or infinity")
+            guesses.append(guess)
+            if len(guesses) == length:
+                return Proposal(np.array(guesses, np.int64))
+            continue
+        logits = step(last)[:vocab]
         if params.plain_greedy:
             guess = int(logits.argmax())
             if not math.isfinite(logits[guess]):

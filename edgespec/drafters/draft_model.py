@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.chain import draw_chain
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.target import Pass, Target
+from edgespec.runtimes.target import GreedyTarget, Pass, Target
 from edgespec.sampling import SamplingParams
 
 # Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
@@ -59,7 +59,17 @@ class DraftModel:
             model.keep(range(len(feed)))
             return logits
 
-        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise)
+        def best(guess: int | None) -> tuple[int, float]:
+            assert isinstance(model, GreedyTarget)
+            feed = np.array(tokens[known:] if guess is None else [guess], np.int64)  # [n]
+            found = model.forward_best(feed).best
+            assert found is not None
+            model.keep(range(len(feed)))
+            return int(found[0][-1]), float(found[1][-1])
+
+        # the likeliest token may not be one of the draft's padding, which the target does not know
+        direct = isinstance(model, GreedyTarget) and model.vocab_size <= self.vocab_size
+        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise, best=best if direct else None)
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Nothing to learn: the next ``propose`` crops the slot to what was accepted."""

@@ -283,6 +283,7 @@ class NativeOps:
         outputs: dict[str, tuple[int, list[int | str]]] = {"logits": (TensorProto.FLOAT, ["L", vocab]),
                    "ids": (TensorProto.INT64, ["R", "K"]),
                    "values": (TensorProto.FLOAT, ["R", "K"])}  # fmt: skip
-        graph.node("Decoder", [*inputs, *self._inputs], list(outputs), domain=EDGESPEC, program=program)
+        graph.node("Decoder", [*inputs, *self._inputs], list(outputs), domain=EDGESPEC, program=program,
+                   constant_weights=1)  # fmt: skip
         for name, (kind, out_dims) in outputs.items():
             graph.output(name, kind, out_dims)

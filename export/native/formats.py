@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from edgespec.export import quantize
 from edgespec.export.formats import EmbeddingTable, Errors, add_error
 from edgespec.export.graph import WeightFile
+from edgespec.export.quantizers import QUANTIZERS, DirectLevels, LevelSource
 from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import Format
 from edgespec.runtimes.packing import Kind, Packed
@@ -22,14 +23,18 @@ class NativeFormat:
 
     Args:
         form: of the model's matrices.
+        head: name of the LM head's matrix.
+        head_form: its format.
+        chosen: chooses levels and scales; None = round to nearest.
     """
 
-    def __init__(self, form: Format) -> None:
-        self.form = form
+    def __init__(self, form: Format, head: str, head_form: Format, chosen: LevelSource | None = None) -> None:
+        self.form, self.head, self.head_form = form, head, head_form
+        self.chosen = chosen or DirectLevels(QUANTIZERS["rtn"])
 
     def kind(self, name: str) -> Kind:
         """How the matrix ``name`` is stored."""
-        return KINDS[self.form]
+        return KINDS[self.head_form if name == self.head else self.form]
 
     def can_lookup(self, k: int, tied: bool) -> bool:
         """Whether an embedding of this width is stored as a matrix rather than as rows, as the stock graphs do."""
@@ -54,7 +59,7 @@ class NativeFormat:
         elif packed.kind == "c8":
             data = packed.pack_channels(_channels(source, parts, errors))
         else:
-            data = packed.pack_blocks(_blocks(source, parts, 4 if packed.kind == "q4" else 8, errors))
+            data = packed.pack_blocks(_blocks(source, parts, 4 if packed.kind == "q4" else 8, self.chosen, errors))
         file.put(f"{name}.packed", (packed.nbytes,), np.uint8, data)
 
     def store_rows(self, file: WeightFile, source: Checkpoint, name: str) -> list[str]:
@@ -83,18 +88,10 @@ def _channels(
 
 
 def _blocks(
-    source: Checkpoint, parts: Sequence[str], bits: int, errors: Errors
+    source: Checkpoint, parts: Sequence[str], bits: int, chosen: LevelSource, errors: Errors
 ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.float32]]]:
     for part in parts:
-        for piece in source.pieces(part):
-            packed, scale = quantize.quantize_block(piece, bits)
-            approximation = quantize.dequantize_block(packed, scale, piece.shape[1], bits)
+        for piece, (levels, scale) in chosen.pieces(source, part, bits):
+            approximation = quantize.dequantize_block(levels, scale, piece.shape[1], bits)
             add_error(errors, part, *quantize.squared_error(piece, approximation))
-            yield unpack_levels(packed, bits), scale
-
-
-def unpack_levels(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [n, blocks, bytes] -> [n, blocks, 32]
-    """A level a byte, from the layout of MatMulNBits."""
-    if bits == 8:
-        return packed
-    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:2], -1)
+            yield levels, scale

@@ -28,6 +28,7 @@ constexpr uint32_t kApiVersion = 18;  // ParallelFor and the V2 callbacks
 
 enum Slot : int {
   kCreateStatus = 0,
+  kGetErrorMessage = 2,
   kCreateCustomOpDomain = 26,
   kCustomOpDomainAdd = 27,
   kAddCustomOpDomain = 28,

@@ -1,8 +1,10 @@
 // Attention of a pass: grouped heads over the cache, for any number of rows.
 //
-// The tokens of a sequence are cut into splits of fixed length at fixed places.  An item of work is a few rows, one KV
-// head and one split; it leaves a maximum, a sum and a weighted value for each query.  Those are merged in the order of
-// the splits.  Neither the number of threads nor the rows beside a row change what is added in which order.
+// The tokens of a sequence are cut into splits of fixed length at fixed places.  An item of work is a few rows and one
+// split, of one KV head or of all: it walks the cache in the order it lies in memory, block by block, and keeps a running
+// maximum, sum and weighted value for each query (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv
+// 2205.14135).  Those of the splits are merged in their order.  Neither the number of threads nor the rows beside a row
+// change what is added in which order.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,9 +14,15 @@
 namespace edgespec {
 namespace {
 
-constexpr int kSplit = 2 * kKvBlock;  // tokens
+constexpr int kSplit = 4 * kKvBlock;  // tokens
+constexpr int kManySplits = 4;        // from here on there are enough items without one for each head
 constexpr int kGroupQueries = 32;     // queries that an item takes together, about
-constexpr float kHidden = -3e38f;
+constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what every real one is above
+
+// The processor follows a stream by itself, but not to its next piece elsewhere in memory.
+void fetch_ahead(const uint8_t* piece) {
+  for (int i = 0; i < 2048; i += 64) __builtin_prefetch(piece + i, 0, 3);
+}
 
 }  // namespace
 
@@ -35,6 +43,7 @@ void Pass::plan_attention(const Step& s) {
     end = std::max(end, group.end);
   }
   splits_ = std::max(1, static_cast<int>((end + kSplit - 1) / kSplit));
+  item_heads_ = splits_ >= kManySplits ? s.kv : 1;
   const size_t count = size_t(in_.rows) * s.heads;
   queries_ = static_cast<Query*>(scratch_.queries.get(count * sizeof(Query)));
   scratch_.query_floats.get(count * dim_ * 4);
@@ -69,58 +78,81 @@ void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
 }
 
 void Pass::attend(const Step& s, int chunk) {
-  const int kv_head = chunk % s.kv, split = chunk / s.kv % splits_, each = s.heads / s.kv;
-  const Group& group = groups_[size_t(chunk) / s.kv / splits_];
+  const int heads = item_heads_, parts = s.kv / heads, each = s.heads / s.kv;
+  const int first_head = chunk % parts * heads, split = chunk / parts % splits_;
+  const Group& group = groups_[size_t(chunk) / parts / splits_];
   const int64_t from = int64_t(split) * kSplit;
   const int queries = group.count * each;
-  const KvLayout& layout = in_.layout;
-  float* partial = static_cast<float*>(scratch_.partial.get(0));
-  const auto result = [&](int query) {
-    const size_t row = group.first + query / each, head = size_t(kv_head) * each + query % each;
-    return partial + ((row * s.heads + head) * splits_ + split) * partial_stride(dim_);
-  };
-  const int tokens = static_cast<int>(std::min<int64_t>(kSplit, group.end - from));
-  if (tokens <= 0) {
-    for (int q = 0; q < queries; ++q) result(q)[0] = kHidden;
-    return;
-  }
-  const int padded = round_up(tokens, 32);
   const Cache kv = cache(group.slot);
-  const KvFormat format = in_.read_codes ? layout.codes : layout.keys;
-  alignas(64) float scores[kMaxQueries][kSplit], values[kMaxQueries * kMaxHeadDim];
-  Query wanted[kMaxQueries];
-  for (int first = 0; first < queries; first += kMaxQueries) {
-    const int n = std::min(kMaxQueries, queries - first);
-    for (int i = 0; i < n; ++i) {
-      const int row = group.first + (first + i) / each, head = kv_head * each + (first + i) % each;
-      wanted[i] = queries_[size_t(row) * s.heads + head];
+  const auto result = [&](int head, int query) {
+    const size_t row = group.first + query / each, at = size_t(head) * each + query % each;
+    return static_cast<float*>(scratch_.partial.get(0)) + ((row * s.heads + at) * splits_ + split) * partial_stride(dim_);
+  };
+  for (int head = first_head; head < first_head + heads; ++head)
+    for (int q = 0; q < queries; ++q) {
+      float* out = result(head, q);
+      out[0] = kHidden;
+      std::memset(out + 1, 0, (partial_stride(dim_) - 1) * sizeof(float));
     }
-    for (int at = 0; at < padded; at += kKvBlock) {
-      const int64_t block = (from + at) / kKvBlock;
-      const uint8_t* keys = in_.read_codes ? kv.codes(block, s.layer, kv_head) : kv.keys(block, s.layer, kv_head);
-      k_.score(format, keys, dim_, 0, std::min(kKvBlock, padded - at) / kTile, wanted, n, scores[0] + at, kSplit);
-    }
-    if (layout.ring && layout.window && is_coded(format)) recent_scores(s, group, kv_head, from, padded, first, n, scores[0]);
-    hide(s, group, first, n, from, padded, scores[0]);
-    float largest[kMaxQueries], sum[kMaxQueries];
-    for (int i = 0; i < n; ++i) {
-      largest[i] = k_.largest(scores[i], padded);
-      sum[i] = largest[i] > -1e30f ? k_.exponentials(scores[i], padded, largest[i]) : 0.f;
-      if (sum[i] == 0) std::memset(scores[i], 0, sizeof scores[i]);
-    }
-    std::memset(values, 0, size_t(n) * dim_ * 4);
-    for (int at = 0; at < padded; at += kKvBlock)
-      k_.weigh(layout.values, kv.values((from + at) / kKvBlock, s.layer, kv_head), dim_, 0,
-               std::min(kKvBlock, padded - at), scores[0] + at, kSplit, n, values);
-    for (int i = 0; i < n; ++i) {
-      float* out = result(first + i);
-      out[0] = sum[i] == 0 ? kHidden : largest[i];
-      out[1] = sum[i];
-      std::memcpy(out + kTile, values + size_t(i) * dim_, size_t(dim_) * 4);
+  const int64_t end = std::min<int64_t>(from + kSplit, group.end);
+  for (int64_t token = from; token < end; token += kKvBlock) {
+    const int64_t block = token / kKvBlock;
+    const int tokens = round_up(static_cast<int>(std::min<int64_t>(kKvBlock, end - token)), 32);
+    for (int head = first_head; head < first_head + heads; ++head) {
+      if (head + 1 < first_head + heads)
+        fetch_ahead(kv.keys(block, s.layer, head + 1));
+      else if (token + kKvBlock < end)
+        fetch_ahead(kv.keys(block + 1, s.layer, first_head));
+      if (in_.layout.codes != kKvNone) fetch_ahead(kv.values(block, s.layer, head));
+      for (int q = 0; q < queries; q += kMaxQueries) {
+        const int n = std::min(kMaxQueries, queries - q);
+        float* results[kMaxQueries];
+        for (int i = 0; i < n; ++i) results[i] = result(head, q + i);
+        attend_block(s, group, kv, head, token, tokens, q, n, results);
+      }
     }
   }
   if (splits_ == 1)
-    for (int q = 0; q < group.count; ++q) merge(s, (group.first + q) * s.kv + kv_head);
+    for (int row = 0; row < group.count; ++row)
+      for (int head = first_head; head < first_head + heads; ++head) merge(s, (group.first + row) * s.kv + head);
+}
+
+// One block of one KV head, up to 8 queries: scores, then the running softmax and the values they weigh.
+void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens,
+                        int first, int queries, float* const* results) const {
+  const int each = s.heads / s.kv;
+  const int64_t block = token / kKvBlock;
+  const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
+  alignas(64) float scores[kMaxQueries][kKvBlock], values[kMaxQueries * kMaxHeadDim];
+  Query wanted[kMaxQueries];
+  for (int i = 0; i < queries; ++i) {
+    const int row = group.first + (first + i) / each, at = head * each + (first + i) % each;
+    wanted[i] = queries_[size_t(row) * s.heads + at];
+  }
+  k_.score(format, in_.read_codes ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
+           tokens / kTile, wanted, queries, scores[0], kKvBlock);
+  if (in_.layout.ring && in_.layout.window && is_coded(format))  // only drafts may have a window
+    recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
+  hide(s, group, first, queries, token, tokens, scores[0]);
+  for (int i = 0; i < queries; ++i) {
+    float* out = results[i];
+    const float largest = std::max(out[0], k_.largest(scores[i], tokens));
+    if (largest > out[0] && out[0] > kSeen) {  // what was summed so far counts less
+      alignas(64) float shrink[kTile];
+      std::fill(shrink, shrink + kTile, out[0]);
+      k_.exponentials(shrink, kTile, largest);
+      out[1] *= shrink[0];
+      k_.scale(out + kTile, dim_, shrink[0]);
+    }
+    out[0] = largest;
+    if (largest > kSeen)
+      out[1] += k_.exponentials(scores[i], tokens, largest);
+    else
+      std::memset(scores[i], 0, sizeof scores[i]);
+    std::memcpy(values + size_t(i) * dim_, out + kTile, size_t(dim_) * 4);
+  }
+  k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, tokens, scores[0], kKvBlock, queries, values);
+  for (int i = 0; i < queries; ++i) std::memcpy(results[i] + kTile, values + size_t(i) * dim_, size_t(dim_) * 4);
 }
 
 void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens, float* scores) const {
@@ -131,8 +163,8 @@ void Pass::hide(const Step& s, const Group& group, int first, int queries, int64
     const int low = static_cast<int>(std::clamp<int64_t>(std::max(v.low, oldest) - from, 0, tokens));
     const int high = static_cast<int>(std::clamp<int64_t>(v.high - from, low, tokens));
     if (low == 0 && high == tokens) continue;
-    float* row = scores + size_t(i) * kSplit;
-    float beyond[kSplit];
+    float* row = scores + size_t(i) * kKvBlock;
+    float beyond[kKvBlock];
     for (const int64_t token : v.beyond)
       if (token >= from && token < from + tokens) beyond[token - from] = row[token - from];
     std::fill(row, row + low, kHidden);
@@ -167,13 +199,13 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
     if (sink) {
       rescore(token);
       for (int i = 0; i < queries; ++i)
-        for (int c = 0; c < kTile && token + c < layout.sinks; ++c) scores[size_t(i) * kSplit + at + c] = tile[i][c];
+        for (int c = 0; c < kTile && token + c < layout.sinks; ++c) scores[size_t(i) * kKvBlock + at + c] = tile[i][c];
     }
     if (token + kTile <= least || token >= group.end) continue;
     rescore(kSinkRows + token % layout.ring);
     for (int i = 0; i < queries; ++i)
       for (int c = 0; c < kTile; ++c)
-        if (token + c >= oldest[i]) scores[size_t(i) * kSplit + at + c] = tile[i][c];
+        if (token + c >= oldest[i]) scores[size_t(i) * kKvBlock + at + c] = tile[i][c];
   }
 }
 

@@ -250,6 +250,7 @@ void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size
   if (rows == 1) float_rows<1>(w, k, x, y, ld, first(columns));
 }
 
+#define EDGESPEC_SCORE_TILES 2
 #include "kernels.inl"
 
 const Kernels table = kTable("avx512");

@@ -4,14 +4,13 @@
 
 constexpr float kTiny = 1e-30f;
 
-// exp(x) for x <= 0: 2^r * e^f with |f| <= ln2 / 2, a Taylor series of degree 7 (relative error below 1e-7).
+// exp(x) for x <= 0: 2^r * e^f with |f| <= ln2 / 2, a Taylor series of degree 6.  The relative error is below 3e-7 near
+// 0 and grows by 2e-8 with each unit of x, where results count ever less.
 inline F exponential(F x) {
   x = fmax(x, fset(-87.f));
   const F r = fround(fmul(x, fset(1.44269504f)));
-  F f = fnma(r, fset(0x1.62ep-1f), x);
-  f = fnma(r, fset(static_cast<float>(0.6931471805599453 - 0x1.62ep-1)), f);
-  F p = fset(1.f / 5040.f);
-  p = fma(p, f, fset(1.f / 720.f));
+  const F f = fnma(r, fset(0.69314718f), x);
+  F p = fset(1.f / 720.f);
   p = fma(p, f, fset(1.f / 120.f));
   p = fma(p, f, fset(1.f / 24.f));
   p = fma(p, f, fset(1.f / 6.f));
@@ -51,7 +50,7 @@ void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
 }
 
 inline void quantize_pair(F a, F b, float largest, Act* out) {
-  const F inverse = fset(largest > 0 ? 127.f / largest : 0.f);
+  const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   const I qa = ftoi(fmul(a, inverse)), qb = ftoi(fmul(b, inverse));
   istore_s8(out->q, qa);
   istore_s8(out->q + 16, qb);
@@ -59,9 +58,11 @@ inline void quantize_pair(F a, F b, float largest, Act* out) {
   out->offset = -8 * isum(iadd(qa, qb));
 }
 
-void k_quantize_block(const float* x, Act* out) {
-  const F a = fload(x), b = fload(x + 16);
-  quantize_pair(a, b, flargest(fmax(fabs_(a), fabs_(b))), out);
+void k_quantize_blocks(const float* x, int rows, Act* out) {
+  for (int r = 0; r < rows; ++r, x += kBlock) {
+    const F a = fload(x), b = fload(x + 16);
+    quantize_pair(a, b, flargest(fmax(fabs_(a), fabs_(b))), out + r);
+  }
 }
 
 void k_quantize(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride) {
@@ -144,49 +145,88 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
 
 // ---- attention -----------------------------------------------------------------------------------------------------
 
-template <int Q, bool Half>
-void score_float(const uint8_t* keys, int dim, int tile, int tiles, const Query* q, float* out, size_t ld) {
-  for (int t = tile; t < tile + tiles; ++t) {
-    F acc[Q];
-    for (int i = 0; i < Q; ++i) acc[i] = fset(0.f);
-    const uint8_t* k = keys + size_t(t) * dim * (Half ? 32 : 64);
-    for (int d = 0; d < dim; ++d) {
-      const F x = Half ? fload_half(reinterpret_cast<const uint16_t*>(k) + d * 16)
-                       : fload(reinterpret_cast<const float*>(k) + d * 16);
-      for (int i = 0; i < Q; ++i) acc[i] = fma(x, fset(q[i].f[d]), acc[i]);
+// Tiles of 16 keys that are scored side by side: they share the loads of the queries.  More registers, more tiles.
+#ifndef EDGESPEC_SCORE_TILES
+#define EDGESPEC_SCORE_TILES 1
+#endif
+constexpr int kScoreTiles = EDGESPEC_SCORE_TILES;
+
+inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
+constexpr size_t kKeysAhead = 2048;  // bytes
+
+template <int Q, int T, bool Half>
+void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t ld) {
+  F acc[T][Q];
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) acc[t][i] = fset(0.f);
+  const size_t tile = size_t(dim) * (Half ? 32 : 64);
+  for (int d = 0; d < dim; ++d) {
+    F x[T];
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* at = k + t * tile + size_t(d) * (Half ? 32 : 64);
+      if (!Half || d % 2 == 0) fetch(at + kKeysAhead);
+      x[t] = Half ? fload_half(reinterpret_cast<const uint16_t*>(at)) : fload(reinterpret_cast<const float*>(at));
     }
-    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, acc[i]);
+    for (int i = 0; i < Q; ++i) {
+      const F by = fset(q[i].f[d]);
+      for (int t = 0; t < T; ++t) acc[t][i] = fma(x[t], by, acc[t][i]);
+    }
   }
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, acc[t][i]);
 }
 
-template <int Q>
-void score_int8(const uint8_t* keys, int dim, int tile, int tiles, const Query* q, float* out, size_t ld) {
-  const float* scales = reinterpret_cast<const float*>(keys + size_t(kKvBlock) * dim);
-  for (int t = tile; t < tile + tiles; ++t) {
-    I acc[Q];
-    for (int i = 0; i < Q; ++i) acc[i] = iset(q[i].minus_sum * 128);
-    const uint8_t* k = keys + size_t(t) * dim * 16;
-    for (int d = 0; d < dim; d += 4) {
-      const B x = bload(k + d * 16);
-      for (int i = 0; i < Q; ++i) acc[i] = dot_u8(acc[i], x, q[i].q8 + d);
+template <int Q, int T>
+void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, float* out, size_t ld) {
+  I acc[T][Q];
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) acc[t][i] = iset(q[i].minus_sum * 128);
+  for (int d = 0; d < dim; d += 4) {
+    B x[T];
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* at = k + (size_t(t) * dim + d) * 16;
+      fetch(at + kKeysAhead);
+      x[t] = bload(at);
     }
+    for (int i = 0; i < Q; ++i)
+      for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(acc[t][i], x[t], q[i].q8 + d);
+  }
+  for (int t = 0; t < T; ++t) {
     const F by = fload(scales + t * 16);
-    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fmul(fmul(by, fset(q[i].scale)), itof(acc[i])));
+    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fmul(fmul(by, fset(q[i].scale)), itof(acc[t][i])));
   }
 }
 
-template <int Q>
-void score_int4(const uint8_t* keys, int dim, int tile, int tiles, const Query* q, float* out, size_t ld) {
-  for (int t = tile; t < tile + tiles; ++t) {
-    I acc[Q];
-    for (int i = 0; i < Q; ++i) acc[i] = iset(0);
-    const uint8_t* k = keys + size_t(t) * dim * 8;
-    for (int d = 0; d < dim; d += 8) {
-      const B x = bload(k + d * 8), low = blow(x), high = bhigh(x);
-      for (int i = 0; i < Q; ++i) acc[i] = dot_u8(dot_u8(acc[i], low, q[i].q8 + d), high, q[i].q8 + d + 4);
+template <int Q, int T>
+void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld) {
+  I acc[T][Q];
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) acc[t][i] = iset(0);
+  for (int d = 0; d < dim; d += 8) {
+    B low[T], high[T];
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* at = k + (size_t(t) * dim + d) * 8;
+      fetch(at + kKeysAhead);
+      const B x = bload(at);
+      low[t] = blow(x);
+      high[t] = bhigh(x);
     }
-    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fma(fset(q[i].scale), itof(acc[i]), fset(q[i].bias)));
+    for (int i = 0; i < Q; ++i)
+      for (int t = 0; t < T; ++t)
+        acc[t][i] = dot_u8(dot_u8(acc[t][i], low[t], q[i].q8 + d), high[t], q[i].q8 + d + 4);
   }
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fma(fset(q[i].scale), itof(acc[t][i]), fset(q[i].bias)));
+}
+
+template <int Q, int T>
+void score_tiles(KvFormat format, const uint8_t* block, int dim, int tile, const Query* q, float* out, size_t ld) {
+  const size_t at = size_t(tile) * dim;
+  if (format == kKvF32) return score_float<Q, T, false>(block + at * 64, dim, q, out, ld);
+  if (format == kKvF16) return score_float<Q, T, true>(block + at * 32, dim, q, out, ld);
+  if (format == kKvInt4) return score_int4<Q, T>(block + at * 8, dim, q, out, ld);
+  const float* scales = reinterpret_cast<const float*>(block + size_t(kKvBlock) * dim);
+  score_int8<Q, T>(block + at * 16, scales + tile * 16, dim, q, out, ld);
 }
 
 template <int Q>
@@ -203,15 +243,12 @@ void score_nomad(const uint8_t* codes, int subs, const Query* q, float* out, siz
 template <int Q>
 void score_any(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, float* out,
                size_t ld) {
-  switch (format) {
-    case kKvF32: return score_float<Q, false>(block, dim, tile, tiles, q, out, ld);
-    case kKvF16: return score_float<Q, true>(block, dim, tile, tiles, q, out, ld);
-    case kKvInt8: return score_int8<Q>(block, dim, tile, tiles, q, out, ld);
-    case kKvInt4: return score_int4<Q>(block, dim, tile, tiles, q, out, ld);
-    case kKvNomad1: return score_nomad<Q>(block, dim, q, out, ld);
-    case kKvNomad2: return score_nomad<Q>(block, dim / 2, q, out, ld);
-    default: return;
-  }
+  if (format == kKvNomad1) return score_nomad<Q>(block, dim, q, out, ld);
+  if (format == kKvNomad2) return score_nomad<Q>(block, dim / 2, q, out, ld);
+  const int end = tile + tiles;
+  for (; tile + kScoreTiles <= end; tile += kScoreTiles)
+    score_tiles<Q, kScoreTiles>(format, block, dim, tile, q, out + tile * 16, ld);
+  for (; tile < end; ++tile) score_tiles<Q, 1>(format, block, dim, tile, q, out + tile * 16, ld);
 }
 
 void k_score(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
@@ -267,6 +304,29 @@ void weigh_float(const uint8_t* values, int dim, int first, int tokens, const fl
   }
 }
 
+// 32 tokens, V vectors of dimensions: out[q] += step[q] * (weights[q] @ values)
+template <int Q, int V>
+void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const float* step, float* out) {
+  I acc[Q][V];
+  for (int i = 0; i < Q; ++i)
+    for (int j = 0; j < V; ++j) acc[i][j] = iset(0);
+  for (int g = 0; g < 8; ++g) {
+    const uint8_t* at = v + size_t(g) * dim * 4;
+    B x[V];
+    for (int j = 0; j < V; ++j) {
+      fetch(at + j * 64 + kKeysAhead);
+      x[j] = bload(at + j * 64);
+    }
+    for (int i = 0; i < Q; ++i)
+      for (int j = 0; j < V; ++j) acc[i][j] = dot_s8(acc[i][j], x[j], weights[i] + g * 4);
+  }
+  for (int i = 0; i < Q; ++i)
+    for (int j = 0; j < V; ++j) {
+      float* to = out + size_t(i) * dim + j * 16;
+      fstore(to, fma(fset(step[i]), itof(acc[i][j]), fload(to)));
+    }
+}
+
 // Weights are quantized to 7 bits per 32 tokens, values' scales folded in: the products of one vector instruction can
 // then not saturate anywhere.
 template <int Q>
@@ -279,22 +339,15 @@ void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const flo
       const F a = fmul(fload(p + i * ld + n), fload(scales + first + n));
       const F b = fmul(fload(p + i * ld + n + 16), fload(scales + first + n + 16));
       const float largest = flargest(fmax(a, b));
-      const F inverse = fset(largest > 0 ? 127.f / largest : 0.f);
+      const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
       istore_s8(weights[i], ftoi(fmul(a, inverse)));
       istore_s8(weights[i] + 16, ftoi(fmul(b, inverse)));
       step[i] = largest * (1.f / 127.f);
     }
     const uint8_t* v = values + size_t(first + n) * dim;
-    for (int d = 0; d < dim; d += 16) {
-      I acc[Q];
-      for (int i = 0; i < Q; ++i) acc[i] = iset(0);
-      for (int g = 0; g < 8; ++g) {
-        const B x = bload(v + size_t(g) * dim * 4 + d * 4);
-        for (int i = 0; i < Q; ++i) acc[i] = dot_s8(acc[i], x, weights[i] + g * 4);
-      }
-      for (int i = 0; i < Q; ++i)
-        fstore(out + i * dim + d, fma(fset(step[i]), itof(acc[i]), fload(out + i * dim + d)));
-    }
+    int d = 0;
+    for (; d + 64 <= dim; d += 64) weigh_part<Q, 4>(v + d * 4, dim, weights, step, out + d);
+    for (; d < dim; d += 16) weigh_part<Q, 1>(v + d * 4, dim, weights, step, out + d);
   }
 }
 
@@ -349,7 +402,7 @@ float k_quantize_query(const float* x, int n, int8_t* q, int32_t* minus_sum) {
   F m = fset(0.f);
   for (int i = 0; i < n; i += 16) m = fmax(m, fabs_(fload(x + i)));
   const float largest = flargest(m);
-  const F inverse = fset(largest > 0 ? 127.f / largest : 0.f);
+  const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   I sum = iset(0);
   for (int i = 0; i < n; i += 16) {
     const I v = ftoi(fmul(fload(x + i), inverse));
@@ -405,6 +458,6 @@ void k_to_half(const float* x, int n, uint16_t* y) {
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
-                 k_norm, k_quantize, k_quantize_block, k_glu, k_rotate, k_add, k_embed, k_score, k_largest,
+                 k_norm, k_quantize, k_quantize_blocks, k_glu, k_rotate, k_add, k_embed, k_score, k_largest,
                  k_exponentials, k_weigh, k_scale, k_accumulate, k_argmax, k_quantize_query, k_lookup_table, k_nearest, k_to_half};
 }

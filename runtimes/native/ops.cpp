@@ -17,6 +17,7 @@ using namespace abi;
 constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
 constexpr int kFixedInputs = 7;  // before the weights
 constexpr int kControls = 8;
+constexpr size_t kMostWeights = 1 << 16;  // how many there are is known, and checked, at each pass
 
 Api g_api = nullptr;
 
@@ -26,8 +27,9 @@ Status* error(const std::string& what) {
 
 void check(Status* status) {
   if (!status) return;
+  const std::string message = slot<const char* (*)(const Status*)>(g_api, kGetErrorMessage)(status);
   slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
-  throw std::runtime_error("edgespec: ONNX Runtime refused a call");
+  throw std::runtime_error("edgespec: " + message);
 }
 
 struct View {
@@ -80,6 +82,15 @@ std::string text_attribute(const KernelInfo* info, const char* name) {
   return text;
 }
 
+// A flag that need not be there.
+bool flag_attribute(const KernelInfo* info, const char* name) {
+  int64_t value = 0;
+  Status* status = slot<Status* (*)(const KernelInfo*, const char*, int64_t*)>(g_api, kKernelInfoGetAttributeInt64)(
+      info, name, &value);
+  if (status) slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
+  return !status && value != 0;
+}
+
 // ---- Decoder -------------------------------------------------------------------------------------------------------
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
@@ -89,6 +100,9 @@ std::string text_attribute(const KernelInfo* info, const char* name) {
 // outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
 struct Decoder {
   Program program;
+  bool constant = false;  // the weights are initializers: where they lie need be asked only once
+  std::once_flag asked;
+  std::vector<Tensor> weights;
   std::mutex mutex;
   std::vector<std::unique_ptr<Scratch>> idle;
 
@@ -108,6 +122,17 @@ struct Decoder {
 KvFormat format(int64_t number) {
   if (number < 0 || number > kKvNone) throw std::invalid_argument("edgespec: unknown KV format");
   return static_cast<KvFormat>(number);
+}
+
+std::vector<Tensor> weights(KernelContext* context) {
+  size_t inputs = 0;
+  check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
+  std::vector<Tensor> found(inputs - kFixedInputs);
+  for (size_t i = 0; i < found.size(); ++i) {
+    const View v = input(context, kFixedInputs + i);
+    found[i] = {v.data, v.bytes()};
+  }
+  return found;
 }
 
 void run(Decoder& decoder, KernelContext* context) {
@@ -148,12 +173,11 @@ void run(Decoder& decoder, KernelContext* context) {
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
       (layout.ring && layout.ring < layout.window))
     throw std::invalid_argument("edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
-  size_t inputs = 0;
-  check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
-  in.weights.resize(inputs - kFixedInputs);
-  for (size_t i = 0; i < in.weights.size(); ++i) {
-    const View v = input(context, kFixedInputs + i);
-    in.weights[i] = {v.data, v.bytes()};
+  if (decoder.constant) {
+    std::call_once(decoder.asked, [&] { decoder.weights = weights(context); });
+    in.weights = decoder.weights;
+  } else {
+    in.weights = weights(context);
   }
   size_t used = 0;
   for (const KvFormat f : {layout.keys, layout.codes}) {
@@ -201,7 +225,8 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
   try {
     auto decoder = std::make_unique<Decoder>();
-    decoder->program = Program::parse(text_attribute(info, "program"), size_t(1) << 20);
+    decoder->program = Program::parse(text_attribute(info, "program"), kMostWeights);
+    decoder->constant = flag_attribute(info, "constant_weights");
     *kernel = decoder.release();
     return nullptr;
   } catch (const std::exception& problem) {

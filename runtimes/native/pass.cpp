@@ -8,7 +8,6 @@
 namespace edgespec {
 namespace {
 
-constexpr size_t kChunkBytes = 48 << 10;  // weights a thread takes at a time
 constexpr int kSerial = 1 << 14;          // numbers that are not worth waking a second thread for
 
 [[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
@@ -65,12 +64,16 @@ void Pass::check() const {
     if (t.bytes != packed_bytes(kind, n, k))
       fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
            std::to_string(packed_bytes(kind, n, k)) + " for [" + std::to_string(n) + ", " + std::to_string(k) + "]");
-    if (reinterpret_cast<uintptr_t>(t.data) & 63) fail("packed weights must be aligned to 64 bytes");
+    if (kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63)) fail("packed weights must be aligned to 64 bytes");
+  };
+  const auto known = [&](int id) {
+    if (id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(id) + " is not an input");
   };
   const auto vector = [&](int id, size_t n) {
     if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
   };
   for (const Step& s : program_.steps) {
+    for (const int id : {s.w, s.bias, s.norm, s.cos, s.sin, s.qnorm, s.knorm, s.gate, s.up, s.upbias}) known(id);
     switch (s.op) {
       case Op::kEmbed:
         matrix(s.w, s.kind, s.n, s.k);
@@ -133,11 +136,24 @@ void Pass::apply_moves() const {
   }
 }
 
-bool Pass::open(int& chunks) {
-  if (merging_ == false && step_ && step_->op == Op::kAttend && splits_ > 1) {
+// Cuts the units of a matrix into chunks: first a long one for each thread, which streams it from end to end, then short
+// ones that even out who was faster.
+int Pass::cut(int units, int members) {
+  bounds_.assign(1, 0);
+  const int longer = members > 1 ? units * 3 / 4 / members : units;
+  for (int i = 0; i < members && longer; ++i) bounds_.push_back(bounds_.back() + longer);
+  const int pieces = 4 * members, left = units - bounds_.back();
+  for (int i = 0, start = bounds_.back(); i < pieces && bounds_.back() < units; ++i) {
+    const int end = start + static_cast<int>(int64_t(left) * (i + 1) / pieces);
+    if (end > bounds_.back()) bounds_.push_back(end);
+  }
+  return static_cast<int>(bounds_.size()) - 1;
+}
+
+int Pass::open(int members) {
+  if (!merging_ && step_ && step_->op == Op::kAttend && splits_ > 1) {
     merging_ = true;
-    chunks = in_.rows * step_->kv;
-    return true;
+    return in_.rows * step_->kv;
   }
   merging_ = false;
   if (step_ && step_->op == Op::kLogits && in_.top) merge_best();
@@ -145,11 +161,6 @@ bool Pass::open(int& chunks) {
     const Step& s = program_.steps[next_++];
     step_ = &s;
     const int rows = count(s);
-    const auto tiles = [&](int units, size_t bytes) {
-      per_ = std::max<int>(1, static_cast<int>(kChunkBytes / std::max<size_t>(bytes, 1)));
-      chunks_ = (units + per_ - 1) / per_;
-      chunks = chunks_;
-    };
     switch (s.op) {
       case Op::kGate:
         if (!in_.gates[s.index]) next_ += s.skip;
@@ -162,36 +173,31 @@ bool Pass::open(int& chunks) {
           for (int r = 0; r < rows; ++r) quantize(s, r);
           continue;
         }
-        chunks = rows;
-        return true;
-      case Op::kHeads:
-        plan_attention(s);
-        chunks = s.heads + s.kv;
-        return true;
-      case Op::kAttend:
-        chunks = static_cast<int>(groups_.size()) * s.kv * splits_;
-        return true;
-      case Op::kLinear: tiles(tiles_of(s.n), tile_bytes(s.kind, s.k)); return true;
-      case Op::kGlu: tiles((s.n + kBlock - 1) / kBlock, 4 * tile_bytes(s.kind, s.k)); return true;
-      case Op::kLogits:
+        return rows;
+      case Op::kHeads: plan_attention(s); return s.heads + s.kv;
+      case Op::kAttend: return static_cast<int>(groups_.size()) * (s.kv / item_heads_) * splits_;
+      case Op::kLinear: return cut(tiles_of(s.n), members);
+      case Op::kGlu: return cut((s.n + kBlock - 1) / kBlock, members);
+      case Op::kLogits: {
         if (!in_.heads) continue;
-        tiles(tiles_of(s.n), tile_bytes(s.kind, s.k));
+        const int chunks = cut(tiles_of(s.n), members);
         if (in_.top) {
-          scratch_.found_ids.get(size_t(chunks_) * in_.heads * in_.top * 8);
-          scratch_.found_values.get(size_t(chunks_) * in_.heads * in_.top * 4);
+          scratch_.found_ids.get(size_t(chunks) * in_.heads * in_.top * 8);
+          scratch_.found_values.get(size_t(chunks) * in_.heads * in_.top * 4);
         }
-        return true;
+        return chunks;
+      }
     }
   }
   step_ = nullptr;
-  return false;
+  return 0;
 }
 
 void Pass::run(int chunk) {
   const Step& s = *step_;
   switch (s.op) {
     case Op::kQuantize: return quantize(s, chunk);
-    case Op::kHeads: return heads(s, chunk);
+    case Op::kHeads: return heads(s, chunk < s.kv ? s.heads + chunk : chunk - s.kv);  // keys first: they take longer
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
     case Op::kLinear: return linear(s, chunk);
     case Op::kGlu: return glu(s, chunk);
@@ -276,12 +282,12 @@ void Pass::heads(const Step& s, int head) {
 }
 
 void Pass::linear(const Step& s, int chunk) {
-  const int rows = count(s), last = std::min(tiles_of(s.n), (chunk + 1) * per_);
+  const int rows = count(s), last = bounds_[chunk + 1];
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
   const float* bias = static_cast<const float*>(weight(s.bias));
   alignas(64) float y[kRowGroup][kTile];
-  for (int tile = chunk * per_; tile < last; ++tile) {
+  for (int tile = bounds_[chunk]; tile < last; ++tile) {
     const int columns = std::min(kTile, s.n - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
@@ -296,13 +302,13 @@ void Pass::linear(const Step& s, int chunk) {
 }
 
 void Pass::glu(const Step& s, int chunk) {
-  const int rows = in_.rows, units = (s.n + kBlock - 1) / kBlock, last = std::min(units, (chunk + 1) * per_);
+  const int rows = in_.rows, units = (s.n + kBlock - 1) / kBlock, last = bounds_[chunk + 1];
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t *gate = static_cast<const uint8_t*>(weight(s.gate)), *up = static_cast<const uint8_t*>(weight(s.up));
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
-  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kBlock];
+  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];
   const bool blocks = s.kind == kQ4 || s.kind == kQ8;
-  for (int unit = chunk * per_; unit < last; ++unit) {
+  for (int unit = bounds_[chunk]; unit < last; ++unit) {
     const int columns = std::min(kBlock, s.n - unit * kBlock), tiles = tiles_of(columns);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
@@ -312,31 +318,34 @@ void Pass::glu(const Step& s, int chunk) {
         k_.linear[s.kind](gate + at, s.k, act, n, &g[0][t * kTile], kBlock, kTile);
         k_.linear[s.kind](up + at, s.k, act, n, &u[0][t * kTile], kBlock, kTile);
       }
-      for (int i = 0; i < n; ++i) {
+      for (int i = 0; i < n && (bias || up_bias); ++i) {
         if (bias) k_.add(g[i], bias + unit * kBlock, columns);
         if (up_bias) k_.add(u[i], up_bias + unit * kBlock, columns);
-        k_.glu(g[i], u[i], tiles * kTile, y);
-        if (columns < kBlock) std::memset(y + columns, 0, size_t(kBlock - columns) * 4);
-        if (blocks) {
-          Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n + i;
-          k_.quantize_block(y, out);
-          // k comes in pairs of blocks: the last one may have no columns
-          if (unit == units - 1 && units < blocks_of(s.n)) out[n] = Act{};
-        } else {
-          float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
-          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * kBlock, y,
-                      size_t(columns) * 4);
-        }
+      }
+      if (tiles * kTile < kBlock)  // half a block: what is not computed must be zero
+        for (int i = 0; i < n; ++i)
+          for (int c = kTile; c < kBlock; ++c) g[i][c] = u[i][c] = 0;
+      k_.glu(g[0], u[0], n * kBlock, y[0]);
+      for (int i = 0; i < n && columns < kBlock; ++i) std::memset(y[i] + columns, 0, size_t(kBlock - columns) * 4);
+      if (blocks) {
+        Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n;
+        k_.quantize_blocks(y[0], n, out);
+        // k comes in pairs of blocks: the last one may have no columns
+        if (unit == units - 1 && units < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
+      } else {
+        float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
+        for (int i = 0; i < n; ++i)
+          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * kBlock, y[i], size_t(columns) * 4);
       }
     }
   }
 }
 
 void Pass::logits(const Step& s, int chunk) {
-  const int rows = in_.heads, last = std::min(tiles_of(s.n), (chunk + 1) * per_);
+  const int rows = in_.heads, last = bounds_[chunk + 1];
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
-  for (int tile = chunk * per_; tile < last; ++tile)
+  for (int tile = bounds_[chunk]; tile < last; ++tile)
     for (int group = 0; group * kRowGroup < rows; ++group)
       k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), rows_in_group(rows, group),
                         out_.logits + size_t(group) * kRowGroup * s.n + tile * kTile, s.n,
@@ -360,7 +369,7 @@ void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
 }  // namespace
 
 void Pass::best(const Step& s, int chunk) {
-  const int rows = in_.heads, last = std::min(tiles_of(s.n), (chunk + 1) * per_), top = in_.top;
+  const int rows = in_.heads, last = bounds_[chunk + 1], top = in_.top;
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
   int64_t* ids = static_cast<int64_t*>(scratch_.found_ids.get(0)) + size_t(chunk) * rows * top;
@@ -368,7 +377,7 @@ void Pass::best(const Step& s, int chunk) {
   std::fill_n(ids, size_t(rows) * top, -1);
   std::fill_n(values, size_t(rows) * top, -HUGE_VALF);
   alignas(64) float y[kRowGroup][kTile];
-  for (int tile = chunk * per_; tile < last; ++tile) {
+  for (int tile = bounds_[chunk]; tile < last; ++tile) {
     const int columns = std::min(kTile, s.n - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
@@ -389,10 +398,10 @@ void Pass::merge_best() {
   const float* values = static_cast<const float*>(scratch_.found_values.get(0));
   std::fill_n(out_.top_ids, size_t(rows) * top, -1);
   std::fill_n(out_.top_values, size_t(rows) * top, -HUGE_VALF);
-  for (int chunk = 0; chunk < chunks_; ++chunk)
+  for (size_t chunk = 0; chunk + 1 < bounds_.size(); ++chunk)
     for (int r = 0; r < rows; ++r)
       for (int i = 0; i < top; ++i) {
-        const size_t at = (size_t(chunk) * rows + r) * top + i;
+        const size_t at = (chunk * rows + r) * top + i;
         if (ids[at] >= 0) offer(out_.top_ids + size_t(r) * top, out_.top_values + size_t(r) * top, top, ids[at], values[at]);
       }
 }

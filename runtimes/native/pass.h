@@ -76,7 +76,7 @@ class Pass {
   Pass(const Program& program, const Kernels& kernels, const PassInputs& in, const PassOutputs& out, Scratch& scratch);
 
   // The Team's contract.
-  bool open(int& chunks);
+  int open(int members);
   void run(int chunk);
 
  private:
@@ -86,6 +86,7 @@ class Pass {
   };
 
   void check() const;
+  int cut(int units, int members);
   void see();
   void apply_moves() const;
   float* floats(int id) const { return float_[id]; }
@@ -106,6 +107,8 @@ class Pass {
   void merge_best();
   void plan_attention(const Step& s);
   void attend(const Step& s, int chunk);
+  void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens, int first,
+                    int queries, float* const* results) const;
   void merge(const Step& s, int chunk);
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
@@ -123,10 +126,11 @@ class Pass {
   size_t next_ = 0;           // step to look at next
   const Step* step_ = nullptr;
   bool merging_ = false;      // the second phase of attention
-  int per_ = 1, chunks_ = 0;  // tiles (or what the step counts in) a chunk
+  std::vector<int> bounds_;   // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
   int dim_ = 0;               // head_dim rounded up
   int splits_ = 1;
+  int item_heads_ = 1;        // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;
 };
 

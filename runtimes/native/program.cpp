@@ -107,7 +107,7 @@ Program Program::parse(const std::string& text, size_t weights) {
     if (kind == "floats" || kind == "acts") {
       auto& widths = kind == "floats" ? program.floats : program.acts;
       int id = -1, width = 0;
-      if (!(words >> id >> width) || id < 0 || id > 64 || width < 1) fail(line, "expected an id and a width");
+      if (!(words >> id >> width) || id < 0 || id >= 64 || width < 1) fail(line, "expected an id and a width");
       widths.resize(std::max(widths.size(), size_t(id) + 1));
       widths[id] = width;
       continue;

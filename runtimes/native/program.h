@@ -8,7 +8,7 @@
 //                                          rows that reach the LM head
 //   heads act w kind k bias dim heads kv rotary cos sin qnorm knorm eps layer scale out    q, k, v of a layer; keys are
 //                                          rotated and appended to the cache with the values, queries go to `out`
-//   attend q out layer heads kv dim window  -> floats [heads * dim]
+//   attend out layer heads kv dim window    -> floats [heads * dim]
 //   linear act w kind n k bias out add      -> floats; add=1: to what is there
 //   glu act gate up bias upbias kind n k out            silu(gate) * up -> activations for a matrix of the same kind; floats
 //                                          for c8, whose scale needs the whole row

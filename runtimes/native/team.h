@@ -6,6 +6,7 @@
 // also on a busy one, and one parallel region covers all of a pass: waking a pool for each operator would cost more
 // than many of the operators.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
@@ -24,7 +25,8 @@ inline void relax() {
 #endif
 }
 
-// Work: bool open(int& chunks) prepares the next phase, false at the end; void run(int chunk) does a part of it.
+// Work: int open(int members) prepares the next phase and returns its number of chunks, 0 at the end; members is how many
+// threads have come so far.  void run(int chunk) does a part of it.
 template <class Work>
 class Team {
  public:
@@ -32,6 +34,7 @@ class Team {
 
   // Called by every thread of the pool; returns when the pass is complete.
   void join() {
+    members_.fetch_add(1, std::memory_order_relaxed);
     for (int idle = 0;;) {
       const uint64_t seen = cursor_.load(std::memory_order_acquire);
       if (seen & kEnd) return;
@@ -57,8 +60,8 @@ class Team {
   static int index(uint64_t cursor) { return int(cursor & 0xffffff); }
 
   void advance(uint64_t phase) {
-    int chunks = 0;
-    if (!work_.open(chunks)) {
+    const int chunks = work_.open(std::max(1, members_.load(std::memory_order_relaxed)));
+    if (!chunks) {
       cursor_.store(kEnd, std::memory_order_release);
       return;
     }
@@ -68,7 +71,7 @@ class Team {
 
   Work& work_;
   std::atomic<uint64_t> cursor_{0};
-  std::atomic<int> done_{0};
+  std::atomic<int> done_{0}, members_{0};
 };
 
 }  // namespace edgespec

@@ -10,14 +10,16 @@ from typing import Any
 import pytest
 
 import edgespec.golden
-from edgespec.cli.export import FORMATS
+from edgespec.cli.export import FORMATS, QUANTIZERS
 from edgespec.errors import InvalidRequest
+from edgespec.export import quantizers
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import Manifest
 from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, TARGET, fixed_skip_set
 
-PLAN = {"model", "architecture", "format", "methods", "context", "weight_bytes", "kv_bytes_per_token"}
+PLAN = {"model", "architecture", "format", "head_format", "quantizer", "methods", "context", "weight_bytes",
+        "kv_bytes_per_token"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +78,25 @@ def test_dry_run(command: Command, elsewhere: Path) -> None:
     assert not list(elsewhere.iterdir())
 
 
+def test_quantizer_and_head_format(command: Command, elsewhere: Path) -> None:
+    assert tuple(QUANTIZERS) == tuple(quantizers.QUANTIZERS)
+    options = ("--quantizer", "gptq", "--head-format", "int8")
+    plan = command("export", TARGET, *options, "--dry-run", "--json").json
+    assert (plan["format"], plan["quantizer"], plan["head_format"]) == ("int4", "gptq", "int8")
+    assert (
+        plan["weight_bytes"]["target"] > command("export", TARGET, "--dry-run", "--json").json["weight_bytes"]["target"]
+    )
+    assert "int4 by gptq, head int8" in command("export", TARGET, *options, "--dry-run").out
+    (elsewhere / "text").write_text("A horse! a horse! my kingdom for a horse!\n" * 4, "utf-8")
+    small = ("--calibration", "text", "--context", "64")
+    result = command("export", TARGET, *options, *small, "-o", "demo", "--json")
+    assert "quantize: " in result.err
+    part = result.json["manifest"]["target"]
+    assert (part["format"], part["quantizer"], part["head_format"]) == ("int4", "gptq", "int8")
+    assert "int4, gptq, head int8" in command("info", "demo").out
+    assert command("verify", "demo").code == 0
+
+
 def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
     (elsewhere / "empty").mkdir()
     (elsewhere / "full").mkdir()
@@ -103,6 +124,15 @@ def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
         (("file",), 1, ["file: expected a model folder, got a file"]),
         (("full",), 1, ["full: has no config.json"]),
         ((TARGET, "--format", "int5"), 2, ["'int5' is not one of"]),
+        ((TARGET, "--quantizer", "best"), 2, ["'best' is not one of"]),
+        (
+            (TARGET, "--quantizer", "mse", "--format", "fp32"),
+            1,
+            ["--quantizer mse was given", "int4 or int8", "hint: "],
+        ),
+        ((TARGET, "--quantizer", "rtn", "--format", "w8a8"), 1, ["--quantizer rtn was given", "--format w8a8"]),
+        ((TARGET, "--head-format", "int8", "--format", "w8a8"), 1, ["--head-format int8 was given"]),
+        ((TARGET, "--head-format", "fp32"), 2, ["'fp32' is not one of"]),
         ((TARGET, "--method", "magic"), 1, ["unknown method 'magic'", "hint: methods: "]),
         ((TARGET, "--method", "speculative"), 1, ["needs a draft model", "--draft"]),
         ((TARGET, "--draft", DRAFT), 1, ["--draft was given", "--method speculative"]),

@@ -600,6 +600,9 @@ CONVERT = """
 import sys, threading, time
 from pathlib import Path
 from edgespec.export.model import open_model, write_model
+from edgespec.export.quantizers import QUANTIZERS, DirectLevels
+
+chosen = DirectLevels(QUANTIZERS["mse"])
 
 def private():
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -609,7 +612,7 @@ def private():
 source, folder, form = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 tiny = folder / "tiny"
 tiny.mkdir()
-write_model(tiny, open_model(Path(sys.argv[4]), None), form, gated=True)  # everything is imported now
+write_model(tiny, open_model(Path(sys.argv[4]), None), form, chosen=chosen, gated=True)  # everything is imported now
 arch = open_model(source, None)
 before = peak = private()
 done = threading.Event()
@@ -622,7 +625,7 @@ def watch():
 
 watcher = threading.Thread(target=watch)
 watcher.start()
-write_model(folder, arch, form, gated=True)
+write_model(folder, arch, form, chosen=chosen, gated=True)
 peak = max(peak, private())
 done.set()
 watcher.join()

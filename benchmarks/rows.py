@@ -1,0 +1,101 @@
+"""Whole passes of 1 to 16 rows over a bundle at several depths, beside onnxruntime-genai's plain step.
+
+    python -m benchmarks.rows BUNDLE [--genai GENAI] [--threads 2] [--depths 0,200,2048,8192] [--attention int8]
+
+Passes of all sizes and the rival's step take turns.  What is printed: the time of a row, v(n) = time of n rows over
+time of one, the share of the memory bandwidth (measured here, at least four read streams a thread) that a single step
+uses, prefill, and each pass over the rival's step.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from benchmarks.common import alternate, conditions, show
+from benchmarks.plain import genai_generator
+from edgespec.engine import Engine
+from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.native_library import read_bandwidth
+from edgespec.runtimes.slot import Slot, open_slot
+from edgespec.runtimes.target import GreedyTarget
+
+PREFILL = 512
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--genai", type=Path, help="an onnxruntime-genai build of the same model")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--depths", default="200")
+    parser.add_argument("--rows", default="1,2,4,8,16")
+    parser.add_argument("--pairs", type=int, default=25)
+    parser.add_argument("--operators", choices=["auto", "native", "stock"], default="auto")
+    parser.add_argument("--attention")
+    arguments = parser.parse_args()
+    rows = [int(text) for text in arguments.rows.split(",")]
+    start = perf_counter()
+    engine = Engine(
+        Bundle.open(arguments.bundle, check=False),
+        threads=arguments.threads,
+        operators=arguments.operators,
+        attention=arguments.attention,
+        strict=False,
+    )
+    load_ms = 1000 * (perf_counter() - start)
+    weights = engine.bundle.manifest.files[engine.bundle.manifest.target.weights].size
+    bandwidth = max(read_bandwidth(arguments.threads, streams) for streams in (1, 4, 8))
+    found: dict[str, Any] = {}
+    for depth in (int(text) for text in arguments.depths.split(",")):
+        slot = open_slot(engine.model, reserve=depth + 64)
+        tokens = np.random.default_rng(0).integers(2, 5000, depth + max(rows))
+        start = perf_counter()
+        slot.prefill(tokens[:depth].tolist())
+        prefill = depth / (perf_counter() - start) if depth else None
+        runs: dict[str, Callable[[], None]] = {str(n): _pass(slot, tokens[depth : depth + n]) for n in rows}
+        if arguments.genai:
+            length = max(depth, 1) + arguments.pairs + 16
+            generator, _model = genai_generator(arguments.genai, arguments.threads, tokens[: max(depth, 1)], length)
+            runs["genai"] = generator.generate_next_token
+        times = {name: median(ms) for name, ms in alternate(runs, arguments.pairs).items()}
+        found[str(depth)] = {
+            "ms": {name: round(ms, 2) for name, ms in times.items()},
+            "v": {str(n): round(times[str(n)] / times[str(rows[0])], 2) for n in rows},
+            "prefill_tokens_per_second": prefill and round(prefill),
+            "share_of_bandwidth": round(weights / times[str(rows[0])] / 1e6 / bandwidth, 2),
+        }
+        if "genai" in times:
+            found[str(depth)]["speed_over_genai"] = round(times["genai"] / times[str(rows[0])], 2)
+            found[str(depth)]["over_genai_step_by_1.5"] = {
+                str(n): round(times[str(n)] / (times["genai"] / 1.5), 2) for n in rows
+            }
+    show(
+        conditions(
+            bundle=arguments.bundle.name,
+            operators=engine.operators.kind,
+            kv=f"{engine.model.kv.keys}/{engine.model.kv.values}",
+            threads=arguments.threads,
+            load_ms=round(load_ms),
+            bandwidth_gb_s=round(bandwidth, 1),
+            weight_mb=round(weights / 1e6),
+        )
+        | {"depths": found}
+    )
+
+
+def _pass(slot: Slot, tokens: Any) -> Callable[[], None]:
+    if isinstance(slot, GreedyTarget):
+        best = slot.forward_best
+        return lambda: (best(tokens), None)[1]
+    return lambda: (slot.forward(tokens).logits.argmax(-1), None)[1]
+
+
+if __name__ == "__main__":
+    main()
