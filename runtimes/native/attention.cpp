@@ -19,11 +19,6 @@ constexpr int kManySplits = 4;        // from here on there are enough items wit
 constexpr int kGroupQueries = 32;     // queries that an item takes together, about
 constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what every real one is above
 
-// The processor follows a stream by itself, but not to its next piece elsewhere in memory.
-void fetch_ahead(const uint8_t* piece) {
-  for (int i = 0; i < 2048; i += 64) __builtin_prefetch(piece + i, 0, 3);
-}
-
 }  // namespace
 
 // The layout of what attend leaves for merge: [row][head][split]{largest, sum, value[dim]}, padded to vectors.
@@ -99,16 +94,16 @@ void Pass::attend(const Step& s, int chunk) {
     const int64_t block = token / kKvBlock;
     const int tokens = round_up(static_cast<int>(std::min<int64_t>(kKvBlock, end - token)), 32);
     for (int head = first_head; head < first_head + heads; ++head) {
-      if (head + 1 < first_head + heads)
-        fetch_ahead(kv.keys(block, s.layer, head + 1));
-      else if (token + kKvBlock < end)
-        fetch_ahead(kv.keys(block + 1, s.layer, first_head));
-      if (in_.layout.codes != kKvNone) fetch_ahead(kv.values(block, s.layer, head));
+      // the processor follows a stream by itself, but not to its next piece elsewhere in memory
+      const uint8_t* here = kv.keys(block, s.layer, head);
+      const uint8_t* next = head + 1 < first_head + heads ? kv.keys(block, s.layer, head + 1)
+                            : token + kKvBlock < group.end ? kv.keys(block + 1, s.layer, first_head)
+                                                          : here;
       for (int q = 0; q < queries; q += kMaxQueries) {
         const int n = std::min(kMaxQueries, queries - q);
         float* results[kMaxQueries];
         for (int i = 0; i < n; ++i) results[i] = result(head, q + i);
-        attend_block(s, group, kv, head, token, tokens, q, n, results);
+        attend_block(s, group, kv, head, token, tokens, q, n, results, q ? 0 : next - here);
       }
     }
   }
@@ -119,7 +114,7 @@ void Pass::attend(const Step& s, int chunk) {
 
 // One block of one KV head, up to 8 queries: scores, then the running softmax and the values they weigh.
 void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens,
-                        int first, int queries, float* const* results) const {
+                        int first, int queries, float* const* results, ptrdiff_t ahead) const {
   const int each = s.heads / s.kv;
   const int64_t block = token / kKvBlock;
   const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
@@ -130,7 +125,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
     wanted[i] = queries_[size_t(row) * s.heads + at];
   }
   k_.score(format, in_.read_codes ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
-           tokens / kTile, wanted, queries, scores[0], kKvBlock);
+           tokens / kTile, wanted, queries, scores[0], kKvBlock, ahead);
   if (in_.layout.ring && in_.layout.window && is_coded(format))  // only drafts may have a window
     recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   hide(s, group, first, queries, token, tokens, scores[0]);
@@ -151,7 +146,8 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
       std::memset(scores[i], 0, sizeof scores[i]);
     std::memcpy(values + size_t(i) * dim_, out + kTile, size_t(dim_) * 4);
   }
-  k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, tokens, scores[0], kKvBlock, queries, values);
+  k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, tokens, scores[0], kKvBlock, queries, values,
+           ahead);
   for (int i = 0; i < queries; ++i) std::memcpy(results[i] + kTile, values + size_t(i) * dim_, size_t(dim_) * 4);
 }
 
@@ -194,7 +190,7 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
     const bool sink = token < layout.sinks;
     if (token + kTile <= least && !sink) continue;
     const auto rescore = [&](int64_t row) {
-      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile, kTile);
+      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile, kTile, 0);
     };
     if (sink) {
       rescore(token);

@@ -31,14 +31,15 @@ struct Kernels {
   void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
   void (*add)(float* x, const float* y, int n);           // x += y
   void (*embed)(Kind kind, const uint8_t* weight, int k, int64_t row, float* y);
-  // Scores [queries][ld] of 16 keys a tile, for `tiles` tiles from `tile` on.
+  // Scores [queries][ld] of 16 keys a tile, for `tiles` tiles from `tile` on.  ahead: how far from here, in bytes, lies
+  // what is needed next; it is fetched meanwhile.
   void (*score)(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
-                float* out, size_t ld);
+                float* out, size_t ld, ptrdiff_t ahead);
   float (*largest)(const float* s, int n);
   float (*exponentials)(float* s, int n, float largest);  // s = exp(s - largest) in place; returns the sum
   // out[q][dim] += p[q][0..tokens) @ values; tokens a multiple of 32, from a multiple of 32 in the block.
   void (*weigh)(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
-                int queries, float* out);
+                int queries, float* out, ptrdiff_t ahead);
   void (*scale)(float* x, int n, float by);
   void (*accumulate)(float* x, const float* y, int n, float by);  // x += y * by
   // The best of scores [n]: index of the largest, the first of equals.

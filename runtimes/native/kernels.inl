@@ -151,11 +151,11 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
 #endif
 constexpr int kScoreTiles = EDGESPEC_SCORE_TILES;
 
-inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 3); }
-constexpr size_t kKeysAhead = 2048;  // bytes
+// To the second cache: it comes a whole piece early.
+inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 template <int Q, int T, bool Half>
-void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t ld) {
+void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
   F acc[T][Q];
   for (int t = 0; t < T; ++t)
     for (int i = 0; i < Q; ++i) acc[t][i] = fset(0.f);
@@ -164,7 +164,7 @@ void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t l
     F x[T];
     for (int t = 0; t < T; ++t) {
       const uint8_t* at = k + t * tile + size_t(d) * (Half ? 32 : 64);
-      if (!Half || d % 2 == 0) fetch(at + kKeysAhead);
+      if (!Half || d % 2 == 0) fetch(at + ahead);
       x[t] = Half ? fload_half(reinterpret_cast<const uint16_t*>(at)) : fload(reinterpret_cast<const float*>(at));
     }
     for (int i = 0; i < Q; ++i) {
@@ -177,7 +177,7 @@ void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t l
 }
 
 template <int Q, int T>
-void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, float* out, size_t ld) {
+void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
   I acc[T][Q];
   for (int t = 0; t < T; ++t)
     for (int i = 0; i < Q; ++i) acc[t][i] = iset(q[i].minus_sum * 128);
@@ -185,20 +185,21 @@ void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, 
     B x[T];
     for (int t = 0; t < T; ++t) {
       const uint8_t* at = k + (size_t(t) * dim + d) * 16;
-      fetch(at + kKeysAhead);
+      fetch(at + ahead);
       x[t] = bload(at);
     }
     for (int i = 0; i < Q; ++i)
       for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(acc[t][i], x[t], q[i].q8 + d);
   }
   for (int t = 0; t < T; ++t) {
+    fetch(reinterpret_cast<const uint8_t*>(scales + t * 16) + ahead);
     const F by = fload(scales + t * 16);
     for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fmul(fmul(by, fset(q[i].scale)), itof(acc[t][i])));
   }
 }
 
 template <int Q, int T>
-void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld) {
+void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
   I acc[T][Q];
   for (int t = 0; t < T; ++t)
     for (int i = 0; i < Q; ++i) acc[t][i] = iset(0);
@@ -206,7 +207,7 @@ void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld
     B low[T], high[T];
     for (int t = 0; t < T; ++t) {
       const uint8_t* at = k + (size_t(t) * dim + d) * 8;
-      fetch(at + kKeysAhead);
+      fetch(at + ahead);
       const B x = bload(at);
       low[t] = blow(x);
       high[t] = bhigh(x);
@@ -220,17 +221,18 @@ void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld
 }
 
 template <int Q, int T>
-void score_tiles(KvFormat format, const uint8_t* block, int dim, int tile, const Query* q, float* out, size_t ld) {
+void score_tiles(KvFormat format, const uint8_t* block, int dim, int tile, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
   const size_t at = size_t(tile) * dim;
-  if (format == kKvF32) return score_float<Q, T, false>(block + at * 64, dim, q, out, ld);
-  if (format == kKvF16) return score_float<Q, T, true>(block + at * 32, dim, q, out, ld);
-  if (format == kKvInt4) return score_int4<Q, T>(block + at * 8, dim, q, out, ld);
+  if (format == kKvF32) return score_float<Q, T, false>(block + at * 64, dim, q, out, ld, ahead);
+  if (format == kKvF16) return score_float<Q, T, true>(block + at * 32, dim, q, out, ld, ahead);
+  if (format == kKvInt4) return score_int4<Q, T>(block + at * 8, dim, q, out, ld, ahead);
   const float* scales = reinterpret_cast<const float*>(block + size_t(kKvBlock) * dim);
-  score_int8<Q, T>(block + at * 16, scales + tile * 16, dim, q, out, ld);
+  score_int8<Q, T>(block + at * 16, scales + tile * 16, dim, q, out, ld, ahead);
 }
 
 template <int Q>
-void score_nomad(const uint8_t* codes, int subs, const Query* q, float* out, size_t ld) {
+void score_nomad(const uint8_t* codes, int subs, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
+  for (int m = 0; m < subs; ++m) fetch(codes + size_t(m) * 64 + ahead);
   alignas(64) uint16_t sums[Q][kKvBlock];
   const uint8_t* tables[Q];
   for (int i = 0; i < Q; ++i) tables[i] = q[i].lut;
@@ -242,26 +244,26 @@ void score_nomad(const uint8_t* codes, int subs, const Query* q, float* out, siz
 
 template <int Q>
 void score_any(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, float* out,
-               size_t ld) {
-  if (format == kKvNomad1) return score_nomad<Q>(block, dim, q, out, ld);
-  if (format == kKvNomad2) return score_nomad<Q>(block, dim / 2, q, out, ld);
+               size_t ld, ptrdiff_t ahead) {
+  if (format == kKvNomad1) return score_nomad<Q>(block, dim, q, out, ld, ahead);
+  if (format == kKvNomad2) return score_nomad<Q>(block, dim / 2, q, out, ld, ahead);
   const int end = tile + tiles;
   for (; tile + kScoreTiles <= end; tile += kScoreTiles)
-    score_tiles<Q, kScoreTiles>(format, block, dim, tile, q, out + tile * 16, ld);
-  for (; tile < end; ++tile) score_tiles<Q, 1>(format, block, dim, tile, q, out + tile * 16, ld);
+    score_tiles<Q, kScoreTiles>(format, block, dim, tile, q, out + tile * 16, ld, ahead);
+  for (; tile < end; ++tile) score_tiles<Q, 1>(format, block, dim, tile, q, out + tile * 16, ld, ahead);
 }
 
 void k_score(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
-             float* out, size_t ld) {
+             float* out, size_t ld, ptrdiff_t ahead) {
   switch (queries) {
-    case 1: return score_any<1>(format, block, dim, tile, tiles, q, out, ld);
-    case 2: return score_any<2>(format, block, dim, tile, tiles, q, out, ld);
-    case 3: return score_any<3>(format, block, dim, tile, tiles, q, out, ld);
-    case 4: return score_any<4>(format, block, dim, tile, tiles, q, out, ld);
-    case 5: return score_any<5>(format, block, dim, tile, tiles, q, out, ld);
-    case 6: return score_any<6>(format, block, dim, tile, tiles, q, out, ld);
-    case 7: return score_any<7>(format, block, dim, tile, tiles, q, out, ld);
-    case 8: return score_any<8>(format, block, dim, tile, tiles, q, out, ld);
+    case 1: return score_any<1>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 2: return score_any<2>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 3: return score_any<3>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 4: return score_any<4>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 5: return score_any<5>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 6: return score_any<6>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 7: return score_any<7>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 8: return score_any<8>(format, block, dim, tile, tiles, q, out, ld, ahead);
     default: return;
   }
 }
@@ -276,37 +278,54 @@ float k_exponentials(float* s, int n, float largest) {
   const F by = fset(largest);
   F sum = fset(0.f);
   for (int i = 0; i < n; i += 16) {
-    const F x = fload(s + i);
-    const F e = fzero_below(exponential(fsub(x, by)), x, -1e30f);  // hidden keys weigh exactly nothing
+    // what is hidden weighs nothing, and what weighs next to nothing (e^-60) would only make denormal numbers
+    const F x = fsub(fload(s + i), by);
+    const F e = fzero_below(exponential(x), x, -60.f);
     fstore(s + i, e);
     sum = fadd(sum, e);
   }
   return fsum(sum);
 }
 
-template <int Q, bool Half>
-void weigh_float(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out) {
-  for (int d = 0; d < dim; d += 64) {
-    const int vectors = dim - d < 64 ? (dim - d) / 16 : 4;
-    F acc[Q][4];
-    for (int i = 0; i < Q; ++i)
-      for (int v = 0; v < vectors; ++v) acc[i][v] = fload(out + i * dim + d + v * 16);
-    for (int n = 0; n < tokens; ++n) {
-      const size_t at = size_t(first + n) * dim + d;
-      for (int v = 0; v < vectors; ++v) {
-        const F x = Half ? fload_half(reinterpret_cast<const uint16_t*>(values) + at + v * 16)
-                         : fload(reinterpret_cast<const float*>(values) + at + v * 16);
-        for (int i = 0; i < Q; ++i) acc[i][v] = fma(fset(p[i * ld + n]), x, acc[i][v]);
-      }
+// V vectors of dimensions: out[q] += p[q] @ values
+template <int Q, int V, bool Half>
+void weigh_float_part(const uint8_t* values, int dim, int tokens, const float* p, size_t ld, float* out,
+                      ptrdiff_t ahead) {
+  F acc[Q][V];
+  for (int i = 0; i < Q; ++i)
+    for (int v = 0; v < V; ++v) acc[i][v] = fload(out + i * dim + v * 16);
+  const size_t row = size_t(dim) * (Half ? 2 : 4);
+  for (int n = 0; n < tokens; ++n, values += row) {
+    F x[V];
+    for (int v = 0; v < V; ++v) {
+      const uint8_t* at = values + v * (Half ? 32 : 64);
+      if (!Half || v % 2 == 0) fetch(at + ahead);
+      x[v] = Half ? fload_half(reinterpret_cast<const uint16_t*>(at)) : fload(reinterpret_cast<const float*>(at));
     }
-    for (int i = 0; i < Q; ++i)
-      for (int v = 0; v < vectors; ++v) fstore(out + i * dim + d + v * 16, acc[i][v]);
+    for (int i = 0; i < Q; ++i) {
+      const F by = fset(p[i * ld + n]);
+      for (int v = 0; v < V; ++v) acc[i][v] = fma(by, x[v], acc[i][v]);
+    }
   }
+  for (int i = 0; i < Q; ++i)
+    for (int v = 0; v < V; ++v) fstore(out + i * dim + v * 16, acc[i][v]);
+}
+
+template <int Q, bool Half>
+void weigh_float(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
+                 ptrdiff_t ahead) {
+  constexpr int kBytes = Half ? 2 : 4;
+  values += size_t(first) * dim * kBytes;
+  int d = 0;
+  for (; d + 64 <= dim; d += 64)
+    weigh_float_part<Q, 4, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+  for (; d < dim; d += 16) weigh_float_part<Q, 1, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
 }
 
 // 32 tokens, V vectors of dimensions: out[q] += step[q] * (weights[q] @ values)
 template <int Q, int V>
-void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const float* step, float* out) {
+void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const float* step, float* out,
+                ptrdiff_t ahead) {
   I acc[Q][V];
   for (int i = 0; i < Q; ++i)
     for (int j = 0; j < V; ++j) acc[i][j] = iset(0);
@@ -314,7 +333,7 @@ void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const fl
     const uint8_t* at = v + size_t(g) * dim * 4;
     B x[V];
     for (int j = 0; j < V; ++j) {
-      fetch(at + j * 64 + kKeysAhead);
+      fetch(at + j * 64 + ahead);
       x[j] = bload(at + j * 64);
     }
     for (int i = 0; i < Q; ++i)
@@ -330,11 +349,14 @@ void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const fl
 // Weights are quantized to 7 bits per 32 tokens, values' scales folded in: the products of one vector instruction can
 // then not saturate anywhere.
 template <int Q>
-void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out) {
+void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
+                 ptrdiff_t ahead) {
   const float* scales = reinterpret_cast<const float*>(values + size_t(kKvBlock) * dim);
   for (int n = 0; n < tokens; n += 32) {
     alignas(64) int8_t weights[Q][32];
     float step[Q];
+    fetch(reinterpret_cast<const uint8_t*>(scales + first + n) + ahead);
+    fetch(reinterpret_cast<const uint8_t*>(scales + first + n + 16) + ahead);
     for (int i = 0; i < Q; ++i) {
       const F a = fmul(fload(p + i * ld + n), fload(scales + first + n));
       const F b = fmul(fload(p + i * ld + n + 16), fload(scales + first + n + 16));
@@ -346,33 +368,33 @@ void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const flo
     }
     const uint8_t* v = values + size_t(first + n) * dim;
     int d = 0;
-    for (; d + 64 <= dim; d += 64) weigh_part<Q, 4>(v + d * 4, dim, weights, step, out + d);
-    for (; d < dim; d += 16) weigh_part<Q, 1>(v + d * 4, dim, weights, step, out + d);
+    for (; d + 64 <= dim; d += 64) weigh_part<Q, 4>(v + d * 4, dim, weights, step, out + d, ahead);
+    for (; d < dim; d += 16) weigh_part<Q, 1>(v + d * 4, dim, weights, step, out + d, ahead);
   }
 }
 
 template <int Q>
 void weigh_any(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
-               float* out) {
-  if (format == kKvInt8) return weigh_int8<Q>(values, dim, first, tokens, p, ld, out);
-  if (format == kKvF16) return weigh_float<Q, true>(values, dim, first, tokens, p, ld, out);
-  weigh_float<Q, false>(values, dim, first, tokens, p, ld, out);
+               float* out, ptrdiff_t ahead) {
+  if (format == kKvInt8) return weigh_int8<Q>(values, dim, first, tokens, p, ld, out, ahead);
+  if (format == kKvF16) return weigh_float<Q, true>(values, dim, first, tokens, p, ld, out, ahead);
+  weigh_float<Q, false>(values, dim, first, tokens, p, ld, out, ahead);
 }
 
 void k_weigh(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
-             int queries, float* out) {
+             int queries, float* out, ptrdiff_t ahead) {
   switch (queries) {
-    case 1: return weigh_any<1>(format, values, dim, first, tokens, p, ld, out);
-    case 2: return weigh_any<2>(format, values, dim, first, tokens, p, ld, out);
-    case 3: return weigh_any<3>(format, values, dim, first, tokens, p, ld, out);
-    case 4: return weigh_any<4>(format, values, dim, first, tokens, p, ld, out);
+    case 1: return weigh_any<1>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 2: return weigh_any<2>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 3: return weigh_any<3>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 4: return weigh_any<4>(format, values, dim, first, tokens, p, ld, out, ahead);
     case 5:
     case 6:
     case 7:
     case 8: {  // two halves: more accumulators than registers would spill
       const int half = queries / 2;
-      k_weigh(format, values, dim, first, tokens, p, ld, half, out);
-      return k_weigh(format, values, dim, first, tokens, p + half * ld, ld, queries - half, out + size_t(half) * dim);
+      k_weigh(format, values, dim, first, tokens, p, ld, half, out, ahead);
+      return k_weigh(format, values, dim, first, tokens, p + half * ld, ld, queries - half, out + size_t(half) * dim, 0);
     }
     default: return;
   }

@@ -108,7 +108,7 @@ class Pass {
   void plan_attention(const Step& s);
   void attend(const Step& s, int chunk);
   void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens, int first,
-                    int queries, float* const* results) const;
+                    int queries, float* const* results, ptrdiff_t ahead) const;
   void merge(const Step& s, int chunk);
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,

@@ -309,7 +309,7 @@ void hash_attention(const Kernels& kernels, Random random) {
           if (format >= kKvNomad1 && tiles != 8) continue;  // always whole blocks
           const size_t ld = kKvBlock + 5;
           Floats out(count * ld);
-          kernels.score(static_cast<KvFormat>(format), block.get(), dim, tile, tiles, queries.all.data(), count, out.get(), ld);
+          kernels.score(static_cast<KvFormat>(format), block.get(), dim, tile, tiles, queries.all.data(), count, out.get(), ld, 0);
           hash.add(out);
         }
       }
@@ -322,7 +322,7 @@ void hash_attention(const Kernels& kernels, Random random) {
           Floats p(count * ld), out = normals(random, size_t(count) * dim);
           for (float& v : p) v = random.below(3) ? random.uniform(0.f, 1.f) : 0.f;
           std::fill_n(p.get(), 32, 0.f);
-          kernels.weigh(static_cast<KvFormat>(format), block.get(), dim, first, tokens, p.get(), ld, count, out.get());
+          kernels.weigh(static_cast<KvFormat>(format), block.get(), dim, first, tokens, p.get(), ld, count, out.get(), 0);
           hash.add(out);
         }
       }
@@ -526,7 +526,7 @@ void accuracy_attention(const Kernels& kernels, Random random, Worst& worst) {
         queries.push_back(q);
       }
       Floats out(size_t(count) * kKvBlock);
-      kernels.score(static_cast<KvFormat>(format), block.get(), dim, 0, 8, queries.data(), count, out.get(), kKvBlock);
+      kernels.score(static_cast<KvFormat>(format), block.get(), dim, 0, 8, queries.data(), count, out.get(), kKvBlock, 0);
       for (int i = 0; i < count; ++i)
         for (int token = 0; token < kKvBlock; ++token) {
           const int tile = token / 16, c = token % 16;
@@ -572,7 +572,7 @@ void accuracy_attention(const Kernels& kernels, Random random, Worst& worst) {
       const auto values = make_block(random, static_cast<KvFormat>(format), dim, true);
       Floats p(size_t(count) * kKvBlock), out(size_t(count) * dim);
       for (float& v : p) v = random.uniform(0.f, 1.f);
-      kernels.weigh(static_cast<KvFormat>(format), values.get(), dim, 0, kKvBlock, p.get(), kKvBlock, count, out.get());
+      kernels.weigh(static_cast<KvFormat>(format), values.get(), dim, 0, kKvBlock, p.get(), kKvBlock, count, out.get(), 0);
       for (int i = 0; i < count; ++i)
         for (int d = 0; d < dim; ++d) {
           double sum = 0, size = 0;
