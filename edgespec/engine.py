@@ -13,8 +13,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, choose_method
 from edgespec.result import Chunk, Result
+from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.kv import attention_format
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
@@ -33,6 +33,7 @@ class Engine:
         bundle: the opened bundle.
         codec: its tokenizer.
         operators: stock or native, and why.
+        attention: how keys and values are kept, and what self-drafts read.
         strict: whether a row has the same bits in every pass, so that speculation writes exactly plain decoding's text.
         context: most tokens of a sequence, prompt included.
 
@@ -50,6 +51,7 @@ class Engine:
         strict: bool = True,
         operators: Wanted = "auto",
         attention: str | None = None,
+        draft_attention: str | None = None,
         graph: str | None = None,
         share: Engine | None = None,
     ) -> None:
@@ -63,11 +65,21 @@ class Engine:
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = threading.RLock()
         self.operators: OperatorChoice = share.operators if share else choose_operators(operators, manifest.target)
-        self.attention = attention
+        self.attention: AttentionChoice = (
+            share.attention
+            if share
+            else choose_attention(manifest.target, self.operators.kind, attention, draft_attention)
+        )
+        if self.attention.draft and "self-spec" not in manifest.methods:
+            raise InvalidRequest(
+                f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
+                "export it with `--method self-spec`",
+            )
         start = time.perf_counter()
         graph = graph or self.operators.graph(manifest.target, strict)
-        kv = attention_format(attention, self.operators.kind)
-        self.model: Model = share.model if share else Model(bundle.path, manifest.target, graph, threads, kv)
+        self.model: Model = (
+            share.model if share else Model(bundle.path, manifest.target, graph, threads, self.attention.kv)
+        )
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
@@ -213,6 +225,7 @@ def load(
     check: bool = True,
     operators: Wanted = "auto",
     attention: str | None = None,
+    draft_attention: str | None = None,
 ) -> Engine:
     """Load a bundle.
 
@@ -224,12 +237,22 @@ def load(
             step, on native ones nothing.
         check: compare the SHA-256 of every file first.
         operators: auto, stock or native.
-        attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2; None = f16, and
-            f32 in an fp32 bundle.
+        attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2 (the last three
+            need tables: ``edgespec export --attention``); None = what the bundle was exported for.
+        draft_attention: int4, nomad or nomad2: self-drafts read such keys, verification those of ``attention``, so the
+            text stays that of plain decoding.
 
     Raises:
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
         InvalidRequest: a context or an attention that this bundle does not have.
     """
     opened = Bundle.open(bundle, check=check)
-    return Engine(opened, threads=threads, context=context, strict=strict, operators=operators, attention=attention)
+    return Engine(
+        opened,
+        threads=threads,
+        context=context,
+        strict=strict,
+        operators=operators,
+        attention=attention,
+        draft_attention=draft_attention,
+    )

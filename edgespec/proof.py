@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.engine import Engine, Prompt
 from edgespec.noise import Noise
+from edgespec.runtimes.attention import default_attention
 from edgespec.runtimes.slot import open_slot
 from edgespec.sampling import SamplingParams, adjusted, support
 from edgespec.settings import Settings
@@ -122,7 +123,14 @@ def prove(
 
 
 def check_golden(engine: Engine) -> tuple[int, int]:
-    """(reproduced, all) of the bundle's golden vectors that fit the engine's context, by strict plain decoding."""
+    """(reproduced, all) of the bundle's golden vectors that fit the engine's context, by strict plain decoding.
+
+    None where another attention than the bundle's default decodes: it writes a text of its own.
+    """
+    coded = engine.attention.kv is not None and engine.attention.name not in ("f32", "f16")
+    default = default_attention(engine.bundle.manifest.target)
+    if engine.attention.name != default and (coded or default not in ("f32", "f16")):
+        return 0, 0
     vectors = engine.bundle.manifest.golden
     golden = [vector for vector in vectors if len(vector.prompt) + len(vector.tokens) <= engine.context]
     same = sum(

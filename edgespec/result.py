@@ -27,6 +27,7 @@ class Result:
         exact: the text is bit for bit that of plain decoding in strict mode.
         approximations: what differs from the source model.
         operators: stock or native.
+        draft_attention: the coarser keys that drafts read; None = those of verification.  No approximation of the text.
         logprobs: log-probability of each token by the unadjusted model, if asked for.
     """
 
@@ -41,6 +42,7 @@ class Result:
     exact: bool
     approximations: list[str]
     operators: str = "stock"
+    draft_attention: str | None = None
     logprobs: list[float] | None = None
     peak_bytes: int = 0
 
@@ -59,6 +61,8 @@ class Result:
             "operators": self.operators,
             "stats": self.stats.as_dict() | {"peak_bytes": self.peak_bytes},
         }
+        if self.draft_attention is not None:
+            found["draft_attention"] = self.draft_attention
         if self.logprobs is not None:
             found["logprobs"] = self.logprobs
         return found

@@ -88,9 +88,15 @@ class Stream:
             exact=exact,
             approximations=engine.approximations,
             operators=engine.operators.kind,
+            draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
         )
+
+    @property
+    def _draft_attention(self) -> str | None:
+        """The coarser keys that this request's drafts read."""
+        return self._engine.attention.draft if self._choice.name == "self-spec" else None
 
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine
@@ -144,5 +150,7 @@ class Stream:
     def _reason(self) -> str:
         if self._stats.dropped_reason:
             return f"{self._choice.reason}; drafter dropped: {self._stats.dropped_reason}"
-        drafting = getattr(self._drafter, "reason", "")
-        return f"{self._choice.reason}; {drafting}" if drafting else self._choice.reason
+        attention = self._engine.attention
+        reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
+        parts = [self._choice.reason, reading if self._draft_attention else "", getattr(self._drafter, "reason", "")]
+        return "; ".join(part for part in parts if part)

@@ -13,6 +13,7 @@ from edgespec.cost import WORTH
 from edgespec.errors import ExportError
 from edgespec.export.acceptance import ChainScorer
 from edgespec.export.architectures import Architecture
+from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
 from edgespec.export.model import WrittenModel, open_model, write_model
@@ -60,7 +61,8 @@ class ExportOptions:
         file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
         search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
         keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
-        unless ``stock``; either kind can run them, after a conversion.
+        unless ``stock``; either kind can run them, after a conversion.  attention: how keys may be kept; the first one
+        that passes its quality gate becomes the default; none = float16.
     """
 
     model: str
@@ -80,6 +82,7 @@ class ExportOptions:
     revision: str | None = None
     keep_search: Path | None = None
     operators: Wanted = "auto"
+    attention: Sequence[str] = ()
 
     def wanted(self) -> list[str]:
         """All methods of the bundle, in the usual order.
@@ -119,6 +122,7 @@ class Exporter:
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.arch.source.path, self.codec)
+        self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
 
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
@@ -150,12 +154,13 @@ class Exporter:
                 lambda done: self.progress("parity", done, of, "source in fp32"),
             )
             methods, costs = self._measure(folder, slot, tokens, draft_part)
+            target = self._prepare_attention(folder, written.part)
             return write_manifest(
                 folder,
                 Manifest(
                     schema_version=SCHEMA,
                     edgespec_version=__version__,
-                    target=written.part,
+                    target=target,
                     draft=draft_part,
                     methods=methods,
                     tokenizer=tokenizer_facts(self.arch, self.codec),
@@ -187,6 +192,21 @@ class Exporter:
         texts = quantizer_texts(self.codec, self.text, arch.facts.context)
         with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, folder, report) as chosen:
             return write_model(folder, arch, choice.format, head=choice.head, chosen=chosen, layout=layout, **kind)
+
+    def _prepare_attention(self, folder: Path, part: ModelPart) -> ModelPart:
+        """The target's entry with what was learnt and measured of other attentions."""
+        if not self.attention:
+            return part
+        made = prepare_attention(
+            folder,
+            part,
+            self.attention,
+            self.codec.encode(self.text),
+            self.options.threads,
+            lambda done, of, what: self.progress("attention", done, of, what),
+        )
+        text = {"text": self.text_name, "text_sha256": _digest(self.text)}
+        return part.model_copy(update={"attention": made.model_copy(update=text)})
 
     def _measure(
         self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None

@@ -80,4 +80,5 @@ class Bundle:
 def _named(part: ModelPart) -> list[str]:
     """Every file that a model's entry in the manifest uses."""
     index = [part.index] if part.index else []
-    return [part.weights, *index, *(graph.file for graph in part.graphs.values())]
+    tables = [part.attention.tables] if part.attention and part.attention.tables else []
+    return [part.weights, *index, *tables, *(graph.file for graph in part.graphs.values())]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from edgespec.errors import InvalidRequest
-from edgespec.runtimes.manifest import ModelFacts, Operators
+from edgespec.runtimes.manifest import Attention, Learnt, ModelFacts
 
 KeyFormat = Literal["f32", "f16", "int8", "int4", "nomad1", "nomad2"]
 ValueFormat = Literal["f32", "f16", "int8"]
@@ -27,6 +26,7 @@ class KvFormat:
         codes: a second, coarser copy of the keys, which draft passes may read; None = no copy.
         window: newest tokens whose keys are read exactly (float16) although keys are coded; 0 = none.
         sinks: first tokens whose keys are read exactly as well, at most 16.
+        draft_window: the same as ``window`` where ``codes`` are read: drafts must not change how all others read.
     """
 
     keys: KeyFormat = "f16"
@@ -34,11 +34,13 @@ class KvFormat:
     codes: KeyFormat | None = None
     window: int = 0
     sinks: int = 0
+    draft_window: int = 0
 
     @property
     def ring(self) -> int:
         """Rows of the ring of exact keys."""
-        return -(-(self.window + LONGEST_PASS) // TILE) * TILE if self.window else 0
+        window = max(self.window, self.draft_window)
+        return -(-(window + LONGEST_PASS) // TILE) * TILE if window else 0
 
     def header_bytes(self, facts: ModelFacts) -> int:
         """Bytes of the exact keys, all layers."""
@@ -57,18 +59,19 @@ class KvFormat:
     def controls(self) -> list[int]:
         """Controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring."""
         names = CODES[self.keys], CODES[self.values], CODES[self.codes or "none"]
-        return [*names, 0, self.window, self.sinks, self.ring]
+        return [*names, 0, self.window, self.sinks if self.window else 0, self.ring]
 
     @property
     def approximations(self) -> list[str]:
         """What differs from float32 attention, for results."""
-        exact = f", float16 for the newest {self.window}" if self.window else ""
+        coded = self.keys not in ("f32", "f16")
+        exact = f", float16 for the newest {self.window}" if self.window and coded else ""
         found = [] if self.keys == "f32" else [f"{NAMES.get(self.keys, self.keys)} keys{exact}"]
         return found if self.values == "f32" else [*found, f"{NAMES.get(self.values, self.values)} values"]
 
 
 WINDOW, SINKS = 64, 4
-ATTENTION: dict[str, KvFormat] = {
+ATTENTION: dict[Attention, KvFormat] = {
     "f32": KvFormat("f32", "f32"),
     "f16": KvFormat("f16", "f16"),
     "int8": KvFormat("int8", "int8"),
@@ -77,21 +80,16 @@ ATTENTION: dict[str, KvFormat] = {
     "nomad2": KvFormat("nomad2", "int8", window=2 * WINDOW, sinks=SINKS),
 }
 """What ``--attention`` means.  Only the first three need nothing learnt at export."""
+LEARNT: tuple[Learnt, ...] = ("int4", "nomad1", "nomad2")
+CENTROIDS = 16
 
 
-def attention_format(name: str | None, operators: Operators) -> KvFormat | None:
-    """The cache format that ``--attention`` asks for; None = the default.
-
-    Raises:
-        InvalidRequest: an unknown one, or stock operators, which have only float32.
-    """
-    if name is None or (name == "f32" and operators == "stock"):
-        return None
-    if name not in ATTENTION:
-        raise InvalidRequest(f"unknown attention {name!r}", f"attention: {', '.join(ATTENTION)}")
-    if operators == "stock":
-        raise InvalidRequest(f"attention {name} needs native operators", "see `edgespec info` for why they are off")
-    return ATTENTION[name]
+def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
+    """Of what a format's codes were learnt with, [layers, kv_heads, ...]: int4 scale and zero point of each channel,
+    [2, dim]; nomad centroids, [dim / d_sub, d_sub, 16].  Channels beyond head_dim are zeros."""
+    dim, lead = padded_dim(facts), (facts.layers, facts.kv_heads)
+    sub = 2 if name == "nomad2" else 1
+    return (*lead, 2, dim) if name == "int4" else (*lead, dim // sub, sub, CENTROIDS)
 
 
 def padded_dim(facts: ModelFacts) -> int:

@@ -34,7 +34,8 @@ def read_cache(
         )  # [blocks, layers, heads, 128, d]
         for layer in range(facts.layers):
             rows = whole[:, layer].transpose(1, 0, 2, 3).reshape(facts.kv_heads, blocks * BLOCK, -1)
-            found[f"past_key_values.{layer}.{kind}"] = rows[:, :tokens, : facts.head_dim].astype(np.float32)
+            width = facts.head_dim * rows.shape[-1] // dim  # sub-vectors of two dimensions are half as many
+            found[f"past_key_values.{layer}.{kind}"] = rows[:, :tokens, :width].astype(np.float32)
     return found
 
 

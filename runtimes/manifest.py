@@ -16,6 +16,8 @@ MANIFEST = "edgespec.json"
 Format = Literal["fp32", "int4", "int8", "w8a8"]
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
+Learnt = Literal["int4", "nomad1", "nomad2"]
+Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 METHODS = ("ar", "ngram", "speculative", "self-spec")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 
@@ -71,6 +73,34 @@ class Graph(_Part):
     operators: Operators = "stock"
 
 
+class AttentionGate(_Part):
+    """How far an attention format is from exact keys, teacher-forced on text that nothing was learnt from.
+
+    ``perplexity_change``: relative, 0.01 = 1 % higher; ``agreement``: share of equal likeliest tokens.
+    """
+
+    perplexity_change: float
+    agreement: float
+    passed: bool
+
+
+class AttentionPart(_Part):
+    """How native operators keep keys and values of a model: the default, and what coded keys were learnt with.
+
+    ``tables``: a safetensors file with the entries ``learnt`` (docs/attention.md); ``gates``: by attention, measured on
+    ``positions`` positions with up to ``depth`` tokens before them.
+    """
+
+    default: Attention
+    tables: InsidePath | None = None
+    learnt: list[Learnt] = Field(default_factory=list)
+    gates: dict[Attention, AttentionGate] = Field(default_factory=dict)
+    positions: int = 0
+    depth: int = 0
+    text: str | None = None
+    text_sha256: str | None = None
+
+
 class ModelPart(_Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
@@ -87,6 +117,7 @@ class ModelPart(_Part):
     layout: Layout = "stock"
     headroom: int = Field(gt=0, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, description="fewest rows that may reach the LM head")
+    attention: AttentionPart | None = None
 
     @property
     def main(self) -> str:

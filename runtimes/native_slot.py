@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.kv import BLOCK, LONGEST_PASS
 from edgespec.runtimes.kv_reader import read_cache
 from edgespec.runtimes.session import Bound, Model
@@ -19,7 +20,7 @@ from edgespec.runtimes.slot import Slot, depths_of
 from edgespec.runtimes.target import Pass, SkipSet
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
-TOP, READ_CODES = 0, 4  # among the controls
+TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
 
 
 class NativeSlot(Slot):
@@ -67,6 +68,7 @@ class NativeSlot(Slot):
     def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
         """The plan of a pass whose rows may be kept; [n], [n]."""
         past = len(self.tokens)
+        self._furthest = max(self._furthest, past + len(tokens))  # kept or not, the rows are in the ring
         self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
         plan = self._plan(tokens, past)
         if parents is not None:
@@ -79,7 +81,6 @@ class NativeSlot(Slot):
         if parents is not None:
             self._moves = [(past + row, past + at) for at, row in enumerate(rows) if row != at]
         self.tokens.extend([tokens[row] for row in rows])
-        self._furthest = max(self._furthest, past + len(tokens))
         self._pending = ([], None)
 
     def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
@@ -88,12 +89,12 @@ class NativeSlot(Slot):
         plan[VISIBLE] = past + offset
         self._furthest = max(self._furthest, past + offset + n)
         self._set_gates(skip)
-        self._control[READ_CODES] = self.kv.codes is not None
+        self._read_codes(self.kv.codes is not None)
         try:
             return self._launch(n, rows=-1)
         finally:
             self._set_gates(None)
-            self._control[READ_CODES] = 0
+            self._read_codes(False)
 
     def forward_hypotheses(
         self,
@@ -103,6 +104,11 @@ class NativeSlot(Slot):
         skip: SkipSet | None = None,
     ) -> Pass:
         n, past = len(tokens), len(self.tokens)
+        if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
+            raise InvalidRequest(
+                f"hypotheses reach {past + n - int(visible.min())} tokens back, but exact recent keys {LONGEST_PASS}",
+                "score hypotheses with attention f32, f16 or int8",
+            )
         plan = self._plan(tokens, past)
         plan[VISIBLE], plan[PARENT] = visible, parents
         plan[POSITION] = visible + depths_of(parents.tolist())
@@ -184,6 +190,13 @@ class NativeSlot(Slot):
             self._moves = []
             self._bind("moves", self._no_moves)
         return Pass(logits.array, best=(ids.array[:, 0], values.array[:, 0]) if top else None)
+
+    def _read_codes(self, on: bool) -> None:
+        """Let passes read the coarser copy of the keys, with a window of its own."""
+        kv = self.kv
+        self._control[READ_CODES] = on
+        self._control[WINDOW] = kv.draft_window if on else kv.window
+        self._control[SINKS] = kv.sinks if self._control[WINDOW] else 0
 
     def _set_gates(self, skip: SkipSet | None) -> None:
         if skip is self._skip:

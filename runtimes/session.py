@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.attention import exact_attention, read_tables
 from edgespec.runtimes.hugepages import use_huge_pages
 from edgespec.runtimes.kv import ATTENTION, KvFormat
 from edgespec.runtimes.manifest import ModelPart
@@ -43,13 +44,13 @@ class Model:
     ) -> None:
         self.part, self.facts = part, part.facts
         self.graph = part.graphs[graph]
-        self.kv = kv or ATTENTION["f32" if part.format == "fp32" else "f16"]
+        self.kv = kv or ATTENTION[exact_attention(part)]
         self.threads = threads or default_threads()
         native = self.graph.operators == "native"
         self.session = make_session(usable_graph(folder, part, self.graph), self.threads, native)
         # packed weights are used where the file is mapped
         self.huge_page_bytes = 0 if native else use_huge_pages()
-        self.key_tables = Bound(np.zeros(0, np.float32))  # [n]: what coded keys were learnt with
+        self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
 

@@ -42,6 +42,7 @@ def command(
     no_check: bool,
     operators: Any,
     attention: str | None,
+    draft_attention: str | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -69,7 +70,7 @@ def command(
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     if plot:
         check_plot(plot)  # before minutes of measuring
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
     for name in wanted:
         engine.choose(name)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgespec.engine import Engine
+    from edgespec.runtimes.manifest import AttentionPart
     from edgespec.runtimes.operators import Wanted
     from edgespec.settings import Settings
 
@@ -49,7 +50,12 @@ def load_options(function: F) -> F:
             click.option(
                 "--attention",
                 type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
-                help="How native operators keep keys.  [default: f16; f32 in an fp32 bundle]",
+                help="How native operators keep keys.  [default: what the bundle was exported for]",
+            ),
+            click.option(
+                "--draft-attention",
+                type=click.Choice(["int4", "nomad", "nomad2"]),
+                help="Coarser keys that only self-drafts read; the text does not change.",
             ),
         ]
     ):
@@ -116,6 +122,7 @@ def open_engine(
     no_check: bool,
     operators: Wanted = "auto",
     attention: str | None = None,
+    draft_attention: str | None = None,
 ) -> Engine:
     """Load a bundle with the options of ``load_options``."""
     from edgespec.engine import load
@@ -128,6 +135,7 @@ def open_engine(
         check=not no_check,
         operators=operators,
         attention=attention,
+        draft_attention=draft_attention,
     )
 
 
@@ -185,6 +193,22 @@ def progress() -> Iterator[Callable[[str, int, int, str], None]]:
             bar.update(tasks[stage], completed=done, total=of, description=detail)
 
         yield update
+
+
+def attention_lines(part: AttentionPart | None) -> list[str]:
+    """What was measured of a bundle's attentions, a line each."""
+    if part is None:
+        return []
+    lines = [f"{part.default} is the default"]
+    for name, gate in part.gates.items():
+        verdict = "passed its quality gate" if gate.passed else "FAILED its quality gate"
+        if not gate.passed:
+            verdict += ", so only drafts may read it" if name == "nomad2" else ", so it is not the default"
+        lines.append(
+            f"{name} {verdict}: perplexity {gate.perplexity_change:+.2%}, top-1 agreement {gate.agreement:.1%} "
+            f"with float16 keys on {part.positions} positions"
+        )
+    return lines
 
 
 def human_bytes(count: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import emit_json, human_bytes, json_option, progress
+from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, progress
 
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 QUANTIZERS = ("rtn", "mse", "awq", "gptq")
@@ -55,6 +55,12 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     show_default=True,
     help="Whose layout the weights get; auto is native, and other operators convert them when they first run.",
 )
+@click.option(
+    "--attention",
+    multiple=True,
+    type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
+    help="Learn and measure such keys; may be repeated.  The first that passes its quality gate becomes the default.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
 @json_option
@@ -94,6 +100,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         revision=rest["revision"],
         keep_search=search,
         operators=rest["operators"],
+        attention=rest["attention"],
     )
     if dry_run:
         plan = Exporter(options).plan()
@@ -121,6 +128,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
+    for line in attention_lines(manifest.target.attention):
+        click.echo(f"attention: {line}")
     from edgespec.cost import WORTH
 
     for method, part in manifest.methods.items():

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import emit_json, human_bytes, json_option, table_console
+from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, table_console
 
 if TYPE_CHECKING:
     from edgespec.runtimes.manifest import ModelPart
@@ -61,6 +61,7 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
         ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
         ("operators", f"{choice.kind} ({choice.reason})"),
+        *(("attention", line) for line in attention_lines(manifest.target.attention)),
         ("parity", _parity(manifest.parity)),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]

@@ -37,6 +37,7 @@ def command(
     no_check: bool,
     operators: Any,
     attention: str | None,
+    draft_attention: str | None,
     prompt: str | None,
     chat: bool,
     system: str | None,
@@ -63,7 +64,7 @@ def command(
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     text = _read_stdin() if prompt == "-" else prompt
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
     if chat:
         _converse(engine, settings, system, show_drafts)
         return

@@ -34,6 +34,7 @@ def command(
     no_check: bool,
     operators: Any,
     attention: str | None,
+    draft_attention: str | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -58,7 +59,7 @@ def command(
     sampling = settings.sampling
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
     for name in wanted:
         engine.choose(name)

@@ -126,7 +126,8 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
   }
   k_.score(format, in_.read_codes ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
            tokens / kTile, wanted, queries, scores[0], kKvBlock, ahead);
-  if (in_.layout.ring && is_coded(format)) recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
+  if (in_.layout.ring && in_.layout.window && is_coded(format))  // only drafts may have a window
+    recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   hide(s, group, first, queries, token, tokens, scores[0]);
   for (int i = 0; i < queries; ++i) {
     float* out = results[i];
