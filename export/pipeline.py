@@ -117,7 +117,7 @@ class Exporter:
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        return describe_export(self.arch, self.options.format, self.methods, self.draft)
+        return describe_export(self.arch, self.options.format, self.methods, self.draft, self._layout())
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -250,7 +250,7 @@ class Exporter:
         return self.options.keep_search / f"skip-{_digest(f'{facts}{_digest(self.text)}')[:16]}.journal"
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
-        plan = describe_export(self.arch, target.format, self.methods, self.draft)
+        plan = describe_export(self.arch, target.format, self.methods, self.draft, target.layout)
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
     def _provenance(self) -> dict[str, Any]:

@@ -7,12 +7,13 @@ from typing import Any
 from edgespec.export.architectures import Architecture
 from edgespec.export.emit import HEADROOM
 from edgespec.export.quantize import BLOCK
-from edgespec.runtimes.manifest import Format
+from edgespec.runtimes.manifest import Format, Layout
 
 
-def weight_bytes(arch: Architecture, form: Format) -> int:
-    """Bytes of the weight file, from shapes alone; alignment apart."""
+def weight_bytes(arch: Architecture, form: Format, layout: Layout = "native") -> int:
+    """Bytes of the weight file, from shapes alone; alignment and, in the native layout, padding apart."""
     source, total = arch.source, 0
+    scale = 2 if layout == "native" else 4  # bytes
     for name in source.index:
         shape = source.shape(name)
         if name == "lm_head.weight" and arch.facts.tied:
@@ -25,16 +26,19 @@ def weight_bytes(arch: Architecture, form: Format) -> int:
             size = shape[0] * (shape[1] + 4)
         else:
             bits = 4 if form == "int4" else 8
-            size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + 4)
+            size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + scale)
             if name == arch.embedding and arch.facts.tied and shape[1] % BLOCK:  # rows to look up are stored apart
                 size += shape[0] * (shape[1] + 4)
         total += size
     return total + 2 * 4 * (arch.facts.context + HEADROOM) * (arch.facts.head_dim // 2)
 
 
-def describe_export(arch: Architecture, form: Format, methods: list[str], draft: Architecture | None) -> dict[str, Any]:
+def describe_export(
+    arch: Architecture, form: Format, methods: list[str], draft: Architecture | None, layout: Layout = "native"
+) -> dict[str, Any]:
     """The plan as a JSON object; bytes are estimates good to a few percent."""
-    parts = {"target": weight_bytes(arch, form)} | ({"draft": weight_bytes(draft, form)} if draft else {})
+    models = {"target": arch} | ({"draft": draft} if draft else {})
+    parts = {name: weight_bytes(model, form, layout) for name, model in models.items()}
     return {
         "model": str(arch.source.path),
         "architecture": arch.facts.architecture,

@@ -1,7 +1,8 @@
 """Weight formats: numbers in, numbers out.  Nothing here knows of graphs or files.
 
 * block formats (int4, int8): symmetric, 32 weights of a row share a float32 scale; the layout is that of ONNX Runtime's
-  MatMulNBits: ``[n, blocks, bytes]`` with two 4-bit values a byte, low nibble first, zero point 8 (128).
+  MatMulNBits: ``[n, blocks, bytes]`` with two 4-bit values a byte, low nibble first, zero point 8 (128).  Scales are
+  float16 values: the packed layout stores them so, and both layouts must hold the same numbers.
 * channel format (w8a8): int8 per row with one scale, 7 bits by default so that uint8 x int8 pairs cannot saturate
   16-bit accumulators on AVX2.
 """
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 BLOCK = 32
 CHANNEL_LEVELS = 63  # 7-bit weights: see above
+HALF_MAX = np.float32(65504)  # largest finite float16
 EMBEDDING_LEVELS = 127  # rows that are only looked up cannot saturate anything
 
 
@@ -23,6 +25,7 @@ def quantize_block(
     """Round to the nearest of 2**bits levels per block.
 
     The scale is signed: the value of largest magnitude always lands on the end of the range that has one more level.
+    Blocks of weights below 1e-7 become zeros, as float16 scales do.
     """
     n, k = weight.shape
     blocks = -(-k // BLOCK)
@@ -31,7 +34,7 @@ def quantize_block(
     grouped = weight.reshape(n, blocks, BLOCK)
     zero = 1 << (bits - 1)
     largest = np.take_along_axis(grouped, np.abs(grouped).argmax(-1)[..., None], -1)[..., 0]
-    scales = (largest / np.float32(-zero)).astype(np.float32)
+    scales = np.clip(largest / np.float32(-zero), -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
     scales[np.abs(scales) < np.finfo(np.float32).tiny] = 0  # 1 / scale would overflow: such weights are zeros
     inverse = np.divide(np.float32(1), scales, out=np.zeros_like(scales), where=scales != 0)
     levels = np.rint(grouped * inverse[..., None])

@@ -169,7 +169,6 @@ void run(Decoder& decoder, KernelContext* context) {
   out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, program.vocab}));
   out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
   out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
-  if (!in.rows) return;
 
   auto scratch = decoder.take();
   struct Work {
@@ -178,6 +177,11 @@ void run(Decoder& decoder, KernelContext* context) {
     Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s) : pass(p, kernels(), i, o, s), team(pass) {}
   };
   try {
+    if (!in.rows) {  // nothing to compute, but rows may be moved
+      Pass(program, kernels(), in, out, *scratch);
+      decoder.give_back(std::move(scratch));
+      return;
+    }
     Work work(program, in, out, *scratch);
     check(slot<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(
         g_api, kKernelContextParallelFor)(

@@ -333,8 +333,8 @@ COSTS = StepCosts(plain=10.0, attention=0.7, mlp=0.9, verify={1: 10.0, 2: 10.2, 
 
 
 @pytest.fixture(scope="module")
-def scorer(written: Callable[..., Written]) -> tuple[Slot, ChainScorer]:
-    made = written(TARGET, "fp32")
+def scorer(writer: Callable[..., Written]) -> tuple[Slot, ChainScorer]:
+    made = writer("stock", TARGET, "fp32")
     slot = made.slot("gated", 2)
     tokens = open_text(made)
     return slot, ChainScorer(slot, tokens, positions=24, gamma=4)
