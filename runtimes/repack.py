@@ -106,7 +106,7 @@ def _convert(weights: Path, index: Path, layout: str, target: Path) -> None:
         present: dict[str, Entry] = facts[layout]
         matrices = {name: Packed(**fields) for name, fields in facts["matrices"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{index}: not an index of weights: {error!r}", "copy the bundle or export it again") from error
+        raise BundleError(f"{index}: no index of weights: {error!r}", "copy the bundle or export it again") from error
     source = np.memmap(weights, np.uint8, "r")
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix="repack-", dir=target.parent))

@@ -243,10 +243,11 @@ def engines(bundles: Callable[..., Path]) -> Callable[..., Engine]:
     """(operators, format, target, draft) -> an engine over that bundle, for tests that do not mind what it has seen."""
     made: dict[tuple[str, ...], Engine] = {}
 
-    def get(operators: Operators, *key: str) -> Engine:
-        if (operators, *key) not in made:
-            made[operators, *key] = load(bundles(operators, *key), threads=THREADS, operators=operators)
-        return made[operators, *key]
+    def get(operators: Operators, *wanted: str) -> Engine:
+        key = operators, *wanted
+        if key not in made:
+            made[key] = load(bundles(*key), threads=THREADS, operators=operators)
+        return made[key]
 
     return get
 

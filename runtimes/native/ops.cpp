@@ -151,6 +151,9 @@ void run(Decoder& decoder, KernelContext* context) {
   size_t inputs = 0;
   check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
   in.weights.resize(inputs - kFixedInputs);
+  if (in.weights.size() < static_cast<size_t>(program.weights))
+    throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +
+                                std::to_string(in.weights.size()));
   for (size_t i = 0; i < in.weights.size(); ++i) {
     const View v = input(context, kFixedInputs + i);
     in.weights[i] = {v.data, v.bytes()};
@@ -205,7 +208,7 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
   try {
     auto decoder = std::make_unique<Decoder>();
-    decoder->program = Program::parse(text_attribute(info, "program"), size_t(1) << 20);
+    decoder->program = Program::parse(text_attribute(info, "program"));
     *kernel = decoder.release();
     return nullptr;
   } catch (const std::exception& problem) {
