@@ -68,9 +68,7 @@ def peaks() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("operators", OPERATORS, indirect=True)
-def test_self_speculation_needs_no_memory_of_its_own(
-    large: Path, operators: Operators, peaks: dict[str, int]
-) -> None:
+def test_self_speculation_needs_no_memory_of_its_own(large: Path, operators: Operators, peaks: dict[str, int]) -> None:
     weights = Bundle.open(large).manifest.files["model.data"].size
     main = "native" if operators == "native" else "gated"
     if operators == "stock":

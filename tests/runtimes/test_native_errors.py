@@ -33,8 +33,6 @@ def raw(written: Write) -> Raw:
     return Raw(written(NAME), slots=2)
 
 
-
-
 # -- inputs ----------------------------------------------------------------------------------------------------------
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)
