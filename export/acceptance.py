@@ -93,6 +93,8 @@ class ChainScorer:
             chains = self.chains[start : start + batch, :depth]
             rows = np.arange(len(at) * depth).reshape(len(at), depth)
             parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
+            # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
+            chains = np.minimum(chains, slot.vocab_size - 1)
             output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
             found.append(output.logits.argmax(-1).reshape(len(at), depth))
         return np.concatenate(found)

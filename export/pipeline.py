@@ -127,7 +127,7 @@ class Exporter:
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        return describe_export(self.arch, self.choice, self.methods, self.draft)
+        return describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -179,9 +179,12 @@ class Exporter:
         (folder / "draft").mkdir()
         return self._write(folder / "draft", self.draft, "draft", draft=True, prefix="draft/").part
 
+    def _layout(self) -> Layout:
+        return "stock" if self.options.operators == "stock" else "native"
+
     def _write(self, folder: Path, arch: Architecture, what: str, **kind: Any) -> WrittenModel:
         choice, of = self.choice, 2 * arch.facts.layers
-        layout: Layout = "stock" if self.options.operators == "stock" else "native"
+        layout = self._layout()
         self.progress("weights", 0, 1, what)
         if choice.quantizer is None:
             return write_model(folder, arch, choice.format, layout=layout, **kind)
@@ -271,7 +274,7 @@ class Exporter:
         return self.options.keep_search / f"skip-{_digest(f'{facts}{_digest(self.text)}')[:16]}.journal"
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
-        plan = describe_export(self.arch, self.choice, self.methods, self.draft)
+        plan = describe_export(self.arch, self.choice, self.methods, self.draft, target.layout)
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
     def _provenance(self) -> dict[str, Any]:

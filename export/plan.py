@@ -8,12 +8,13 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.emit import HEADROOM
 from edgespec.export.quantize import BLOCK
 from edgespec.export.weights import WeightChoice
-from edgespec.runtimes.manifest import Format
+from edgespec.runtimes.manifest import Format, Layout
 
 
-def weight_bytes(arch: Architecture, form: Format, head: Format | None = None) -> int:
-    """Bytes of the weight file, from shapes alone; alignment apart."""
+def weight_bytes(arch: Architecture, form: Format, head: Format | None = None, layout: Layout = "native") -> int:
+    """Bytes of the weight file, from shapes alone; alignment and, in the native layout, padding apart."""
     source, total, rest = arch.source, 0, form
+    scale = 2 if layout == "native" else 4  # bytes
     for name in source.index:
         form = head if head and name == arch.head.weight else rest
         shape = source.shape(name)
@@ -27,7 +28,7 @@ def weight_bytes(arch: Architecture, form: Format, head: Format | None = None) -
             size = shape[0] * (shape[1] + 4)
         else:
             bits = 4 if form == "int4" else 8
-            size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + 4)
+            size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + scale)
             if name == arch.embedding and arch.facts.tied and shape[1] % BLOCK:  # rows to look up are stored apart
                 size += shape[0] * (shape[1] + 4)
         total += size
@@ -35,10 +36,15 @@ def weight_bytes(arch: Architecture, form: Format, head: Format | None = None) -
 
 
 def describe_export(
-    arch: Architecture, choice: WeightChoice, methods: list[str], draft: Architecture | None
+    arch: Architecture,
+    choice: WeightChoice,
+    methods: list[str],
+    draft: Architecture | None,
+    layout: Layout = "native",
 ) -> dict[str, Any]:
     """The plan as a JSON object; bytes are estimates good to a few percent."""
     models = {"target": arch} | ({"draft": draft} if draft else {})
+    sizes = {name: weight_bytes(model, choice.format, choice.head, layout) for name, model in models.items()}
     return {
         "model": str(arch.source.path),
         "architecture": arch.facts.architecture,
@@ -47,6 +53,6 @@ def describe_export(
         "quantizer": choice.quantizer.name if choice.quantizer else None,
         "methods": methods,
         "context": arch.facts.context,
-        "weight_bytes": {name: weight_bytes(model, choice.format, choice.head) for name, model in models.items()},
+        "weight_bytes": sizes,
         "kv_bytes_per_token": arch.facts.kv_bytes_per_token + (draft.facts.kv_bytes_per_token if draft else 0),
     }

@@ -19,7 +19,7 @@ def read_cache(
 
     Codes that need tables (int4, nomad) are returned as they are, [kv_heads, tokens, head_dim or sub-vectors].
     """
-    dim, blocks = padded_dim(facts), -(-tokens // BLOCK)
+    dim, blocks = padded_dim(facts), max(1, -(-tokens // BLOCK))
     header, size = kv.header_bytes(facts), kv.block_bytes(facts)
     shape = blocks, facts.layers, facts.kv_heads, size // (facts.layers * facts.kv_heads)
     body = cache[header : header + blocks * size].reshape(shape)

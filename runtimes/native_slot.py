@@ -125,7 +125,7 @@ class NativeSlot(Slot):
         headroom = self.model.part.headroom
         most = self.model.facts.context + headroom
         need = -(-min(most, tokens + headroom) // BLOCK) * BLOCK
-        if need <= self.capacity:
+        if min(need, most) <= self.capacity:
             return
         need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
         # a block of tokens lies together: what is there already is the beginning of the larger cache
@@ -135,7 +135,7 @@ class NativeSlot(Slot):
             held = self._cache.array
             array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
         self._cache = self._bind("kv", Bound(array))
-        self.capacity = need
+        self.capacity = min(need, most)  # the last block may reach beyond the table of angles
 
     @property
     def kv_bytes(self) -> int:

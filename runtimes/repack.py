@@ -52,11 +52,16 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
         raise BundleError(f"{path}: the bundle has no weights for {graph.operators} operators", "export it again")
     weights, index = folder / part.weights, folder / part.index
     target = cache_folder() / f"{_identity(weights, index)}-{graph.operators}"
-    if not (target / weights.name).is_file():
-        _convert(weights, index, part.layout, target)
     copy = target / path.name
-    if not copy.is_file() or copy.stat().st_size != path.stat().st_size or copy.stat().st_mtime < path.stat().st_mtime:
-        _replace(copy, path)
+    try:
+        if not (target / weights.name).is_file():
+            _convert(weights, index, part.layout, target)
+        if not _is_current(copy, path):
+            _replace(copy, path)
+    except OSError as error:
+        raise BundleError(
+            f"{target}: cannot convert the weights: {error}", "free some space, or set EDGESPEC_CACHE to another folder"
+        ) from error
     return copy
 
 
@@ -75,42 +80,55 @@ def _identity(weights: Path, index: Path) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
+def _is_current(copy: Path, path: Path) -> bool:
+    """Whether ``copy`` was made of this very graph: copies keep the time of what they were made from."""
+    if not copy.is_file():
+        return False
+    mine, its = copy.stat(), path.stat()
+    return (mine.st_size, mine.st_mtime_ns) == (its.st_size, its.st_mtime_ns)
+
+
 def _replace(copy: Path, path: Path) -> None:
     partial = copy.with_suffix(f".{os.getpid()}")
-    shutil.copyfile(path, partial)
-    partial.replace(copy)
+    try:
+        shutil.copyfile(path, partial)
+        shutil.copystat(path, partial)
+        partial.replace(copy)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _convert(weights: Path, index: Path, layout: str, target: Path) -> None:
     """Write all tensors in the other layout; the folder appears when it is complete."""
-    facts = json.loads(index.read_text("utf-8"))
-    wanted: dict[str, Entry] = facts["stock" if layout == "native" else "native"]
-    present: dict[str, Entry] = facts[layout]
-    matrices = {name: Packed(**fields) for name, fields in facts["matrices"].items()}
-    source = np.memmap(weights, np.uint8, "r")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        staged = Path(tempfile.mkdtemp(prefix="repack-", dir=target.parent))
+        facts = json.loads(index.read_text("utf-8"))
+        wanted: dict[str, Entry] = facts["stock" if layout == "native" else "native"]
+        present: dict[str, Entry] = facts[layout]
+        matrices = {name: Packed(**fields) for name, fields in facts["matrices"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BundleError(f"{index}: no index of weights: {error!r}", "copy the bundle or export it again") from error
+    source = np.memmap(weights, np.uint8, "r")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staged = Path(tempfile.mkdtemp(prefix="repack-", dir=target.parent))
+    try:
+        with (staged / weights.name).open("wb") as file:
+            convert = _to_stock if layout == "native" else _to_native
+            for name, packed in matrices.items():
+                for entry, pieces in convert(name, packed, source, present, wanted):
+                    file.seek(entry[0])
+                    for piece in pieces:
+                        file.write(np.ascontiguousarray(piece).data)
+            for name, entry in wanted.items():
+                if name in present and present[name][1:] == entry[1:]:
+                    file.seek(entry[0])
+                    file.write(source[present[name][0] : present[name][0] + entry[1]].data)
         try:
-            with (staged / weights.name).open("wb") as file:
-                convert = _to_stock if layout == "native" else _to_native
-                for name, packed in matrices.items():
-                    for entry, pieces in convert(name, packed, source, present, wanted):
-                        file.seek(entry[0])
-                        for piece in pieces:
-                            file.write(np.ascontiguousarray(piece).data)
-                for name, entry in wanted.items():
-                    if name in present and present[name][1:] == entry[1:]:
-                        file.seek(entry[0])
-                        file.write(source[present[name][0] : present[name][0] + entry[1]].data)
-            if not target.exists():
-                staged.replace(target)
-        finally:
-            shutil.rmtree(staged, ignore_errors=True)
-    except OSError as error:
-        raise BundleError(
-            f"{target}: cannot convert the weights: {error}", "free some space, or set EDGESPEC_CACHE to another folder"
-        ) from error
+            staged.replace(target)
+        except OSError:
+            if not (target / weights.name).is_file():  # else another process was faster
+                raise
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
 
 
 Pieces = Iterator[NDArray[Any]]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +24,14 @@ from edgespec.export.model import open_model, write_model
 from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.export.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source import resolve
-from edgespec.runtimes.manifest import Format, ModelPart
+from edgespec.runtimes.manifest import Format, ModelPart, Operators
+from edgespec.runtimes.native_library import native_library
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 from tests import hf
 
+OPERATORS: tuple[Operators, ...] = ("stock", "native")
+COMPILERS = ("c++", "g++", "clang++", "cl")
 TARGET, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
 THREADS = 2
 REFERENCE = Path(__file__).parent / "data" / "reference"
@@ -72,11 +77,16 @@ class Written:
     part: ModelPart
     errors: Errors
 
-    def model(self, graph: str = "gated", threads: int = 1) -> Model:
-        """``gated``, ``strict`` (the same without gates) or ``plain`` (without the padding of strict mode)."""
-        return Model(self.folder, self.part, graph, threads)
+    @property
+    def main(self) -> str:
+        """The graph that runs every method."""
+        return "native" if self.part.layout == "native" else "gated"
 
-    def slot(self, graph: str = "gated", threads: int = 1) -> Slot:
+    def model(self, graph: str | None = None, threads: int = 1) -> Model:
+        """``native``, ``gated``, ``strict`` (that without gates) or ``plain`` (without the padding of strict mode)."""
+        return Model(self.folder, self.part, graph or self.main, threads)
+
+    def slot(self, graph: str | None = None, threads: int = 1) -> Slot:
         return open_slot(self.model(graph, threads), reserve=1)
 
 
@@ -126,25 +136,68 @@ def reference() -> Callable[[str], Reference]:
     return get
 
 
-@pytest.fixture(scope="session")
-def written(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
-    """(name of ``hf.CONFIGS``, ``builtin:NAME`` or folder, format, quantizer) -> the model with all graphs."""
-    made: dict[tuple[str, Format, str], Written] = {}
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Converted weights go where the run's other files are, and never to the user's own cache."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("cache")
+        patch.setenv("EDGESPEC_CACHE", str(folder))
+        yield folder
 
-    def get(name: str, form: Format = "fp32", quantizer: str = "rtn") -> Written:
-        key, chosen = (name, form, quantizer), DirectLevels(QUANTIZERS[quantizer])
+
+@pytest.fixture(scope="session")
+def native() -> None:
+    """Native operators are there: a must where there is a compiler to build them, else the test is skipped."""
+    library = native_library()
+    if library.path is None and any(map(shutil.which, COMPILERS)):
+        pytest.fail(f"there is a C++ compiler, so native operators must be there: {library.reason}")
+    if library.path is None:
+        pytest.skip(f"no C++ compiler to build native operators with: {library.reason}")
+
+
+@pytest.fixture
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """Which operators ``written``, ``bundle`` and ``engine`` use: stock, unless a test or its module asks for others.
+
+    A module overrides this fixture with ``params=OPERATORS``, a test parametrizes it indirectly.
+    """
+    return use_operators(request)
+
+
+def use_operators(request: pytest.FixtureRequest) -> Operators:
+    """The operators that a test is parametrized with."""
+    kind: Operators = getattr(request, "param", "stock")
+    if kind == "native":
+        request.getfixturevalue("native")
+    return kind
+
+
+@pytest.fixture(scope="session")
+def writer(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Written]:
+    """(operators, name of ``hf.CONFIGS``, ``builtin:NAME`` or folder, format, quantizer) -> the model, all graphs."""
+    made: dict[tuple[Operators, str, Format, str], Written] = {}
+
+    def get(layout: Operators, name: str, form: Format = "fp32", quantizer: str = "rtn") -> Written:
+        key, chosen = (layout, name, form, quantizer), DirectLevels(QUANTIZERS[quantizer])
         if key not in made:
             folder = tmp_path_factory.mktemp("model")
             arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
-            (folder / "strict").mkdir()
-            strict = write_model(folder / "strict", arch, form, chosen=chosen, prefix="strict/", layout="stock")
-            result = write_model(folder, arch, form, chosen=chosen, gated=True, layout="stock")
-            graphs = {**result.part.graphs, "strict": strict.part.graphs["strict"]}
-            part = result.part.model_copy(update={"graphs": graphs})
+            result = write_model(folder, arch, form, chosen=chosen, gated=True, layout=layout)
+            part = result.part
+            if layout == "stock":
+                (folder / "strict").mkdir()
+                other = write_model(folder / "strict", arch, form, chosen=chosen, prefix="strict/", layout="stock")
+                part = part.model_copy(update={"graphs": {**part.graphs, "strict": other.part.graphs["strict"]}})
             made[key] = Written(folder, arch, part, result.errors)
         return made[key]
 
     return get
+
+
+@pytest.fixture
+def written(writer: Callable[..., Written], operators: Operators) -> Callable[..., Written]:
+    """``writer`` for the operators of this test; weights lie in their layout."""
+    return partial(writer, operators)
 
 
 def fixed_skip_set(folder: Path, model: str) -> Path:
@@ -156,12 +209,12 @@ def fixed_skip_set(folder: Path, model: str) -> Path:
 
 
 @pytest.fixture(scope="session")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """(format, target, draft) -> a bundle with every method; the skip set is given, so nothing depends on a clock."""
-    made: dict[tuple[str, str, Format], Path] = {}
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock."""
+    made: dict[tuple[Operators, str, str, Format], Path] = {}
 
-    def get(form: Format = "int4", target: str = TARGET, draft: str = DRAFT) -> Path:
-        key = target, draft, form
+    def get(operators: Operators, form: Format = "int4", target: str = TARGET, draft: str = DRAFT) -> Path:
+        key = operators, target, draft, form
         if key not in made:
             folder = tmp_path_factory.mktemp("bundle")
             options = ExportOptions(
@@ -172,7 +225,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 draft=draft,
                 skip_set=fixed_skip_set(folder, target),
                 threads=THREADS,
-                operators="stock",
+                operators=operators,
             )
             Exporter(options).run()
             made[key] = options.output
@@ -181,17 +234,30 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return get
 
 
-@pytest.fixture(scope="session")
-def engine(bundle: Callable[..., Path]) -> Callable[..., Engine]:
-    """(format, target, draft) -> an engine over that bundle, shared by tests that do not mind what it has seen."""
-    made: dict[tuple[object, ...], Engine] = {}
+@pytest.fixture
+def bundle(bundles: Callable[..., Path], operators: Operators) -> Callable[..., Path]:
+    """``bundles`` for the operators of this test."""
+    return partial(bundles, operators)
 
-    def get(*key: str) -> Engine:
+
+@pytest.fixture(scope="session")
+def engines(bundles: Callable[..., Path]) -> Callable[..., Engine]:
+    """(operators, format, target, draft) -> an engine over that bundle, for tests that do not mind what it has seen."""
+    made: dict[tuple[str, ...], Engine] = {}
+
+    def get(operators: Operators, *wanted: str) -> Engine:
+        key = operators, *wanted
         if key not in made:
-            made[key] = load(bundle(*key), threads=THREADS)
+            made[key] = load(bundles(*key), threads=THREADS, operators=operators)
         return made[key]
 
     return get
+
+
+@pytest.fixture
+def engine(engines: Callable[..., Engine], operators: Operators) -> Callable[..., Engine]:
+    """``engines`` for the operators of this test."""
+    return partial(engines, operators)
 
 
 def write_large(folder: Path, config: dict[str, Any]) -> int:

@@ -55,8 +55,8 @@ def model(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFa
 
 
 @pytest.fixture(scope="module")
-def sound(bundle: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return Path(shutil.copytree(bundle("int4"), tmp_path_factory.mktemp("bad") / "bundle"))
+def sound(bundles: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Path(shutil.copytree(bundles("stock"), tmp_path_factory.mktemp("bad") / "bundle"))
 
 
 KEYS = sorted({key for config in hf.CONFIGS.values() for key in config} | {"quantization_config", "architectures"})

@@ -22,11 +22,11 @@ from edgespec.export.source import resolve
 from edgespec.lanes import MOST_IDLE
 from edgespec.methods import choose_method
 from edgespec.result import Chunk, Result
-from edgespec.runtimes.manifest import Manifest
+from edgespec.runtimes.manifest import Manifest, Operators
 from edgespec.sampling import SamplingParams
 from edgespec.settings import Settings
 from tests import hf
-from tests.conftest import PROMPTS, TARGET
+from tests.conftest import OPERATORS, PROMPTS, TARGET, use_operators
 
 METHODS = ("ar", "ngram", "self-spec", "speculative")
 PROMPT = PROMPTS[0]
@@ -35,12 +35,18 @@ NEW = 48
 Get = Callable[..., Engine]
 
 
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """Everything here holds for both kinds."""
+    return use_operators(request)
+
+
 @pytest.fixture
-def fresh(bundle: Callable[..., Path]) -> Callable[..., Engine]:
+def fresh(bundle: Callable[..., Path], operators: Operators) -> Callable[..., Engine]:
     """An engine that has seen nothing."""
 
     def get(form: str = "int4", **settings: Any) -> Engine:
-        return load(bundle(form), threads=1, check=False, **settings)
+        return load(bundle(form), threads=1, check=False, **{"operators": operators, **settings})
 
     return get
 
@@ -375,7 +381,7 @@ def test_a_context_the_bundle_does_not_have_is_refused(fresh: Get, context: int)
 def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
     made = engine()
     keys = ["text", "tokens", "finish", "method_requested", "method_used", "reason", "lossless", "exact",
-            "approximations", "stats"]  # fmt: skip
+            "approximations", "operators", "stats"]  # fmt: skip
     found = ask(made, method="speculative", max_new_tokens=5).as_dict()
     assert list(found) == keys
     assert list(ask(made, logprobs=True, max_new_tokens=5).as_dict()) == [*keys, "logprobs"]
@@ -436,11 +442,12 @@ def test_exact_is_not_claimed_where_the_probe_fails(fresh: Get, monkeypatch: pyt
     assert ask(made, method="ar", max_new_tokens=4).exact
 
 
-def test_approximations_are_named(engine: Get) -> None:
+def test_approximations_are_named(engine: Get, operators: Operators) -> None:
+    cache = ["float16 keys", "float16 values"] if operators == "native" else []
     assert engine("fp32").approximations == []
     for form in ("int4", "int8", "w8a8"):
         result = ask(engine(form), max_new_tokens=2)
-        assert result.approximations == [f"{form} weights", "8-bit activations"]
+        assert result.approximations == [f"{form} weights", "8-bit activations", *cache]
 
 
 # -- which method ------------------------------------------------------------------------------------------------------

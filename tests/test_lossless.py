@@ -20,14 +20,14 @@ from edgespec.drafters.self_spec import SelfSpec
 from edgespec.engine import Engine
 from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
-from edgespec.runtimes.manifest import FORMATS
+from edgespec.runtimes.manifest import FORMATS, Operators
 from edgespec.runtimes.reference import FunctionTarget
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import Pass, SkipSet, Target
 from edgespec.sampling import SamplingParams, distribution
 from edgespec.verify import Rows
-from tests.conftest import PROMPTS, TARGET, THREADS, Written
+from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.toy import chi_square
 
 METHODS = ("ar", "ngram", "self-spec", "speculative")
@@ -40,15 +40,23 @@ STORY_MODELS = "stories260K", "draft-32x2-for-stories260K"
 Greedy = Callable[..., list[list[int]]]
 
 
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """Everything here holds for both kinds."""
+    return use_operators(request)
+
+
 @pytest.fixture(scope="module")
-def plainly(written: Callable[..., Written]) -> Greedy:
-    """Greedy texts one row at a time over a graph without gates: no loop, no drafter, no engine."""
-    known: dict[tuple[str, str], list[list[int]]] = {}
+def plainly(writer: Callable[..., Written]) -> Greedy:
+    """Greedy texts one row at a time, on stock operators over a graph without gates: no loop, no drafter, no engine."""
+    known: dict[tuple[Operators, str, str], list[list[int]]] = {}
 
     def decode_all(engine: Engine, target: str, prompts: Sequence[str], count: int) -> list[list[int]]:
-        key = target, engine.bundle.manifest.target.format
+        kind = engine.operators.kind
+        key = kind, target, engine.bundle.manifest.target.format
+        quantizer = engine.bundle.manifest.target.quantizer
         if key not in known:
-            slot = written(*key, engine.bundle.manifest.target.quantizer).slot("strict", THREADS)
+            slot = writer(*key, quantizer).slot("native" if kind == "native" else "strict", THREADS)
             known[key] = [plain_greedy(slot, engine.codec.encode(prompt), count) for prompt in prompts]
         return known[key]
 
@@ -75,6 +83,7 @@ def assert_equals_plain(
         result = engine.generate(prompt, method=method, max_new_tokens=len(tokens), ignore_eos=True, **settings)
         assert result.tokens == tokens, f"{method} differs from plain decoding after {prompt!r}"
         assert result.method_used == method
+        assert result.operators == engine.operators.kind
         assert result.stats.dropped_reason is None
         assert result.exact
         assert result.lossless
@@ -231,7 +240,8 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     drafter: Drafter = Plain()
     if method == "speculative":
         assert manifest.draft is not None
-        draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, "plain", THREADS)))
+        graph = made.operators.graph(manifest.draft, strict=False)
+        draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, graph, THREADS)))
         drafter = DraftModel(draft, target.vocab_size)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip

@@ -11,8 +11,9 @@ import pytest
 
 from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.manifest import Operators
 from tests import hf
-from tests.conftest import LARGE, write_large
+from tests.conftest import LARGE, OPERATORS, write_large
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 
@@ -23,7 +24,8 @@ from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.process import peak_bytes
 
 folder, method, graph = sys.argv[1:]
-engine = Engine(Bundle.open(folder), threads=1, graph=graph)
+operators = "native" if graph == "native" else "stock"
+engine = Engine(Bundle.open(folder), threads=1, graph=graph, operators=operators)
 stream = engine.stream(
     list(range(5, 25)), method=method, max_new_tokens=40, ignore_eos=True, adaptive=False, gamma=4
 )
@@ -59,11 +61,22 @@ def run(bundle: Path, method: str, graph: str) -> tuple[int, int, int, str]:
     return int(decoded), int(peak), int(drafted), tokens
 
 
-def test_self_speculation_needs_no_memory_of_its_own(large: Path) -> None:
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, int]:
+    """Peak resident bytes of plain decoding by kind of operators, as the tests find them."""
+    return {}
+
+
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
+def test_self_speculation_needs_no_memory_of_its_own(large: Path, operators: Operators, peaks: dict[str, int]) -> None:
     weights = Bundle.open(large).manifest.files["model.data"].size
-    fastest, _, none, _ = run(large, "ar", "plain")
-    plain, _, _, expected = run(large, "ar", "gated")
-    drafting, peak, drafted, tokens = run(large, "self-spec", "gated")
+    main = "native" if operators == "native" else "gated"
+    if operators == "stock":
+        run(large, "ar", main)  # converts the weights, which takes memory of its own
+    fastest, _, none, _ = run(large, "ar", "native" if operators == "native" else "plain")
+    plain, _, _, expected = run(large, "ar", main)
+    drafting, peak, drafted, tokens = run(large, "self-spec", main)
+    peaks[operators] = plain
     assert none == 0
     assert drafted > 10
     assert tokens == expected
@@ -72,3 +85,14 @@ def test_self_speculation_needs_no_memory_of_its_own(large: Path) -> None:
     assert drafting < 1.02 * fastest
     # once in a process, the result's `exact` is probed: logits of nine rows, which are much beside so small a model
     assert peak < 1.04 * plain
+
+
+@pytest.mark.usefixtures("native")
+def test_native_operators_need_less_memory_than_stock_ones(large: Path, peaks: dict[str, int]) -> None:
+    """Weights are used where the file is mapped, once; ONNX Runtime packs its own into memory beside the file."""
+    weights = Bundle.open(large).manifest.files["model.data"].size
+    for operators, graph in (("stock", "plain"), ("native", "native")):
+        if operators not in peaks:
+            run(large, "ar", graph)  # a conversion is not what is compared
+            peaks[operators] = run(large, "ar", graph)[0]
+    assert peaks["native"] < peaks["stock"] - weights // 4

@@ -56,7 +56,8 @@ def test_public_names_are_imported_on_first_use() -> None:
         (
             edgespec.load,
             "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
-            "strict: bool = True, check: bool = True) -> Engine",
+            "strict: bool = True, check: bool = True, operators: Wanted = auto, "
+            "attention: str | None = None) -> Engine",
         ),
         (
             Engine.generate,
@@ -122,6 +123,7 @@ def test_results() -> None:
         "lossless",
         "exact",
         "approximations",
+        "operators",
         "logprobs",
         "peak_bytes",
     ]

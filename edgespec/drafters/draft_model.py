@@ -49,6 +49,8 @@ class DraftModel:
         if length < 1:
             return EMPTY
         known = model.follow(tokens[:-1])
+        if max(tokens[known:]) >= model.vocab_size:  # a padding row of the target's vocabulary: the draft has no such
+            return EMPTY
         if len(tokens) - known > _FEED:
             model.prefill(tokens[known:-1])
             known = len(tokens) - 1

@@ -38,7 +38,7 @@ class NativeFormat:
 
     def can_lookup(self, k: int, tied: bool) -> bool:
         """Whether an embedding of this width is stored as a matrix rather than as rows, as the stock graphs do."""
-        return tied or (self.form in ("int4", "int8") and k % quantize.BLOCK == 0)
+        return k % quantize.BLOCK == 0 if self.form in ("int4", "int8") else tied
 
     def store(
         self,

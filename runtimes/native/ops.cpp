@@ -17,7 +17,6 @@ using namespace abi;
 constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
 constexpr int kFixedInputs = 7;  // before the weights
 constexpr int kControls = 8;
-constexpr size_t kMostWeights = 1 << 16;  // how many there are is known, and checked, at each pass
 
 Api g_api = nullptr;
 
@@ -179,6 +178,9 @@ void run(Decoder& decoder, KernelContext* context) {
   } else {
     in.weights = weights(context);
   }
+  if (in.weights.size() < static_cast<size_t>(program.weights))
+    throw std::invalid_argument("edgespec: the program names weight " + std::to_string(program.weights - 1) + " of " +
+                                std::to_string(in.weights.size()));
   size_t used = 0;
   for (const KvFormat f : {layout.keys, layout.codes}) {
     const size_t floats = CodeTables::floats(f, layout.dim) * layout.layers * layout.heads;
@@ -193,7 +195,6 @@ void run(Decoder& decoder, KernelContext* context) {
   out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, program.vocab}));
   out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
   out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
-  if (!in.rows) return;
 
   auto scratch = decoder.take();
   struct Work {
@@ -202,6 +203,11 @@ void run(Decoder& decoder, KernelContext* context) {
     Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s) : pass(p, kernels(), i, o, s), team(pass) {}
   };
   try {
+    if (!in.rows) {  // nothing to compute, but rows may be moved
+      Pass(program, kernels(), in, out, *scratch);
+      decoder.give_back(std::move(scratch));
+      return;
+    }
     Work work(program, in, out, *scratch);
     check(slot<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(
         g_api, kKernelContextParallelFor)(
@@ -225,7 +231,7 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
   try {
     auto decoder = std::make_unique<Decoder>();
-    decoder->program = Program::parse(text_attribute(info, "program"), kMostWeights);
+    decoder->program = Program::parse(text_attribute(info, "program"));
     decoder->constant = flag_attribute(info, "constant_weights");
     *kernel = decoder.release();
     return nullptr;

@@ -90,7 +90,8 @@ void Pass::check() const {
         if (!s.rotary) break;
         int64_t last = 0;
         for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
-        if (in_.weights[s.cos].bytes < size_t(last + 1) * s.rotary * 2 || in_.weights[s.sin].bytes < size_t(last + 1) * s.rotary * 2)
+        const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
+        if (static_cast<size_t>(last) >= angles)
           fail("position " + std::to_string(last) + " is beyond the table of angles");
         break;
       }

@@ -13,6 +13,8 @@ namespace {
   throw std::invalid_argument("edgespec program: " + why + ": '" + line + "'");
 }
 
+constexpr int kBuffers = 64, kMaxWidth = 1 << 24, kMaxCount = 1 << 16;
+
 const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed},   {"gate", Op::kGate},     {"quantize", Op::kQuantize},
                                         {"heads", Op::kHeads},   {"attend", Op::kAttend}, {"linear", Op::kLinear},
                                         {"glu", Op::kGlu},       {"logits", Op::kLogits}};
@@ -24,7 +26,7 @@ const std::map<std::string, int Step::*> kNumbers = {
     {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
     {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip}};
-const std::map<std::string, int Step::*> kBuffers = {{"x", &Step::x}, {"act", &Step::act}, {"out", &Step::out}};
+const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x}, {"act", &Step::act}, {"out", &Step::out}};
 const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}};
 
 int integer(const std::string& line, const std::string& value) {
@@ -34,7 +36,7 @@ int integer(const std::string& line, const std::string& value) {
   return static_cast<int>(number);
 }
 
-Step read_step(const std::string& line, Op op, std::istringstream& words, size_t weights) {
+Step read_step(const std::string& line, Op op, std::istringstream& words, int& weights) {
   Step step;
   step.op = op;
   for (std::string word; words >> word;) {
@@ -46,13 +48,12 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, size_t
       if (found == kKinds.end()) fail(line, "unknown kind of matrix");
       step.kind = found->second;
     } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
-      const int at = integer(line, value);
-      if (at >= static_cast<int>(weights)) fail(line, "weight " + value + " is not an input");
-      step.*weight->second = at;
+      step.*weight->second = integer(line, value);
+      weights = std::max(weights, step.*weight->second + 1);
     } else if (const auto number = kNumbers.find(key); number != kNumbers.end()) {
       step.*number->second = integer(line, value);
       if (step.*number->second < 0) fail(line, "expected no negative number");
-    } else if (const auto buffer = kBuffers.find(key); buffer != kBuffers.end()) {
+    } else if (const auto buffer = kBufferKeys.find(key); buffer != kBufferKeys.end()) {
       step.*buffer->second = integer(line, value);
     } else if (const auto real = kReals.find(key); real != kReals.end()) {
       char* end = nullptr;
@@ -76,7 +77,11 @@ void check(const std::string& line, const Program& p, const Step& s) {
   const auto acts = [&](int id, int width) {
     require(line, id >= 0 && id < int(p.acts.size()) && p.acts[id] >= width, "no such activations, or too narrow");
   };
-  const auto matrix = [&] { require(line, s.n > 0 && s.k > 0, "expected n and k"); };
+  const auto matrix = [&] {
+    require(line, s.n > 0 && s.n <= kMaxWidth && s.k > 0 && s.k <= kMaxWidth, "expected n and k");
+  };
+  require(line, s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount &&
+                    s.k <= kMaxWidth, "number out of range");
   require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
   switch (s.op) {
     case Op::kEmbed: matrix(); require(line, s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows"); require(line, s.w >= 0, "expected w"); floats(s.out, s.k); break;
@@ -97,7 +102,7 @@ void check(const std::string& line, const Program& p, const Step& s) {
 
 }  // namespace
 
-Program Program::parse(const std::string& text, size_t weights) {
+Program Program::parse(const std::string& text) {
   Program program;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
@@ -107,17 +112,28 @@ Program Program::parse(const std::string& text, size_t weights) {
     if (kind == "floats" || kind == "acts") {
       auto& widths = kind == "floats" ? program.floats : program.acts;
       int id = -1, width = 0;
-      if (!(words >> id >> width) || id < 0 || id >= 64 || width < 1) fail(line, "expected an id and a width");
+      if (!(words >> id >> width) || id < 0 || id >= kBuffers || width < 1 || width > kMaxWidth)
+        fail(line, "expected an id and a width");
       widths.resize(std::max(widths.size(), size_t(id) + 1));
+      if (widths[id]) fail(line, "declared twice");
       widths[id] = width;
       continue;
     }
     const auto found = kOps.find(kind);
     if (found == kOps.end()) fail(line, "unknown step");
-    const Step step = read_step(line, found->second, words, weights);
+    const Step step = read_step(line, found->second, words, program.weights);
     check(line, program, step);
     if (step.op == Op::kGate) program.gates = std::max(program.gates, step.index + 1);
-    if (step.op == Op::kLogits) program.vocab = step.n;
+    if (step.op == Op::kLogits) {
+      if (program.vocab) fail(line, "a second LM head");
+      program.vocab = step.n;
+    }
+    if (step.op == Op::kAttend) {  // reads what the step before left
+      const Step* queries = program.steps.empty() ? nullptr : &program.steps.back();
+      if (!queries || queries->op != Op::kHeads || queries->heads != step.heads || queries->kv != step.kv ||
+          queries->dim != step.dim || queries->layer != step.layer)
+        fail(line, "expected the heads of this layer just before");
+    }
     if (step.op == Op::kHeads) {
       if (program.head_dim && (program.head_dim != step.dim || program.kv_heads != step.kv))
         fail(line, "layers with heads of different sizes");
@@ -126,6 +142,13 @@ Program Program::parse(const std::string& text, size_t weights) {
       program.layers = std::max(program.layers, step.layer + 1);
     }
     program.steps.push_back(step);
+  }
+  for (size_t i = 0; i < program.steps.size(); ++i) {
+    const Step& gate = program.steps[i];
+    if (gate.op != Op::kGate) continue;
+    const size_t next = i + 1 + gate.skip;
+    if (next > program.steps.size() || (next < program.steps.size() && program.steps[next].op == Op::kAttend))
+      fail("gate skip=" + std::to_string(gate.skip), "skips to no step");
   }
   return program;
 }

@@ -39,9 +39,10 @@ struct Program {
   std::vector<int> floats, acts;  // widths of the buffers
   std::vector<Step> steps;
   int gates = 0, layers = 0, kv_heads = 0, head_dim = 0, vocab = 0;
+  int weights = 0;  // inputs that the steps name
 
   // Throws std::invalid_argument with the line that cannot be read.
-  static Program parse(const std::string& text, size_t weights);
+  static Program parse(const std::string& text);
 };
 
 }  // namespace edgespec

@@ -640,7 +640,7 @@ struct Model {
     }
     text += "quantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=q4 out=3 rows=1\n";
     text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96\n";
-    program = Program::parse(text, weights.size());
+    program = Program::parse(text);
   }
 
  private:

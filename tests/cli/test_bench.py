@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from edgespec.bench import MethodFigures
+from edgespec.runtimes.manifest import Operators
 from tests.cli.conftest import Command
+from tests.conftest import OPERATORS
 
 QUICK = ("--limit", 2, "--repeats", 1, "--max-new-tokens", 16)
 ROW = {
@@ -32,15 +34,25 @@ ROW = {
 }
 
 
-def test_json(command: Command, demo: Path) -> None:
-    result = command("bench", demo, "--limit", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--json")
+BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
+
+
+def rows_of(operators: Operators) -> list[str]:
+    """Strict mode is a graph of its own on stock operators only, and so is ``ar`` a row of its own."""
+    return ["plain", *(["ar"] if operators == "stock" else []), "ngram", "speculative", "self-spec"]
+
+
+@BOTH
+def test_json(command: Command, demo: Path, operators: Operators) -> None:
+    how = "--limit", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--operators", operators
+    result = command("bench", demo, *how, "--json")
     made = result.json
     assert made.keys() == {"bundle", "baseline", "conditions", "methods"}
     assert made["conditions"] == {"threads": 1, "prompts": 3, "max_new_tokens": 24}
     assert made["baseline"] == "plain"
     assert result.err.startswith("bench: ")
     rows = made["methods"]
-    assert [row["method"] for row in rows] == ["plain", "ar", "ngram", "speculative", "self-spec"]
+    assert [row["method"] for row in rows] == rows_of(operators)
     for row in rows:
         assert row.keys() == ROW
         assert row["tokens_per_second"] > 0
@@ -54,18 +66,21 @@ def test_json(command: Command, demo: Path) -> None:
     assert rows[0]["speedup"] == rows[0]["speedup_low"] == rows[0]["speedup_high"] == 1
 
 
-def test_table(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@BOTH
+def test_table(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, operators: Operators) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    result = command("bench", demo, *QUICK)
+    result = command("bench", demo, *QUICK, "--operators", operators)
     assert result.code == 0
     lines = result.out.splitlines()
     assert re.sub(" +", " ", lines[0]).strip() == "method tokens/s speed-up tok/round accepted same text extra"
-    assert [line.split()[0] for line in lines[1:6]] == ["plain", "ar", "ngram", "speculative", "self-spec"]
-    assert max(map(len, lines[:6])) <= 80
-    for line in lines[1:6]:  # nothing is wrapped
+    rows = rows_of(operators)
+    end = 1 + len(rows)
+    assert [line.split()[0] for line in lines[1:end]] == rows
+    assert max(map(len, lines[:end])) <= 80
+    for line in lines[1:end]:  # nothing is wrapped
         assert re.search(r"\d+\.\d\d?x \(\d+\.\d\d-\d+\.\d\d\) ", line)
-    assert lines[6] == "lossless: yes, every method"
-    assert "plain decoding" in lines[7]
+    assert lines[end] == "lossless: yes, every method"
+    assert "plain decoding" in lines[end + 1]
 
 
 def test_without_strict_there_is_one_plain_method(command: Command, demo: Path) -> None:

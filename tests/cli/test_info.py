@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes.manifest import Manifest
+from edgespec.runtimes.manifest import Manifest, Operators
 from tests.cli.conftest import Command
+from tests.conftest import OPERATORS
 
 
 def test_json(command: Command, demo: Path) -> None:
@@ -16,8 +17,9 @@ def test_json(command: Command, demo: Path) -> None:
     made = result.json
     assert result.err == ""
     assert made.keys() == {"bundle", "operators", "manifest"}
-    assert made["operators"].keys() == {"active", "reason", "graphs"}
-    assert made["operators"]["graphs"] == {"gated": "stock", "plain": "stock"}
+    assert made["operators"].keys() == {"active", "reason", "layout", "repacked_bytes", "graphs"}
+    assert made["operators"]["layout"] == "native"
+    assert made["operators"]["graphs"] == {"gated": "stock", "plain": "stock", "native": "native"}
     assert made["manifest"].keys() == set(Manifest.model_fields)
     assert Manifest.model_validate(made["manifest"]) == Manifest.model_validate_json(
         (demo / "edgespec.json").read_text("utf-8")
@@ -56,10 +58,11 @@ def test_an_altered_file_is_named(command: Command, altered: Path) -> None:
     assert command("info", altered, "--no-check").code == 0
 
 
-def test_a_graph_that_cannot_be_loaded(command: Command, altered: Path) -> None:
-    size = (altered / "model.onnx").stat().st_size
-    (altered / "model.onnx").write_bytes(b"\xff" * size)
-    command("run", altered, "--no-check", "--prompt", "x").refused(1, "model.onnx")
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
+def test_a_graph_that_cannot_be_loaded(command: Command, altered: Path, operators: Operators) -> None:
+    graph = altered / ("model.native.onnx" if operators == "native" else "model.onnx")
+    graph.write_bytes(b"\xff" * graph.stat().st_size)
+    command("run", altered, "--no-check", "--prompt", "x", "--operators", operators).refused(1, graph.name)
 
 
 def test_a_missing_and_a_short_file(command: Command, demo: Path, tmp_path: Path) -> None:

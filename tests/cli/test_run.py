@@ -20,11 +20,12 @@ from edgespec.cli.run import coloured as round_text
 from edgespec.decode import Round
 from edgespec.engine import Engine, load
 from edgespec.result import Chunk
+from edgespec.runtimes.manifest import Operators
 from edgespec.runtimes.text import TextCodec
 from edgespec.settings import Settings
 from edgespec.stream import Stream
 from tests.cli.conftest import ROOT, Command, start
-from tests.conftest import THREADS
+from tests.conftest import OPERATORS, THREADS
 
 METHODS = ("ar", "ngram", "self-spec", "speculative")
 PROMPT = "ROMEO:"
@@ -40,6 +41,7 @@ RESULT = {
     "lossless",
     "exact",
     "approximations",
+    "operators",
     "stats",
 }
 
@@ -69,10 +71,12 @@ def test_the_text_comes_piece_by_piece(command: Command, demo: Path, monkeypatch
     assert len(pieces) > 10
 
 
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 @pytest.mark.parametrize("method", [None, *METHODS])
-def test_json(command: Command, demo: Path, method: str | None) -> None:
+def test_json(command: Command, demo: Path, method: str | None, operators: Operators) -> None:
     wanted = () if method is None else ("--method", method)
-    result = command("run", demo, "--prompt", PROMPT, *SHORT, *wanted, "--json")
+    kind = "--operators", operators
+    result = command("run", demo, "--prompt", PROMPT, *SHORT, *wanted, *kind, "--json")
     made = result.json
     assert made.keys() == {"bundle", "prompt"} | RESULT
     assert result.err == ""
@@ -80,9 +84,11 @@ def test_json(command: Command, demo: Path, method: str | None) -> None:
     assert made["method_requested"] == method
     assert method in (None, made["method_used"])
     assert made["lossless"] is True
-    assert made["approximations"] == ["int4 weights", "8-bit activations"]
+    cache = ["float16 keys", "float16 values"] if operators == "native" else []
+    assert made["approximations"] == ["int4 weights", "8-bit activations", *cache]
+    assert made["operators"] == operators
     assert len(made["tokens"]) == made["stats"]["tokens"] <= 24
-    assert made["text"] == text_of(command, demo, *SHORT, "--method", "ar")
+    assert made["text"] == text_of(command, demo, *SHORT, *kind, "--method", "ar")
 
 
 def test_the_prompt_from_stdin(command: Command, demo: Path) -> None:

@@ -14,17 +14,27 @@ from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.model import open_model
 from edgespec.export.ops import Kind
 from edgespec.export.reference import Array, NumpyOps, reference_logits
+from edgespec.runtimes.manifest import Operators
 from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import SkipSet
 from tests import hf
-from tests.conftest import Reference, Written
+from tests.conftest import OPERATORS, Reference, Written, use_operators
 
 NAMES = sorted(hf.CONFIGS)
-GRAPHS = ("plain", "strict", "gated")
+GRAPHS = ("plain", "strict", "gated", "native")
 PROMPT = 8  # tokens before the reference's greedy continuation
 TOLERANCE = 1e-4
+BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 
 Write = Callable[..., Written]
+
+
+@pytest.fixture
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """Those of the graph that a test is parametrized with; some test both, whatever the graph."""
+    if "graph" in request.fixturenames:
+        request.param = "native" if request.getfixturevalue("graph") == "native" else "stock"
+    return use_operators(request)
 
 
 def run(slot: Slot, tokens: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
@@ -89,12 +99,14 @@ def test_greedy_equals_transformers(
     assert tokens[PROMPT:] == known.greedy.tolist()
 
 
+@BOTH
 @pytest.mark.parametrize("name", [name for name in NAMES if "llama3" in name])
 def test_long_positions(written: Write, reference: Callable[[str], Reference], name: str) -> None:
     known = reference(name)
     late = known.rows > 256  # past one prefill chunk, and far beyond the length the rope was trained for
     assert late.sum() >= 8
-    slot = written(name).slot("plain")
+    made = written(name)
+    slot = made.slot("native" if made.part.layout == "native" else "plain")
     for row in known.rows[late].tolist():
         same = slot.follow(known.tokens[:row].tolist())
         slot.prefill(known.tokens[same:row].tolist())
@@ -115,6 +127,7 @@ class Skipping(NumpyOps):
         )
 
 
+@BOTH
 @pytest.mark.parametrize(
     "skip", [SkipSet(attention=(0,)), SkipSet(mlp=(1,)), SkipSet((0, 1), (0,)), SkipSet((1,), (0, 1))], ids=str
 )
@@ -126,7 +139,7 @@ def test_skipped_sublayers_are_left_out(
     ops = Skipping(made.arch, tokens.tolist())
     ops.skip = skip
     expected: Array = made.arch.build(ops)[0]
-    slot = made.slot("gated")
+    slot = made.slot()
     at_once = slot.forward_skipped(tokens, 0, skip).logits
     assert_close(at_once, expected[-1:])
     for at in range(len(tokens)):  # and as a draft runs: one row after the other, over its own KV
@@ -167,6 +180,7 @@ def test_tree_rows_equal_chains(written: Write, reference: Callable[[str], Refer
         assert_close(rows[path], other.forward(tree[path]).logits)
 
 
+@BOTH
 @pytest.mark.parametrize("leaf", LEAVES)
 @pytest.mark.parametrize("name", NAMES)
 def test_kept_tree_path_equals_a_fresh_prefill(
@@ -186,13 +200,13 @@ def test_kept_tree_path_equals_a_fresh_prefill(
     assert_close(slot.forward(following).logits, fresh.forward(following).logits.copy())
 
 
-def test_the_embedded_models_match_numpy(written: Write) -> None:
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_embedded_models_match_numpy(written: Write, graph: str) -> None:
     for name in ("builtin:shakespeare", "builtin:shakespeare-draft"):
         made = written(name)
         tokens = np.random.default_rng(1).integers(2, made.part.facts.vocab, 60).tolist()
         expected = reference_logits(made.arch, tokens)
-        for graph in GRAPHS:
-            assert_close(run(made.slot(graph), tokens, [33, 1, 4]), expected)
+        assert_close(run(made.slot(graph), tokens, [33, 1, 4]), expected)
 
 
 def test_head_dim_and_heads_come_from_the_configuration(checkpoint: Callable[[str], Path]) -> None:

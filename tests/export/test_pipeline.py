@@ -87,7 +87,7 @@ def test_every_combination_of_methods(
     manifest = Exporter(options, lambda stage, done, of, detail: stages.append(stage)).run()
     assert list(manifest.methods) == [name for name in METHODS if name in methods or name in ALWAYS]
     assert Bundle.open(tmp_path / "out").manifest == manifest
-    assert set(manifest.target.graphs) == {"gated" if "self-spec" in methods else "strict", "plain"}
+    assert set(manifest.target.graphs) == {"gated" if "self-spec" in methods else "strict", "plain", "native"}
     assert (manifest.draft is not None) == ("speculative" in methods) == (tmp_path / "out" / "draft").exists()
     assert stages[0] == "weights"
     assert "parity" in stages
@@ -150,7 +150,7 @@ def test_formats_are_ordered_by_their_error(bundle: Callable[..., Path]) -> None
 def test_the_plan_knows_the_size(written: Callable[..., Written], name: str, form: Format) -> None:
     """Apart from alignment, which shows in models this small; the large one below is compared with the file itself."""
     made = written(name, form)
-    assert weight_bytes(made.arch, form) == pytest.approx(stored_bytes(made.folder), rel=0.01)
+    assert weight_bytes(made.arch, form, "stock") == pytest.approx(stored_bytes(made.folder), rel=0.01)
 
 
 def stored_bytes(folder: Path) -> int:
@@ -333,8 +333,8 @@ COSTS = StepCosts(plain=10.0, attention=0.7, mlp=0.9, verify={1: 10.0, 2: 10.2, 
 
 
 @pytest.fixture(scope="module")
-def scorer(written: Callable[..., Written]) -> tuple[Slot, ChainScorer]:
-    made = written(TARGET, "fp32")
+def scorer(writer: Callable[..., Written]) -> tuple[Slot, ChainScorer]:
+    made = writer("stock", TARGET, "fp32")
     slot = made.slot("gated", 2)
     tokens = open_text(made)
     return slot, ChainScorer(slot, tokens, positions=24, gamma=4)
@@ -649,4 +649,4 @@ def test_a_conversion_holds_one_tensor_at_a_time(
     assert 1 << 20 < growth < largest + (64 << 20)
     size = (tmp_path / "model.data").stat().st_size
     assert size > 50 << 20
-    assert weight_bytes(open_model(large, None), form) == pytest.approx(size, rel=0.05)
+    assert weight_bytes(open_model(large, None), form) == pytest.approx(size, rel=0.03)

@@ -11,12 +11,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.manifest import FORMATS
+from edgespec.runtimes.kv import ATTENTION, BLOCK
+from edgespec.runtimes.manifest import FORMATS, Operators
+from edgespec.runtimes.native_slot import NativeSlot
 from edgespec.runtimes.probe import rows_exact
+from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import PREFILL_CHUNK, Slot, open_slot
 from edgespec.runtimes.stock_slot import StockSlot
 from edgespec.runtimes.target import SkipSet
-from tests.conftest import Written
+from tests.conftest import OPERATORS, Written, use_operators
 
 Write = Callable[..., Written]
 Logits = NDArray[np.float32]
@@ -25,6 +28,14 @@ Logits = NDArray[np.float32]
 MODELS = ("builtin:shakespeare", "qwen2_tied_gqa7", "llama_biases_mqa")
 LONGEST = 40
 SKIP = SkipSet((0,), (1,))
+STOCK = pytest.mark.parametrize("operators", ["stock"], indirect=True)
+NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
+
+
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """Everything here holds for both kinds, unless a test says otherwise."""
+    return use_operators(request)
 
 
 def text(made: Written, count: int, seed: int = 0) -> list[int]:
@@ -63,7 +74,9 @@ def assert_same_kv(slot: Slot, other: Slot) -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("graph", ["strict", "gated"])
+@pytest.mark.parametrize(
+    "operators, graph", [("stock", "strict"), ("stock", "gated"), ("native", "native")], indirect=["operators"]
+)
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_any_pass_equal_plain_decoding(written: Write, name: str, form: str, graph: str, threads: int) -> None:
@@ -78,6 +91,22 @@ def test_rows_of_any_pass_equal_plain_decoding(written: Write, name: str, form: 
             np.testing.assert_array_equal(next_rows(slot, following[:size]), plain[:size], f"{size} rows after {depth}")
 
 
+@NATIVE
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("attention", ["f32", "f16", "int8"])
+def test_rows_are_equal_whatever_the_cache_keeps(written: Write, attention: str, threads: int) -> None:
+    made = written(MODELS[1], "int4")
+    model = Model(made.folder, made.part, "native", threads, ATTENTION[attention])
+    slot, tokens = open_slot(model, reserve=1), text(made, 2 * BLOCK + 20)
+    for depth in (0, BLOCK - 3, 2 * BLOCK - 3):  # passes that begin, cross a block, and cross a split of attention
+        past, following = tokens[:depth], tokens[depth : depth + 20]
+        plain = one_by_one(slot, past, following)
+        for size in (1, 2, 3, 5, 17, 20):
+            slot.follow(past)
+            np.testing.assert_array_equal(next_rows(slot, following[:size]), plain[:size], f"{size} rows after {depth}")
+
+
+@STOCK
 @pytest.mark.parametrize("form", FORMATS)
 def test_gates_change_no_bit(written: Write, form: str) -> None:
     for name in MODELS:
@@ -91,7 +120,7 @@ def test_gates_change_no_bit(written: Write, form: str) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_the_probe_agrees(written: Write, form: str) -> None:
     made = written(MODELS[0], form)
-    slot, quiet = made.slot("gated", 2), made.slot("gated", 2)
+    slot, quiet = made.slot(threads=2), made.slot(threads=2)
     assert rows_exact(slot)
     assert slot.tokens == []
     tokens = text(made, 40)
@@ -105,16 +134,16 @@ def test_the_probe_agrees(written: Write, form: str) -> None:
 def test_the_probe_notices_a_row_that_depends_on_its_neighbours(
     written: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Slot.forward
+    slot = written(MODELS[0], "int4").slot()
+    original = slot.forward
 
-    def disturbed(self: Slot, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
-        output = original(self, tokens, parents)
+    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
+        output = original(tokens, parents)
         if len(tokens) == 5:
             output.logits[0, 0] = np.nextafter(output.logits[0, 0], np.float32(np.inf))
         return output
 
-    slot = written(MODELS[0], "int4").slot()
-    monkeypatch.setattr(Slot, "forward", disturbed)
+    monkeypatch.setattr(slot, "forward", disturbed)
     assert not rows_exact(slot)
 
 
@@ -127,7 +156,7 @@ def test_the_probe_notices_a_row_that_depends_on_its_neighbours(
 def test_prefill_in_any_chunks_gives_the_same_cache(written: Write, name: str, form: str, threads: int) -> None:
     made = written(name, form)
     tokens = text(made, 2 * PREFILL_CHUNK + 1)
-    slot = made.slot("gated", threads)
+    slot = made.slot(threads=threads)
     plain = one_by_one(slot, tokens[:-1], tokens[-1:])
     whole = slot.snapshot()
     cuts = [[1], [16], [17], [33, 5], [PREFILL_CHUNK + 1], [3, 1, 4, 1, 5, 9, 2, 6], [2 * PREFILL_CHUNK]]
@@ -272,11 +301,14 @@ def test_reserve_keeps_what_is_there_and_knows_its_limits(written: Write) -> Non
     for name, values in slot.snapshot().items():
         np.testing.assert_array_equal(values, before[name])
     slot.reserve(10**6)
-    assert slot.capacity == facts.context + headroom
-    assert slot.kv_bytes == facts.kv_bytes_per_token * slot.capacity
+    most = facts.context + headroom
+    assert slot.capacity == most
+    native = isinstance(slot, NativeSlot)
+    assert slot.kv_bytes == (slot.kv.nbytes(facts, most) if native else facts.kv_bytes_per_token * most)
     assert slot.tokens == tokens
 
 
+@STOCK
 def test_past_and_present_are_the_same_memory(written: Write) -> None:
     """An output bound elsewhere would mean that the cache is silently not written."""
     made = written(MODELS[0])
@@ -295,6 +327,7 @@ def test_past_and_present_are_the_same_memory(written: Write) -> None:
         assert (np.abs(values).sum(-1) > 0).all()
 
 
+@STOCK
 def test_the_cache_holds_what_the_graph_returns(written: Write) -> None:
     """The same pass through separate, fresh buffers gives the same keys, values and logits."""
     made = written(MODELS[0])
@@ -372,6 +405,7 @@ def test_an_unskipped_draft_pass_says_what_the_model_says(written: Write) -> Non
     assert np.abs(slot.forward_skipped(ids(tokens[5:]), 0, SKIP).logits[0] - expected[-1]).max() > 1e-2
 
 
+@STOCK
 def test_a_graph_without_gates_refuses_to_skip(written: Write) -> None:
     slot = written(MODELS[0]).slot("plain")
     with pytest.raises(InvalidRequest, match=r"no gates(.|\n)*--method self-spec"):

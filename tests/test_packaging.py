@@ -1,0 +1,137 @@
+"""What pip makes of the sources: an archive that is complete, a wheel with the library in it, and one without."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import zipfile
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import pytest
+
+from edgespec.runtimes.native_library import NAME
+
+ROOT = Path(__file__).resolve().parents[1]
+LIBRARY = f"edgespec/runtimes/native/{NAME}"
+BIN = "Scripts" if sys.platform == "win32" else "bin"
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links and a POSIX toolchain")
+
+
+def call(*command: object, **changes: str | None) -> str:
+    """Standard output of a command that must work; ``changes`` are environment variables, None removes one.
+
+    It runs far from the checkout, whose modules must not be found by chance.
+    """
+    environment = {name: value for name, value in (os.environ | changes).items() if value is not None}
+    arguments = [*map(str, command)]
+    ran = subprocess.run(arguments, env=environment, cwd=gettempdir(), capture_output=True, text=True, timeout=600)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
+    return ran.stdout
+
+
+@pytest.fixture(scope="module")
+def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bin folder of an environment with the build backend and nothing else."""
+    folder = tmp_path_factory.mktemp("builder") / "env"
+    call(sys.executable, "-m", "venv", folder)
+    command = [folder / BIN / "python", "-m", "pip", "install", "-q", "scikit-build-core>=0.11", "cmake", "ninja"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    if ran.returncode:
+        pytest.skip(f"pip cannot fetch the build backend here: {ran.stderr.strip().splitlines()[-1]}")
+    return folder / BIN
+
+
+@pytest.fixture(scope="module")
+def sdist(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
+    call(builder / "python", "-c", code, folder)
+    (made,) = folder.iterdir()
+    return made
+
+
+def build(builder: Path, sdist: Path, folder: Path, **changes: str | None) -> Path:
+    """The wheel of a source archive."""
+    command = "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", folder, sdist
+    call(builder / "python", *command, **changes)
+    (made,) = folder.glob("*.whl")
+    return made
+
+
+def installed(wheel: Path, folder: Path) -> Path:
+    """The bin folder of an environment that has the wheel, and this environment's other packages."""
+    call(sys.executable, "-m", "venv", "--without-pip", folder)
+    python = folder / BIN / "python"
+    packages = Path(call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    # not a site folder, so that what makes this environment's own edgespec importable is not read
+    (packages / "others.pth").write_text(sysconfig.get_path("purelib"), "utf-8")
+    call(sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", "--no-index", wheel)
+    return folder / BIN
+
+
+def operators(binary: Path, folder: Path, **changes: str | None) -> dict[str, Any]:
+    """Export, run and inspect a bundle with an installation; returns what ``info`` says of its operators."""
+    clean = {"PATH": str(binary), "PYTHONPATH": None, **changes}
+    where = call(binary / "python", "-c", "import edgespec; print(edgespec.__file__)", **clean).strip()
+    assert Path(where).is_relative_to(binary.parent)
+    edgespec = binary / "edgespec"
+    call(edgespec, "export", "builtin:shakespeare", "-o", folder, "--threads", 1, **clean)
+    ran = json.loads(call(edgespec, "run", folder, "--prompt", "ROMEO:", "--max-new-tokens", 8, "--json", **clean))
+    found: dict[str, Any] = json.loads(call(edgespec, "info", folder, "--json", **clean))["operators"]
+    assert ran["operators"] == found["active"]
+    return found
+
+
+def test_the_source_archive_is_complete(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+        links = [member.name for member in archive.getmembers() if member.issym()]
+    sources = {f"runtimes/native/{path.name}" for path in (ROOT / "runtimes" / "native").iterdir()
+               if path.suffix in (".cpp", ".h", ".inl")}  # fmt: skip
+    assert sources <= names
+    assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "edgespec/__init__.py", "export/model.py",
+            "runtimes/slot.py", "edgespec/builtin/shakespeare/model.safetensors"} <= names  # fmt: skip
+    assert not links  # what they point to is there as it is
+    assert not [name for name in names if name.endswith((".so", ".dylib", ".pyc", ".onnx"))]
+
+
+@pytest.mark.usefixtures("native")
+def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_path: Path) -> None:
+    wheel = build(builder, sdist, tmp_path / "wheel")
+    assert wheel.name.startswith("edgespec-")
+    assert "-py3-none-" in wheel.name
+    assert not wheel.name.endswith("-any.whl")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert LIBRARY in names
+    assert {"edgespec/runtimes/slot.py", "edgespec/export/model.py", "edgespec/configs/__init__.py",
+            "edgespec/builtin/shakespeare/model.safetensors", "edgespec/export/calibration.txt"} <= names  # fmt: skip
+    assert not [name for name in names if name.endswith((".cpp", ".h", ".inl", ".pyc")) or "test" in name]
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec"}
+    isa = {"EDGESPEC_ISA": os.environ.get("EDGESPEC_ISA", "scalar")}  # wherever the tests run, these kernels do
+    found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle", **isa)
+    assert (found["active"], found["layout"]) == ("native", "native")
+
+
+def test_without_a_compiler_the_package_is_pure_python(builder: Path, sdist: Path, tmp_path: Path) -> None:
+    # cmake looks beyond PATH too; a compiler that is named and not there is none
+    none = {"PATH": str(builder), "CXX": str(tmp_path / "no-compiler"), "CC": None}
+    wheel = build(builder, sdist, tmp_path / "wheel", **none)
+    assert not [name for name in zipfile.ZipFile(wheel).namelist() if name.startswith("edgespec/runtimes/native/")]
+    found = operators(installed(wheel, tmp_path / "env"), tmp_path / "bundle")
+    assert found["active"] == "stock"
+    assert "built without a C++ compiler" in found["reason"]
+
+
+def test_the_checkout_is_not_changed_by_a_build(sdist: Path) -> None:
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout")
+    changed = call("git", "-C", ROOT, "status", "--porcelain", "--untracked-files=all")
+    assert not [line for line in changed.splitlines() if line.startswith("??") and "native" in line]
