@@ -31,7 +31,7 @@ def call(*command: object, **changes: str | None) -> str:
     It runs far from the checkout, whose modules must not be found by chance.
     """
     environment = {name: value for name, value in (os.environ | changes).items() if value is not None}
-    arguments = [*map(str, command)]
+    arguments: list[str] = [str(part) for part in command]
     ran = subprocess.run(arguments, env=environment, cwd=gettempdir(), capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-4000:]
     return ran.stdout
@@ -42,7 +42,7 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment with the build backend and nothing else."""
     folder = tmp_path_factory.mktemp("builder") / "env"
     call(sys.executable, "-m", "venv", folder)
-    command = [folder / BIN / "python", "-m", "pip", "install", "-q", "scikit-build-core>=0.11", "cmake", "ninja"]
+    command = [str(folder / BIN / "python"), "-m", "pip", "install", "-q", "scikit-build-core>=0.11", "cmake", "ninja"]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=300)
     if ran.returncode:
         pytest.skip(f"pip cannot fetch the build backend here: {ran.stderr.strip().splitlines()[-1]}")

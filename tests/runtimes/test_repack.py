@@ -166,7 +166,7 @@ def test_a_disk_that_fills_with_the_graph_is_named_too(
     def fail(*_: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(repack.shutil, "copyfile", fail)
+    monkeypatch.setattr("edgespec.runtimes.repack.shutil.copyfile", fail)
     with pytest.raises(BundleError, match="No space left"):
         convert(copied)
     assert not [path for path in cache.rglob("*") if path.is_file() and path.name != "model.data"]

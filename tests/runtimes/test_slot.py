@@ -303,8 +303,8 @@ def test_reserve_keeps_what_is_there_and_knows_its_limits(written: Write) -> Non
     slot.reserve(10**6)
     most = facts.context + headroom
     assert slot.capacity == most
-    native = isinstance(slot, NativeSlot)
-    assert slot.kv_bytes == (slot.kv.nbytes(facts, most) if native else facts.kv_bytes_per_token * most)
+    size = slot.kv.nbytes(facts, most) if isinstance(slot, NativeSlot) else facts.kv_bytes_per_token * most
+    assert slot.kv_bytes == size
     assert slot.tokens == tokens
 
 
