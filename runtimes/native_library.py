@@ -72,6 +72,8 @@ def _installed() -> Path | None:
     beside = Path(__file__).resolve().parent / "native" / NAME
     if beside.is_file():
         return beside
+    if not (Path(__file__).resolve().parents[1] / "CMakeLists.txt").is_file():
+        return None  # a whole installation: a library elsewhere belongs to another one
     for entry in sys.path:
         found = Path(entry or ".") / "edgespec" / "runtimes" / "native" / NAME
         if found.is_file():

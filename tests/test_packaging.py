@@ -52,8 +52,8 @@ def builder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def sdist(builder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sdist")
-    code = "import sys; from scikit_build_core.build import build_sdist; build_sdist(sys.argv[1])"
-    call(builder / "python", "-c", code, folder)
+    code = "import os, sys; os.chdir(sys.argv[1]); from scikit_build_core import build; build.build_sdist(sys.argv[2])"
+    call(builder / "python", "-c", code, ROOT, folder)
     (made,) = folder.iterdir()
     return made
 
