@@ -52,7 +52,8 @@ void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
   Query& query = queries_[at];
   query = {f, bytes, 1.f, 0.f, 0, lut};
   const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
-  const float* table = in_.tables.of[format] ? in_.tables.at(format, in_.layout, s.layer, head / (s.heads / s.kv)) : nullptr;
+  const float* table =
+      in_.tables.of[format] ? in_.tables.at(format, in_.layout, s.layer, head / (s.heads / s.kv)) : nullptr;
   if (format == kKvInt8) {
     query.scale = k_.quantize_query(q, dim_, bytes, &query.minus_sum);
   } else if (format == kKvInt4) {
@@ -123,7 +124,8 @@ void Pass::attend(const Step& s, int chunk) {
     for (int q = 0; q < group.count; ++q) merge(s, (group.first + q) * s.kv + kv_head);
 }
 
-void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens, float* scores) const {
+void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens,
+                float* scores) const {
   const int each = s.heads / s.kv;
   for (int i = 0; i < queries; ++i) {
     const Visible& v = scratch_.visible[group.first + (first + i) / each];
@@ -162,7 +164,8 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
     const bool sink = token < layout.sinks;
     if (token + kTile <= least && !sink) continue;
     const auto rescore = [&](int64_t row) {
-      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile, kTile);
+      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile,
+               kTile);
     };
     if (sink) {
       rescore(token);

@@ -23,7 +23,7 @@ inline F exponential(F x) {
 
 // x / (1 + exp(-x)), through exp(-|x|) so that nothing overflows
 inline F silu(F x) {
-  const F e = exponential(fneg(fabs_(x)));           // in (0, 1]
+  const F e = exponential(fneg(fabs_(x)));  // in (0, 1]
   const F one = fset(1.f);
   const F weight = fdiv(fpositive(x, one, e), fadd(one, e));  // sigmoid(x)
   return fmul(x, weight);
@@ -46,7 +46,10 @@ void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
     const int n = k - i < 16 ? k - i : 16;
     F v = fmul(n == 16 ? fload(x + i) : fload_n(x + i, n), by);
     if (weight) v = fmul(v, n == 16 ? fload(weight + i) : fload_n(weight + i, n));
-    if (n == 16) fstore(y + i, v); else fstore_n(y + i, v, n);
+    if (n == 16)
+      fstore(y + i, v);
+    else
+      fstore_n(y + i, v, n);
   }
 }
 
@@ -127,8 +130,8 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
       scales = pair + (block & 1) * 32;
       q = pair + 64 + (block & 1) * payload;
     }
-    const float scale = scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column])
-                               : column_scales[column];
+    const float scale =
+        scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column]) : column_scales[column];
     for (int i = 0; i < kBlock && block * kBlock + i < k; ++i) {
       int level;
       if (kind == kQ4) {
@@ -292,8 +295,7 @@ void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const flo
         const B x = bload(v + size_t(g) * dim * 4 + d * 4);
         for (int i = 0; i < Q; ++i) acc[i] = dot_s8(acc[i], x, weights[i] + g * 4);
       }
-      for (int i = 0; i < Q; ++i)
-        fstore(out + i * dim + d, fma(fset(step[i]), itof(acc[i]), fload(out + i * dim + d)));
+      for (int i = 0; i < Q; ++i) fstore(out + i * dim + d, fma(fset(step[i]), itof(acc[i]), fload(out + i * dim + d)));
     }
   }
 }
@@ -368,7 +370,8 @@ void k_lookup_table(const float* codebook, const float* query, int dim, int sub,
   float total = 0, range = kTiny;
   for (int m = 0; m < subs; ++m) {
     F acc = fset(0.f);
-    for (int d = 0; d < sub; ++d) acc = fma(fload(codebook + (size_t(m) * sub + d) * 16), fset(query[m * sub + d]), acc);
+    for (int d = 0; d < sub; ++d)
+      acc = fma(fload(codebook + (size_t(m) * sub + d) * 16), fset(query[m * sub + d]), acc);
     fstore(table + m * 16, acc);
     const float low = -flargest(fneg(acc)), high = flargest(acc);
     smallest[m] = low;
@@ -377,7 +380,8 @@ void k_lookup_table(const float* codebook, const float* query, int dim, int sub,
   }
   const F inverse = fset(127.f / range);
   for (int m = 0; m < subs; ++m)
-    istore_s8(reinterpret_cast<int8_t*>(lut + m * 16), ftoi(fmul(fsub(fload(table + m * 16), fset(smallest[m])), inverse)));
+    istore_s8(reinterpret_cast<int8_t*>(lut + m * 16),
+              ftoi(fmul(fsub(fload(table + m * 16), fset(smallest[m])), inverse)));
   *scale = range * (1.f / 127.f);
   *bias = total;
 }
@@ -405,6 +409,22 @@ void k_to_half(const float* x, int n, uint16_t* y) {
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
-                 k_norm, k_quantize, k_quantize_block, k_glu, k_rotate, k_add, k_embed, k_score, k_largest,
-                 k_exponentials, k_weigh, k_scale, k_accumulate, k_argmax, k_quantize_query, k_lookup_table, k_nearest, k_to_half};
+                 k_norm,
+                 k_quantize,
+                 k_quantize_block,
+                 k_glu,
+                 k_rotate,
+                 k_add,
+                 k_embed,
+                 k_score,
+                 k_largest,
+                 k_exponentials,
+                 k_weigh,
+                 k_scale,
+                 k_accumulate,
+                 k_argmax,
+                 k_quantize_query,
+                 k_lookup_table,
+                 k_nearest,
+                 k_to_half};
 }

@@ -14,7 +14,7 @@ namespace {
 
 using namespace abi;
 
-constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
+constexpr int kMembers = 64;     // threads of the pool that may take part in a pass
 constexpr int kFixedInputs = 7;  // before the weights
 constexpr int kControls = 8;
 
@@ -59,7 +59,8 @@ View view(const Value* value) {
 
 View input(KernelContext* context, size_t index) {
   const Value* value = nullptr;
-  check(slot<Status* (*)(const KernelContext*, size_t, const Value**)>(g_api, kKernelContextGetInput)(context, index, &value));
+  check(slot<Status* (*)(const KernelContext*, size_t, const Value**)>(g_api, kKernelContextGetInput)(context, index,
+                                                                                                      &value));
   return view(value);
 }
 
@@ -71,7 +72,8 @@ void* output(KernelContext* context, size_t index, const std::vector<int64_t>& d
 }
 
 std::string text_attribute(const KernelInfo* info, const char* name) {
-  const auto get = slot<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(g_api, kKernelInfoGetAttributeString);
+  const auto get =
+      slot<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(g_api, kKernelInfoGetAttributeString);
   size_t size = 0;
   check(get(info, name, nullptr, &size));
   std::string text(size, '\0');
@@ -83,9 +85,9 @@ std::string text_attribute(const KernelInfo* info, const char* name) {
 // ---- Decoder -------------------------------------------------------------------------------------------------------
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
-//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read codes,
-//   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
-//   then the weights.
+//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read
+//   codes, window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with;
+//   cache.h), then the weights.
 // outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
 struct Decoder {
   Program program;
@@ -147,7 +149,8 @@ void run(Decoder& decoder, KernelContext* context) {
     throw std::invalid_argument("edgespec: KV formats that do not fit together");
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
       (layout.ring && layout.ring < layout.window))
-    throw std::invalid_argument("edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
+    throw std::invalid_argument(
+        "edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
   size_t inputs = 0;
   check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
   in.weights.resize(inputs - kFixedInputs);
@@ -177,7 +180,8 @@ void run(Decoder& decoder, KernelContext* context) {
   struct Work {
     Pass pass;
     Team<Pass> team;
-    Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s) : pass(p, kernels(), i, o, s), team(pass) {}
+    Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s)
+        : pass(p, kernels(), i, o, s), team(pass) {}
   };
   try {
     if (!in.rows) {  // nothing to compute, but rows may be moved
@@ -200,9 +204,7 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
   try {
     run(*static_cast<Decoder*>(kernel), context);
     return nullptr;
-  } catch (const std::exception& problem) {
-    return error(problem.what());
-  }
+  } catch (const std::exception& problem) { return error(problem.what()); }
 }
 
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
@@ -211,9 +213,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
     decoder->program = Program::parse(text_attribute(info, "program"));
     *kernel = decoder.release();
     return nullptr;
-  } catch (const std::exception& problem) {
-    return error(problem.what());
-  }
+  } catch (const std::exception& problem) { return error(problem.what()); }
 }
 
 CustomOp make_decoder() {

@@ -36,7 +36,7 @@ struct PassInputs {
 };
 
 struct PassOutputs {
-  float* logits = nullptr;    // [heads, vocab]
+  float* logits = nullptr;     // [heads, vocab]
   int64_t* top_ids = nullptr;  // [heads, top]
   float* top_values = nullptr;
 };
@@ -110,7 +110,8 @@ class Pass {
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
                      int queries, float* scores) const;
-  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens, float* scores) const;
+  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens,
+            float* scores) const;
 
   const Program& program_;
   const Kernels& k_;
@@ -120,12 +121,12 @@ class Pass {
   int64_t capacity_;
   float* float_[64] = {};
   void* act_[64] = {};
-  size_t next_ = 0;           // step to look at next
+  size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
   bool merging_ = false;      // the second phase of attention
   int per_ = 1, chunks_ = 0;  // tiles (or what the step counts in) a chunk
   std::vector<Group> groups_;
-  int dim_ = 0;               // head_dim rounded up
+  int dim_ = 0;  // head_dim rounded up
   int splits_ = 1;
   Query* queries_ = nullptr;
 };

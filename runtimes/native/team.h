@@ -36,7 +36,10 @@ class Team {
       const uint64_t seen = cursor_.load(std::memory_order_acquire);
       if (seen & kEnd) return;
       if (index(seen) >= count(seen)) {  // all taken: wait for the next phase
-        if (++idle < kSpins) relax(); else std::this_thread::yield();
+        if (++idle < kSpins)
+          relax();
+        else
+          std::this_thread::yield();
         continue;
       }
       // one word holds phase, count and index, so what is taken always belongs to what was counted
