@@ -1,8 +1,8 @@
 // Attention of a pass: grouped heads over the cache, for any number of rows.
 //
 // The tokens of a sequence are cut into splits of fixed length at fixed places.  An item of work is a few rows and one
-// split, of one KV head or of all: it walks the cache in the order it lies in memory, block by block, and keeps a running
-// maximum, sum and weighted value for each query (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv
+// split, of one KV head or of all: it walks the cache in the order it lies in memory, block by block, and keeps a
+// running maximum, sum and weighted value for each query (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv
 // 2205.14135).  Those of the splits are merged in their order.  Neither the number of threads nor the rows beside a row
 // change what is added in which order.
 #include <algorithm>
@@ -14,9 +14,9 @@
 namespace edgespec {
 namespace {
 
-constexpr int kSplit = 4 * kKvBlock;  // tokens
-constexpr int kManySplits = 4;        // from here on there are enough items without one for each head
-constexpr int kGroupQueries = 32;     // queries that an item takes together, about
+constexpr int kSplit = 4 * kKvBlock;               // tokens
+constexpr int kManySplits = 4;                     // from here on there are enough items without one for each head
+constexpr int kGroupQueries = 32;                  // queries that an item takes together, about
 constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what every real one is above
 
 }  // namespace
@@ -56,7 +56,8 @@ void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
   Query& query = queries_[at];
   query = {f, bytes, 1.f, 0.f, 0, lut};
   const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
-  const float* table = in_.tables.of[format] ? in_.tables.at(format, in_.layout, s.layer, head / (s.heads / s.kv)) : nullptr;
+  const float* table =
+      in_.tables.of[format] ? in_.tables.at(format, in_.layout, s.layer, head / (s.heads / s.kv)) : nullptr;
   if (format == kKvInt8) {
     query.scale = k_.quantize_query(q, dim_, bytes, &query.minus_sum);
   } else if (format == kKvInt4) {
@@ -81,7 +82,8 @@ void Pass::attend(const Step& s, int chunk) {
   const Cache kv = cache(group.slot);
   const auto result = [&](int head, int query) {
     const size_t row = group.first + query / each, at = size_t(head) * each + query % each;
-    return static_cast<float*>(scratch_.partial.get(0)) + ((row * s.heads + at) * splits_ + split) * partial_stride(dim_);
+    return static_cast<float*>(scratch_.partial.get(0)) +
+           ((row * s.heads + at) * splits_ + split) * partial_stride(dim_);
   };
   for (int head = first_head; head < first_head + heads; ++head)
     for (int q = 0; q < queries; ++q) {
@@ -96,9 +98,9 @@ void Pass::attend(const Step& s, int chunk) {
     for (int head = first_head; head < first_head + heads; ++head) {
       // the processor follows a stream by itself, but not to its next piece elsewhere in memory
       const uint8_t* here = kv.keys(block, s.layer, head);
-      const uint8_t* next = head + 1 < first_head + heads ? kv.keys(block, s.layer, head + 1)
+      const uint8_t* next = head + 1 < first_head + heads  ? kv.keys(block, s.layer, head + 1)
                             : token + kKvBlock < group.end ? kv.keys(block + 1, s.layer, first_head)
-                                                          : here;
+                                                           : here;
       for (int q = 0; q < queries; q += kMaxQueries) {
         const int n = std::min(kMaxQueries, queries - q);
         float* results[kMaxQueries];
@@ -151,7 +153,8 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
   for (int i = 0; i < queries; ++i) std::memcpy(results[i] + kTile, values + size_t(i) * dim_, size_t(dim_) * 4);
 }
 
-void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens, float* scores) const {
+void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens,
+                float* scores) const {
   const int each = s.heads / s.kv;
   for (int i = 0; i < queries; ++i) {
     const Visible& v = scratch_.visible[group.first + (first + i) / each];
@@ -190,7 +193,8 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
     const bool sink = token < layout.sinks;
     if (token + kTile <= least && !sink) continue;
     const auto rescore = [&](int64_t row) {
-      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile, kTile, 0);
+      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile,
+               kTile, 0);
     };
     if (sink) {
       rescore(token);

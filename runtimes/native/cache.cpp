@@ -91,7 +91,9 @@ void Cache::append(const Kernels& k, const CodeTables& tables, int layer, int he
                    const float* value) const {
   const int64_t block = token / kKvBlock;
   const int at = static_cast<int>(token % kKvBlock);
-  const auto table = [&](KvFormat format) { return tables.of[format] ? tables.at(format, layout_, layer, head) : nullptr; };
+  const auto table = [&](KvFormat format) {
+    return tables.of[format] ? tables.at(format, layout_, layer, head) : nullptr;
+  };
   put_key(k, layout_.keys, keys(block, layer, head), table(layout_.keys), at, key);
   if (layout_.codes != kKvNone) put_key(k, layout_.codes, codes(block, layer, head), table(layout_.codes), at, key);
   put_value(k, values(block, layer, head), at, value);
@@ -144,7 +146,8 @@ void Cache::move(int64_t from, int64_t to) const {
       const uint8_t* source = values(from / kKvBlock, layer, head);
       uint8_t* target = values(to / kKvBlock, layer, head);
       if (layout_.values == kKvInt8) {
-        for (int d = 0; d < dim; ++d) target[size_t(b / 4) * dim * 4 + d * 4 + b % 4] = source[size_t(a / 4) * dim * 4 + d * 4 + a % 4];
+        for (int d = 0; d < dim; ++d)
+          target[size_t(b / 4) * dim * 4 + d * 4 + b % 4] = source[size_t(a / 4) * dim * 4 + d * 4 + a % 4];
         reinterpret_cast<float*>(target + size_t(kKvBlock) * dim)[b] =
             reinterpret_cast<const float*>(source + size_t(kKvBlock) * dim)[a];
       } else {

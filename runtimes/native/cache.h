@@ -44,7 +44,8 @@ class Cache {
   void move(int64_t from, int64_t to) const;
 
  private:
-  void put_key(const Kernels& k, KvFormat format, uint8_t* block, const float* table, int token, const float* key) const;
+  void put_key(const Kernels& k, KvFormat format, uint8_t* block, const float* table, int token,
+               const float* key) const;
   void put_value(const Kernels& k, uint8_t* block, int token, const float* value) const;
   void move_key(KvFormat format, const uint8_t* from, int a, uint8_t* to, int b) const;
 

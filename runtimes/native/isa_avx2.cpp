@@ -1,4 +1,5 @@
-// AVX2 with FMA and F16C: two registers are a vector of 16 lanes; byte products add up in 16 bits before they are widened.
+// AVX2 with FMA and F16C: two registers are a vector of 16 lanes; byte products add up in 16 bits before they are
+// widened.
 #include "kernels.h"
 
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
@@ -12,13 +13,22 @@
 namespace edgespec {
 namespace {
 
-struct F { __m256 a, b; };
-struct I { __m256i a, b; };
+struct F {
+  __m256 a, b;
+};
+struct I {
+  __m256i a, b;
+};
 // `nibbles`: no byte is above 15.  Known when compiling, as everything is inlined, so asking costs nothing.
-struct B { __m256i a, b; bool nibbles; };
+struct B {
+  __m256i a, b;
+  bool nibbles;
+};
 
 inline __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
-inline __m256 load_half(const uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m256 load_half(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 
 // The first n of 16 lanes.
 struct First {
@@ -85,7 +95,8 @@ inline F fpositive(F x, F a, F b) {
 }
 inline F fzero_below(F x, F key, float limit) {
   const __m256 by = _mm256_set1_ps(limit);
-  return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, by, _CMP_GE_OQ)), _mm256_and_ps(x.b, _mm256_cmp_ps(key.b, by, _CMP_GE_OQ))};
+  return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, by, _CMP_GE_OQ)),
+          _mm256_and_ps(x.b, _mm256_cmp_ps(key.b, by, _CMP_GE_OQ))};
 }
 inline float fsum(F x) {
   const __m256 h = _mm256_add_ps(x.a, x.b);
@@ -114,8 +125,8 @@ inline void istore_s8(int8_t* p, I x) {  // the low bytes, without saturation
   const __m256i byte = _mm256_set1_epi32(255);
   const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, byte), _mm256_and_si256(x.b, byte));
   const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(
-                                                      _mm256_packus_epi16(words, words), order)));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(_mm256_packus_epi16(words, words), order)));
 }
 inline __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 inline __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
@@ -200,9 +211,9 @@ EDGESPEC_INLINE __m256 finish(__m256i sum, __m256i offset, __m256 scales, __m256
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_add_epi32(sum, offset)), _mm256_mul_ps(scales, scale), acc);
 }
 
-// Rows of one block of nibbles.  Products of a whole block, at most 16 * 15 * 127 a lane, add up in 16 bits.  A block is
-// taken in two parts, whose weights stay in 8 registers while the rows pass by: a broadcast load serves both halves of
-// the tile.  For one row the parts would only cost stores.
+// Rows of one block of nibbles.  Products of a whole block, at most 16 * 15 * 127 a lane, add up in 16 bits.  A block
+// is taken in two parts, whose weights stay in 8 registers while the rows pass by: a broadcast load serves both halves
+// of the tile.  For one row the parts would only cost stores.
 template <int Parts>
 EDGESPEC_INLINE void block_q4(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]) {
   constexpr int kVectors = 4 / Parts;
@@ -260,7 +271,8 @@ EDGESPEC_INLINE void quarter_q8(const uint8_t* q, const int8_t* x, int rows, Put
     __m256i a, b;
 #pragma GCC unroll 4
     for (int j = 0; j < 4; ++j) {
-      const __m256i f = four_bytes(x + 4 * j), p = _mm256_maddubs_epi16(low[j], f), s = _mm256_maddubs_epi16(high[j], f);
+      const __m256i f = four_bytes(x + 4 * j), p = _mm256_maddubs_epi16(low[j], f),
+                    s = _mm256_maddubs_epi16(high[j], f);
       a = j ? _mm256_add_epi16(a, p) : p;
       b = j ? _mm256_add_epi16(b, s) : s;
     }
@@ -281,7 +293,8 @@ EDGESPEC_INLINE void block_q8(const uint8_t* q, const Act* a, int rows, const __
 }
 
 template <bool Four>
-EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
+EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld,
+                                 int columns) {
   constexpr int kVectors = Four ? 4 : 8;
   __m256 acc[kRowGroup][2];
   for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
@@ -293,9 +306,12 @@ EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int
       const __m256 scales[2] = {load_half(s), load_half(s + 8)};
       const uint8_t* q = w + 64 + half * 64 * kVectors;
       prefetch<kVectors>(q);
-      if (!Four) block_q8(q, a, rows, scales, acc);
-      else if (rows == 1) block_q4<1>(q, a, 1, scales, acc);
-      else block_q4<2>(q, a, rows, scales, acc);
+      if (!Four)
+        block_q8(q, a, rows, scales, acc);
+      else if (rows == 1)
+        block_q4<1>(q, a, 1, scales, acc);
+      else
+        block_q4<2>(q, a, rows, scales, acc);
     }
     w += 64 + 128 * kVectors;
   }
@@ -349,7 +365,8 @@ void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int fro
       for (int h = 0; h < Halves; ++h) {
         const __m256 v = _mm256_loadu_ps(w + s * 16 + (from + h) * 8);
 #pragma GCC unroll 4
-        for (int r = 0; r < R; ++r) acc[r][s][h] = _mm256_fmadd_ps(v, _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
+        for (int r = 0; r < R; ++r)
+          acc[r][s][h] = _mm256_fmadd_ps(v, _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
       }
     }
   }
@@ -358,11 +375,12 @@ void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int fro
     if (i + s < k)
       for (int h = 0; h < Halves; ++h)
         for (int r = 0; r < R; ++r)
-          acc[r][s][h] = _mm256_fmadd_ps(_mm256_loadu_ps(w + s * 16 + (from + h) * 8), _mm256_set1_ps(x[size_t(r) * k + i + s]),
-                                         acc[r][s][h]);
+          acc[r][s][h] = _mm256_fmadd_ps(_mm256_loadu_ps(w + s * 16 + (from + h) * 8),
+                                         _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
   for (int r = 0; r < R; ++r)
     for (int h = 0; h < Halves; ++h)
-      out[r][from + h] = _mm256_add_ps(_mm256_add_ps(acc[r][0][h], acc[r][1][h]), _mm256_add_ps(acc[r][2][h], acc[r][3][h]));
+      out[r][from + h] =
+          _mm256_add_ps(_mm256_add_ps(acc[r][0][h], acc[r][1][h]), _mm256_add_ps(acc[r][2][h], acc[r][3][h]));
 }
 
 void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {

@@ -12,15 +12,21 @@ namespace edgespec {
 namespace {
 
 using F = __m512;
-struct I { __m512i v; };
-struct B { __m512i v; };
+struct I {
+  __m512i v;
+};
+struct B {
+  __m512i v;
+};
 
 inline __mmask16 first(int n) { return static_cast<__mmask16>(n >= 16 ? 0xffff : (1u << (n < 0 ? 0 : n)) - 1); }
 
 inline F fset(float x) { return _mm512_set1_ps(x); }
 inline F fload(const float* p) { return _mm512_loadu_ps(p); }
 inline F fload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
-inline F fload_half(const uint16_t* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+inline F fload_half(const uint16_t* p) {
+  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+}
 inline F fload_u16(const uint16_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
 }
@@ -119,7 +125,9 @@ constexpr int kAhead = 4608;  // bytes: how far weights are fetched before they 
 // acc += x (unsigned) * the four bytes at `four`, repeated.  Compilers do not fold the repetition into the instruction;
 // as a separate load it costs registers that 16 rows do not have.
 inline __attribute__((always_inline)) void multiply_add(__m512i& acc, __m512i x, const int8_t* four) {
-  struct Word { int8_t bytes[4]; };
+  struct Word {
+    int8_t bytes[4];
+  };
   asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(acc) : "v"(x), "m"(*reinterpret_cast<const Word*>(four)));
 }
 
@@ -224,7 +232,7 @@ void float_rows(const float* w, int k, const float* x, float* y, size_t ld, __mm
 
 using Rows = void (*)(const uint8_t*, int, const Act*, float*, size_t, __mmask16);
 #define EDGESPEC_ROWS(f) \
-  { nullptr, f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15), f(16) }
+  {nullptr, f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15), f(16)}
 #define EDGESPEC_Q4(r) linear_rows<true, r>
 #define EDGESPEC_Q8(r) linear_rows<false, r>
 #define EDGESPEC_C8(r) channel_rows<r>

@@ -14,18 +14,33 @@
 namespace edgespec {
 namespace {
 
-struct F { float32x4_t v[4]; };
-struct I { int32x4_t v[4]; };
+struct F {
+  float32x4_t v[4];
+};
+struct I {
+  int32x4_t v[4];
+};
 // `nibbles`: no byte is above 15.  Known when compiling, as everything is inlined, so asking costs nothing.
-struct B { uint8x16_t v[4]; bool nibbles; };
+struct B {
+  uint8x16_t v[4];
+  bool nibbles;
+};
 
 template <class Function>
-inline F each(Function f) { return {{f(0), f(1), f(2), f(3)}}; }
+inline F each(Function f) {
+  return {{f(0), f(1), f(2), f(3)}};
+}
 template <class Function>
-inline I each_int(Function f) { return {{f(0), f(1), f(2), f(3)}}; }
+inline I each_int(Function f) {
+  return {{f(0), f(1), f(2), f(3)}};
+}
 
-inline F fset(float x) { return each([&](int) { return vdupq_n_f32(x); }); }
-inline F fload(const float* p) { return each([&](int i) { return vld1q_f32(p + 4 * i); }); }
+inline F fset(float x) {
+  return each([&](int) { return vdupq_n_f32(x); });
+}
+inline F fload(const float* p) {
+  return each([&](int i) { return vld1q_f32(p + 4 * i); });
+}
 inline F fload_n(const float* p, int n) {
   float all[16] = {};
   if (n > 0) std::memcpy(all, p, size_t(std::min(n, 16)) * 4);
@@ -37,7 +52,9 @@ inline F fload_half(const uint16_t* p) {
 inline F fload_u16(const uint16_t* p) {
   return each([&](int i) { return vcvtq_f32_u32(vmovl_u16(vld1_u16(p + 4 * i))); });
 }
-inline void fstore(float* p, F x) { for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]); }
+inline void fstore(float* p, F x) {
+  for (int i = 0; i < 4; ++i) vst1q_f32(p + 4 * i, x.v[i]);
+}
 inline void fstore_n(float* p, F x, int n) {
   if (n >= 16) return fstore(p, x);
   float all[16];
@@ -47,18 +64,38 @@ inline void fstore_n(float* p, F x, int n) {
 inline void fstore_half(uint16_t* p, F x) {
   for (int i = 0; i < 4; ++i) vst1_u16(p + 4 * i, vreinterpret_u16_f16(vcvt_f16_f32(x.v[i])));
 }
-inline F fadd(F x, F y) { return each([&](int i) { return vaddq_f32(x.v[i], y.v[i]); }); }
-inline F fsub(F x, F y) { return each([&](int i) { return vsubq_f32(x.v[i], y.v[i]); }); }
-inline F fmul(F x, F y) { return each([&](int i) { return vmulq_f32(x.v[i], y.v[i]); }); }
-inline F fdiv(F x, F y) { return each([&](int i) { return vdivq_f32(x.v[i], y.v[i]); }); }
-inline F fma(F x, F y, F z) { return each([&](int i) { return vfmaq_f32(z.v[i], x.v[i], y.v[i]); }); }
-inline F fnma(F x, F y, F z) { return each([&](int i) { return vfmsq_f32(z.v[i], x.v[i], y.v[i]); }); }
+inline F fadd(F x, F y) {
+  return each([&](int i) { return vaddq_f32(x.v[i], y.v[i]); });
+}
+inline F fsub(F x, F y) {
+  return each([&](int i) { return vsubq_f32(x.v[i], y.v[i]); });
+}
+inline F fmul(F x, F y) {
+  return each([&](int i) { return vmulq_f32(x.v[i], y.v[i]); });
+}
+inline F fdiv(F x, F y) {
+  return each([&](int i) { return vdivq_f32(x.v[i], y.v[i]); });
+}
+inline F fma(F x, F y, F z) {
+  return each([&](int i) { return vfmaq_f32(z.v[i], x.v[i], y.v[i]); });
+}
+inline F fnma(F x, F y, F z) {
+  return each([&](int i) { return vfmsq_f32(z.v[i], x.v[i], y.v[i]); });
+}
 // x > y ? x : y, also for NaN and zeros of different sign, which FMAX treats otherwise
 inline float32x4_t larger(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq_f32(x, y), x, y); }
-inline F fmax(F x, F y) { return each([&](int i) { return larger(x.v[i], y.v[i]); }); }
-inline F fabs_(F x) { return each([&](int i) { return vabsq_f32(x.v[i]); }); }
-inline F fneg(F x) { return each([&](int i) { return vnegq_f32(x.v[i]); }); }
-inline F fround(F x) { return each([&](int i) { return vrndnq_f32(x.v[i]); }); }
+inline F fmax(F x, F y) {
+  return each([&](int i) { return larger(x.v[i], y.v[i]); });
+}
+inline F fabs_(F x) {
+  return each([&](int i) { return vabsq_f32(x.v[i]); });
+}
+inline F fneg(F x) {
+  return each([&](int i) { return vnegq_f32(x.v[i]); });
+}
+inline F fround(F x) {
+  return each([&](int i) { return vrndnq_f32(x.v[i]); });
+}
 // x * 2^r for whole r in -126 to 127: the power is put together from its bits, the product rounds as ldexp does
 inline F fscale2(F x, F r) {
   return each([&](int i) {
@@ -66,12 +103,13 @@ inline F fscale2(F x, F r) {
     return vmulq_f32(x.v[i], vreinterpretq_f32_s32(bits));
   });
 }
-inline F fpositive(F x, F a, F b) { return each([&](int i) { return vbslq_f32(vcgezq_f32(x.v[i]), a.v[i], b.v[i]); }); }
+inline F fpositive(F x, F a, F b) {
+  return each([&](int i) { return vbslq_f32(vcgezq_f32(x.v[i]), a.v[i], b.v[i]); });
+}
 inline F fzero_below(F x, F key, float limit) {
   const float32x4_t by = vdupq_n_f32(limit);
-  return each([&](int i) {
-    return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcgeq_f32(key.v[i], by)));
-  });
+  return each(
+      [&](int i) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcgeq_f32(key.v[i], by))); });
 }
 inline float fsum(F x) {
   const float32x4_t q = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
@@ -85,18 +123,29 @@ inline float flargest(F x) {
   return a > b ? a : b;
 }
 
-inline I iset(int32_t x) { return each_int([&](int) { return vdupq_n_s32(x); }); }
-inline I iadd(I x, I y) { return each_int([&](int i) { return vaddq_s32(x.v[i], y.v[i]); }); }
+inline I iset(int32_t x) {
+  return each_int([&](int) { return vdupq_n_s32(x); });
+}
+inline I iadd(I x, I y) {
+  return each_int([&](int i) { return vaddq_s32(x.v[i], y.v[i]); });
+}
 inline int32_t isum(I x) { return vaddvq_s32(vaddq_s32(vaddq_s32(x.v[0], x.v[1]), vaddq_s32(x.v[2], x.v[3]))); }
-inline F itof(I x) { return each([&](int i) { return vcvtq_f32_s32(x.v[i]); }); }
-inline I ftoi(F x) { return each_int([&](int i) { return vcvtnq_s32_f32(x.v[i]); }); }
+inline F itof(I x) {
+  return each([&](int i) { return vcvtq_f32_s32(x.v[i]); });
+}
+inline I ftoi(F x) {
+  return each_int([&](int i) { return vcvtnq_s32_f32(x.v[i]); });
+}
 inline void istore_s8(int8_t* p, I x) {  // the low bytes, without saturation
-  const int16x8_t a = vcombine_s16(vmovn_s32(x.v[0]), vmovn_s32(x.v[1])), b = vcombine_s16(vmovn_s32(x.v[2]), vmovn_s32(x.v[3]));
+  const int16x8_t a = vcombine_s16(vmovn_s32(x.v[0]), vmovn_s32(x.v[1])),
+                  b = vcombine_s16(vmovn_s32(x.v[2]), vmovn_s32(x.v[3]));
   vst1q_s8(p, vcombine_s8(vmovn_s16(a), vmovn_s16(b)));
 }
 inline uint8x16_t low_nibbles(uint8x16_t x) { return vandq_u8(x, vdupq_n_u8(15)); }
 inline uint8x16_t high_nibbles(uint8x16_t x) { return vshrq_n_u8(x, 4); }
-inline B bload(const uint8_t* p) { return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}, false}; }
+inline B bload(const uint8_t* p) {
+  return {{vld1q_u8(p), vld1q_u8(p + 16), vld1q_u8(p + 32), vld1q_u8(p + 48)}, false};
+}
 inline B blow(B x) {
   return {{low_nibbles(x.v[0]), low_nibbles(x.v[1]), low_nibbles(x.v[2]), low_nibbles(x.v[3])}, true};
 }
@@ -247,13 +296,16 @@ void channel_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y
   for (int block = 0; block < blocks; ++block, w += 512) block_rows<kC8, N>(w, a + size_t(block) * rows, sum);
   const F scales = fload(reinterpret_cast<const float*>(w));
   for (int r = 0; r < N; ++r)
-    fstore_n(y + r * ld, fmul(itof({{sum[r][0], sum[r][1], sum[r][2], sum[r][3]}}), fmul(scales, fset(a[r].scale))), columns);
+    fstore_n(y + r * ld, fmul(itof({{sum[r][0], sum[r][1], sum[r][2], sum[r][3]}}), fmul(scales, fset(a[r].scale))),
+             columns);
 }
 
 template <Kind kind, int N>
 EDGESPEC_INLINE void some_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
-  if constexpr (kind == kC8) channel_rows<N>(w, blocks, a, rows, y, ld, columns);
-  else linear_rows<kind, N>(w, blocks, a, rows, y, ld, columns);
+  if constexpr (kind == kC8)
+    channel_rows<N>(w, blocks, a, rows, y, ld, columns);
+  else
+    linear_rows<kind, N>(w, blocks, a, rows, y, ld, columns);
 }
 
 // Four rows at a time fill the registers; a tile stays in the nearest cache meanwhile.

@@ -8,9 +8,15 @@
 namespace edgespec {
 namespace {
 
-struct F { float v[16]; };
-struct I { int32_t v[16]; };
-struct B { uint8_t v[64]; };
+struct F {
+  float v[16];
+};
+struct I {
+  int32_t v[16];
+};
+struct B {
+  uint8_t v[64];
+};
 
 template <class Function>
 inline F each(Function f) {
@@ -20,29 +26,69 @@ inline F each(Function f) {
 }
 
 // ---- float32 -------------------------------------------------------------------------------------------------------
-inline F fset(float x) { return each([&](int) { return x; }); }
-inline F fload(const float* p) { return each([&](int i) { return p[i]; }); }
-inline F fload_n(const float* p, int n) { return each([&](int i) { return i < n ? p[i] : 0.f; }); }
-inline F fload_half(const uint16_t* p) { return each([&](int i) { return half_to_float(p[i]); }); }
-inline F fload_u16(const uint16_t* p) { return each([&](int i) { return static_cast<float>(p[i]); }); }
+inline F fset(float x) {
+  return each([&](int) { return x; });
+}
+inline F fload(const float* p) {
+  return each([&](int i) { return p[i]; });
+}
+inline F fload_n(const float* p, int n) {
+  return each([&](int i) { return i < n ? p[i] : 0.f; });
+}
+inline F fload_half(const uint16_t* p) {
+  return each([&](int i) { return half_to_float(p[i]); });
+}
+inline F fload_u16(const uint16_t* p) {
+  return each([&](int i) { return static_cast<float>(p[i]); });
+}
 inline void fstore(float* p, const F& x) { std::memcpy(p, x.v, sizeof x.v); }
-inline void fstore_n(float* p, const F& x, int n) { if (n > 0) std::memcpy(p, x.v, size_t(n) * 4); }
-inline void fstore_half(uint16_t* p, const F& x) { for (int i = 0; i < 16; ++i) p[i] = float_to_half(x.v[i]); }
-inline F fadd(const F& a, const F& b) { return each([&](int i) { return a.v[i] + b.v[i]; }); }
-inline F fsub(const F& a, const F& b) { return each([&](int i) { return a.v[i] - b.v[i]; }); }
-inline F fmul(const F& a, const F& b) { return each([&](int i) { return a.v[i] * b.v[i]; }); }
-inline F fdiv(const F& a, const F& b) { return each([&](int i) { return a.v[i] / b.v[i]; }); }
-inline F fma(const F& a, const F& b, const F& c) { return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); }); }
-inline F fnma(const F& a, const F& b, const F& c) { return each([&](int i) { return std::fma(-a.v[i], b.v[i], c.v[i]); }); }
-inline F fmax(const F& a, const F& b) { return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; }); }
-inline F fabs_(const F& a) { return each([&](int i) { return std::fabs(a.v[i]); }); }
-inline F fneg(const F& a) { return each([&](int i) { return -a.v[i]; }); }
-inline F fround(const F& a) { return each([&](int i) { return std::nearbyint(a.v[i]); }); }
-inline F fscale2(const F& a, const F& r) { return each([&](int i) { return std::ldexp(a.v[i], static_cast<int>(r.v[i])); }); }
+inline void fstore_n(float* p, const F& x, int n) {
+  if (n > 0) std::memcpy(p, x.v, size_t(n) * 4);
+}
+inline void fstore_half(uint16_t* p, const F& x) {
+  for (int i = 0; i < 16; ++i) p[i] = float_to_half(x.v[i]);
+}
+inline F fadd(const F& a, const F& b) {
+  return each([&](int i) { return a.v[i] + b.v[i]; });
+}
+inline F fsub(const F& a, const F& b) {
+  return each([&](int i) { return a.v[i] - b.v[i]; });
+}
+inline F fmul(const F& a, const F& b) {
+  return each([&](int i) { return a.v[i] * b.v[i]; });
+}
+inline F fdiv(const F& a, const F& b) {
+  return each([&](int i) { return a.v[i] / b.v[i]; });
+}
+inline F fma(const F& a, const F& b, const F& c) {
+  return each([&](int i) { return std::fma(a.v[i], b.v[i], c.v[i]); });
+}
+inline F fnma(const F& a, const F& b, const F& c) {
+  return each([&](int i) { return std::fma(-a.v[i], b.v[i], c.v[i]); });
+}
+inline F fmax(const F& a, const F& b) {
+  return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
+}
+inline F fabs_(const F& a) {
+  return each([&](int i) { return std::fabs(a.v[i]); });
+}
+inline F fneg(const F& a) {
+  return each([&](int i) { return -a.v[i]; });
+}
+inline F fround(const F& a) {
+  return each([&](int i) { return std::nearbyint(a.v[i]); });
+}
+inline F fscale2(const F& a, const F& r) {
+  return each([&](int i) { return std::ldexp(a.v[i], static_cast<int>(r.v[i])); });
+}
 // a where x >= 0, else b
-inline F fpositive(const F& x, const F& a, const F& b) { return each([&](int i) { return x.v[i] >= 0 ? a.v[i] : b.v[i]; }); }
+inline F fpositive(const F& x, const F& a, const F& b) {
+  return each([&](int i) { return x.v[i] >= 0 ? a.v[i] : b.v[i]; });
+}
 // x where key >= limit, else 0
-inline F fzero_below(const F& x, const F& key, float limit) { return each([&](int i) { return key.v[i] >= limit ? x.v[i] : 0.f; }); }
+inline F fzero_below(const F& x, const F& key, float limit) {
+  return each([&](int i) { return key.v[i] >= limit ? x.v[i] : 0.f; });
+}
 // Sums and maxima halve the lanes: i and i + 8, then + 4, + 2, + 1.
 inline float fsum(F a) {
   for (int half = 8; half; half /= 2)
@@ -56,15 +102,47 @@ inline float flargest(F a) {
 }
 
 // ---- int32 and bytes -----------------------------------------------------------------------------------------------
-inline I iset(int32_t x) { I y; for (int32_t& v : y.v) v = x; return y; }
-inline I iadd(const I& a, const I& b) { I y; for (int i = 0; i < 16; ++i) y.v[i] = a.v[i] + b.v[i]; return y; }
-inline int32_t isum(const I& a) { int32_t sum = 0; for (int32_t v : a.v) sum += v; return sum; }
-inline F itof(const I& a) { return each([&](int i) { return static_cast<float>(a.v[i]); }); }
-inline I ftoi(const F& a) { I y; for (int i = 0; i < 16; ++i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i])); return y; }
-inline void istore_s8(int8_t* p, const I& a) { for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]); }
-inline B bload(const uint8_t* p) { B y; std::memcpy(y.v, p, 64); return y; }
-inline B blow(const B& a) { B y; for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] & 15; return y; }
-inline B bhigh(const B& a) { B y; for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] >> 4; return y; }
+inline I iset(int32_t x) {
+  I y;
+  for (int32_t& v : y.v) v = x;
+  return y;
+}
+inline I iadd(const I& a, const I& b) {
+  I y;
+  for (int i = 0; i < 16; ++i) y.v[i] = a.v[i] + b.v[i];
+  return y;
+}
+inline int32_t isum(const I& a) {
+  int32_t sum = 0;
+  for (int32_t v : a.v) sum += v;
+  return sum;
+}
+inline F itof(const I& a) {
+  return each([&](int i) { return static_cast<float>(a.v[i]); });
+}
+inline I ftoi(const F& a) {
+  I y;
+  for (int i = 0; i < 16; ++i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
+  return y;
+}
+inline void istore_s8(int8_t* p, const I& a) {
+  for (int i = 0; i < 16; ++i) p[i] = static_cast<int8_t>(a.v[i]);
+}
+inline B bload(const uint8_t* p) {
+  B y;
+  std::memcpy(y.v, p, 64);
+  return y;
+}
+inline B blow(const B& a) {
+  B y;
+  for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] & 15;
+  return y;
+}
+inline B bhigh(const B& a) {
+  B y;
+  for (int i = 0; i < 64; ++i) y.v[i] = a.v[i] >> 4;
+  return y;
+}
 // lane c: acc + sum over i < 4 of unsigned x[4 c + i] * four[i]
 inline I dot_u8(const I& acc, const B& x, const int8_t* four) {
   I y = acc;

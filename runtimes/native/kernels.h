@@ -26,10 +26,10 @@ struct Kernels {
   // Root-mean-square norm (weight null: none), to float32 or to quantized blocks (stride: records from block to block).
   void (*norm)(const float* x, int k, const float* weight, float eps, float* y);
   void (*quantize)(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride);
-  void (*quantize_blocks)(const float* x, int rows, Act* out);  // one block of 32 of each row [rows][32]
+  void (*quantize_blocks)(const float* x, int rows, Act* out);       // one block of 32 of each row [rows][32]
   void (*glu)(const float* gate, const float* up, int n, float* y);  // silu(gate) * up
   void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
-  void (*add)(float* x, const float* y, int n);           // x += y
+  void (*add)(float* x, const float* y, int n);  // x += y
   void (*embed)(Kind kind, const uint8_t* weight, int k, int64_t row, float* y);
   // Scores [queries][ld] of 16 keys a tile, for `tiles` tiles from `tile` on.  ahead: how far from here, in bytes, lies
   // what is needed next; it is fetched meanwhile.

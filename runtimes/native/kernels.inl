@@ -22,7 +22,7 @@ inline F exponential(F x) {
 
 // x / (1 + exp(-x)), through exp(-|x|) so that nothing overflows
 inline F silu(F x) {
-  const F e = exponential(fneg(fabs_(x)));           // in (0, 1]
+  const F e = exponential(fneg(fabs_(x)));  // in (0, 1]
   const F one = fset(1.f);
   const F weight = fdiv(fpositive(x, one, e), fadd(one, e));  // sigmoid(x)
   return fmul(x, weight);
@@ -45,7 +45,10 @@ void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
     const int n = k - i < 16 ? k - i : 16;
     F v = fmul(n == 16 ? fload(x + i) : fload_n(x + i, n), by);
     if (weight) v = fmul(v, n == 16 ? fload(weight + i) : fload_n(weight + i, n));
-    if (n == 16) fstore(y + i, v); else fstore_n(y + i, v, n);
+    if (n == 16)
+      fstore(y + i, v);
+    else
+      fstore_n(y + i, v, n);
   }
 }
 
@@ -128,8 +131,8 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
       scales = pair + (block & 1) * 32;
       q = pair + 64 + (block & 1) * payload;
     }
-    const float scale = scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column])
-                               : column_scales[column];
+    const float scale =
+        scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column]) : column_scales[column];
     for (int i = 0; i < kBlock && block * kBlock + i < k; ++i) {
       int level;
       if (kind == kQ4) {
@@ -177,7 +180,8 @@ void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t l
 }
 
 template <int Q, int T>
-void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
+void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, float* out, size_t ld,
+                ptrdiff_t ahead) {
   I acc[T][Q];
   for (int t = 0; t < T; ++t)
     for (int i = 0; i < Q; ++i) acc[t][i] = iset(q[i].minus_sum * 128);
@@ -213,15 +217,15 @@ void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld
       high[t] = bhigh(x);
     }
     for (int i = 0; i < Q; ++i)
-      for (int t = 0; t < T; ++t)
-        acc[t][i] = dot_u8(dot_u8(acc[t][i], low[t], q[i].q8 + d), high[t], q[i].q8 + d + 4);
+      for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(dot_u8(acc[t][i], low[t], q[i].q8 + d), high[t], q[i].q8 + d + 4);
   }
   for (int t = 0; t < T; ++t)
     for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fma(fset(q[i].scale), itof(acc[t][i]), fset(q[i].bias)));
 }
 
 template <int Q, int T>
-void score_tiles(KvFormat format, const uint8_t* block, int dim, int tile, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
+void score_tiles(KvFormat format, const uint8_t* block, int dim, int tile, const Query* q, float* out, size_t ld,
+                 ptrdiff_t ahead) {
   const size_t at = size_t(tile) * dim;
   if (format == kKvF32) return score_float<Q, T, false>(block + at * 64, dim, q, out, ld, ahead);
   if (format == kKvF16) return score_float<Q, T, true>(block + at * 32, dim, q, out, ld, ahead);
@@ -317,8 +321,7 @@ void weigh_float(const uint8_t* values, int dim, int first, int tokens, const fl
   constexpr int kBytes = Half ? 2 : 4;
   values += size_t(first) * dim * kBytes;
   int d = 0;
-  for (; d + 64 <= dim; d += 64)
-    weigh_float_part<Q, 4, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+  for (; d + 64 <= dim; d += 64) weigh_float_part<Q, 4, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
   for (; d < dim; d += 16) weigh_float_part<Q, 1, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
 }
 
@@ -350,7 +353,7 @@ void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const fl
 // then not saturate anywhere.
 template <int Q>
 void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
-                 ptrdiff_t ahead) {
+                ptrdiff_t ahead) {
   const float* scales = reinterpret_cast<const float*>(values + size_t(kKvBlock) * dim);
   for (int n = 0; n < tokens; n += 32) {
     alignas(64) int8_t weights[Q][32];
@@ -394,7 +397,8 @@ void k_weigh(KvFormat format, const uint8_t* values, int dim, int first, int tok
     case 8: {  // two halves: more accumulators than registers would spill
       const int half = queries / 2;
       k_weigh(format, values, dim, first, tokens, p, ld, half, out, ahead);
-      return k_weigh(format, values, dim, first, tokens, p + half * ld, ld, queries - half, out + size_t(half) * dim, 0);
+      return k_weigh(format, values, dim, first, tokens, p + half * ld, ld, queries - half, out + size_t(half) * dim,
+                     0);
     }
     default: return;
   }
@@ -443,7 +447,8 @@ void k_lookup_table(const float* codebook, const float* query, int dim, int sub,
   float total = 0, range = kTiny;
   for (int m = 0; m < subs; ++m) {
     F acc = fset(0.f);
-    for (int d = 0; d < sub; ++d) acc = fma(fload(codebook + (size_t(m) * sub + d) * 16), fset(query[m * sub + d]), acc);
+    for (int d = 0; d < sub; ++d)
+      acc = fma(fload(codebook + (size_t(m) * sub + d) * 16), fset(query[m * sub + d]), acc);
     fstore(table + m * 16, acc);
     const float low = -flargest(fneg(acc)), high = flargest(acc);
     smallest[m] = low;
@@ -452,7 +457,8 @@ void k_lookup_table(const float* codebook, const float* query, int dim, int sub,
   }
   const F inverse = fset(127.f / range);
   for (int m = 0; m < subs; ++m)
-    istore_s8(reinterpret_cast<int8_t*>(lut + m * 16), ftoi(fmul(fsub(fload(table + m * 16), fset(smallest[m])), inverse)));
+    istore_s8(reinterpret_cast<int8_t*>(lut + m * 16),
+              ftoi(fmul(fsub(fload(table + m * 16), fset(smallest[m])), inverse)));
   *scale = range * (1.f / 127.f);
   *bias = total;
 }
@@ -480,6 +486,22 @@ void k_to_half(const float* x, int n, uint16_t* y) {
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
-                 k_norm, k_quantize, k_quantize_blocks, k_glu, k_rotate, k_add, k_embed, k_score, k_largest,
-                 k_exponentials, k_weigh, k_scale, k_accumulate, k_argmax, k_quantize_query, k_lookup_table, k_nearest, k_to_half};
+                 k_norm,
+                 k_quantize,
+                 k_quantize_blocks,
+                 k_glu,
+                 k_rotate,
+                 k_add,
+                 k_embed,
+                 k_score,
+                 k_largest,
+                 k_exponentials,
+                 k_weigh,
+                 k_scale,
+                 k_accumulate,
+                 k_argmax,
+                 k_quantize_query,
+                 k_lookup_table,
+                 k_nearest,
+                 k_to_half};
 }

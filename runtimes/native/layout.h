@@ -85,8 +85,8 @@ inline bool is_coded(KvFormat format) { return format == kKvInt8 || (format >= k
 
 struct KvLayout {
   KvFormat keys = kKvF16, codes = kKvNone, values = kKvF16;
-  int layers = 0, heads = 0, dim = 0;        // dim is head_dim rounded up to 16
-  int window = 0, sinks = 0, ring = 0;       // ring: rows, a multiple of 16; 0 without exact recent keys
+  int layers = 0, heads = 0, dim = 0;   // dim is head_dim rounded up to 16
+  int window = 0, sinks = 0, ring = 0;  // ring: rows, a multiple of 16; 0 without exact recent keys
 
   size_t recent_rows() const { return ring ? size_t(ring) + kSinkRows : 0; }
   size_t recent_bytes() const { return recent_rows() * dim * 2; }

@@ -14,7 +14,7 @@ namespace {
 
 using namespace abi;
 
-constexpr int kMembers = 64;    // threads of the pool that may take part in a pass
+constexpr int kMembers = 64;     // threads of the pool that may take part in a pass
 constexpr int kFixedInputs = 7;  // before the weights
 constexpr int kControls = 8;
 
@@ -60,7 +60,8 @@ View view(const Value* value) {
 
 View input(KernelContext* context, size_t index) {
   const Value* value = nullptr;
-  check(slot<Status* (*)(const KernelContext*, size_t, const Value**)>(g_api, kKernelContextGetInput)(context, index, &value));
+  check(slot<Status* (*)(const KernelContext*, size_t, const Value**)>(g_api, kKernelContextGetInput)(context, index,
+                                                                                                      &value));
   return view(value);
 }
 
@@ -72,7 +73,8 @@ void* output(KernelContext* context, size_t index, const std::vector<int64_t>& d
 }
 
 std::string text_attribute(const KernelInfo* info, const char* name) {
-  const auto get = slot<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(g_api, kKernelInfoGetAttributeString);
+  const auto get =
+      slot<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(g_api, kKernelInfoGetAttributeString);
   size_t size = 0;
   check(get(info, name, nullptr, &size));
   std::string text(size, '\0');
@@ -93,9 +95,9 @@ bool flag_attribute(const KernelInfo* info, const char* name) {
 // ---- Decoder -------------------------------------------------------------------------------------------------------
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
-//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read codes,
-//   window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with; cache.h),
-//   then the weights.
+//   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read
+//   codes, window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with;
+//   cache.h), then the weights.
 // outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
 struct Decoder {
   Program program;
@@ -171,7 +173,8 @@ void run(Decoder& decoder, KernelContext* context) {
     throw std::invalid_argument("edgespec: KV formats that do not fit together");
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
       (layout.ring && layout.ring < layout.window))
-    throw std::invalid_argument("edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
+    throw std::invalid_argument(
+        "edgespec: expected a ring of whole tiles, not smaller than its window, and at most 16 sinks");
   if (decoder.constant) {
     std::call_once(decoder.asked, [&] { decoder.weights = weights(context); });
     in.weights = decoder.weights;
@@ -200,7 +203,8 @@ void run(Decoder& decoder, KernelContext* context) {
   struct Work {
     Pass pass;
     Team<Pass> team;
-    Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s) : pass(p, kernels(), i, o, s), team(pass) {}
+    Work(const Program& p, const PassInputs& i, const PassOutputs& o, Scratch& s)
+        : pass(p, kernels(), i, o, s), team(pass) {}
   };
   try {
     if (!in.rows) {  // nothing to compute, but rows may be moved
@@ -223,9 +227,7 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
   try {
     run(*static_cast<Decoder*>(kernel), context);
     return nullptr;
-  } catch (const std::exception& problem) {
-    return error(problem.what());
-  }
+  } catch (const std::exception& problem) { return error(problem.what()); }
 }
 
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
@@ -235,9 +237,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
     decoder->constant = flag_attribute(info, "constant_weights");
     *kernel = decoder.release();
     return nullptr;
-  } catch (const std::exception& problem) {
-    return error(problem.what());
-  }
+  } catch (const std::exception& problem) { return error(problem.what()); }
 }
 
 CustomOp make_decoder() {

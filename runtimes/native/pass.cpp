@@ -8,7 +8,7 @@
 namespace edgespec {
 namespace {
 
-constexpr int kSerial = 1 << 14;          // numbers that are not worth waking a second thread for
+constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
 
 [[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
 
@@ -20,8 +20,13 @@ size_t act_bytes(Kind kind, int k, int rows) {
 
 Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in, const PassOutputs& out,
            Scratch& scratch)
-    : program_(program), k_(kernels), in_(in), out_(out), scratch_(scratch),
-      capacity_(in.layout.capacity(in.kv_bytes)), dim_(in.layout.dim) {
+    : program_(program),
+      k_(kernels),
+      in_(in),
+      out_(out),
+      scratch_(scratch),
+      capacity_(in.layout.capacity(in.kv_bytes)),
+      dim_(in.layout.dim) {
   check();
   scratch_.floats.resize(program.floats.size());
   scratch_.acts.resize(program.acts.size());
@@ -45,7 +50,8 @@ void Pass::check() const {
     if (places[r] < 0 || places[r] >= capacity_)
       fail("row " + std::to_string(r) + " goes to place " + std::to_string(places[r]) + " of a cache of " +
            std::to_string(capacity_) + " tokens");
-    if (visible[r] < 0 || visible[r] > capacity_ || parents[r] >= r || parents[r] < -1 || tokens[r] < 0 || positions[r] < 0)
+    if (visible[r] < 0 || visible[r] > capacity_ || parents[r] >= r || parents[r] < -1 || tokens[r] < 0 ||
+        positions[r] < 0)
       fail("row " + std::to_string(r) + " of the plan is out of range");
     if (parents[r] >= 0 && slots[parents[r]] != slots[r]) fail("a parent lies in another slot");
   }
@@ -54,7 +60,8 @@ void Pass::check() const {
   for (int r = 0; r < in_.heads; ++r)
     if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
   for (int m = 0; m < in_.move_count; ++m)
-    if (in_.moves[m * 3] < 0 || in_.moves[m * 3] >= in_.slots || std::min(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) < 0 ||
+    if (in_.moves[m * 3] < 0 || in_.moves[m * 3] >= in_.slots ||
+        std::min(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) < 0 ||
         std::max(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) >= capacity_)
       fail("a move is out of range");
   if (in_.gate_count < program_.gates) fail("expected " + std::to_string(program_.gates) + " gates");
@@ -95,7 +102,10 @@ void Pass::check() const {
           fail("position " + std::to_string(last) + " is beyond the table of angles");
         break;
       }
-      case Op::kLinear: matrix(s.w, s.kind, s.n, s.k); vector(s.bias, s.n); break;
+      case Op::kLinear:
+        matrix(s.w, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        break;
       case Op::kGlu:
         matrix(s.gate, s.kind, s.n, s.k);
         matrix(s.up, s.kind, s.n, s.k);
@@ -125,7 +135,10 @@ void Pass::see() {
       v.high = visible[r];
       v.last = visible[r];
     }
-    if (v.beyond.empty() && places[r] == v.high) ++v.high; else v.beyond.push_back(places[r]);
+    if (v.beyond.empty() && places[r] == v.high)
+      ++v.high;
+    else
+      v.beyond.push_back(places[r]);
     v.last = std::max(v.last, places[r] + 1);
   }
 }
@@ -137,8 +150,8 @@ void Pass::apply_moves() const {
   }
 }
 
-// Cuts the units of a matrix into chunks: first a long one for each thread, which streams it from end to end, then short
-// ones that even out who was faster.
+// Cuts the units of a matrix into chunks: first a long one for each thread, which streams it from end to end, then
+// short ones that even out who was faster.
 int Pass::cut(int units, int members) {
   bounds_.assign(1, 0);
   const int longer = members > 1 ? units * 3 / 4 / members : units;
@@ -296,7 +309,10 @@ void Pass::linear(const Step& s, int chunk) {
       for (int i = 0; i < n; ++i) {
         float* out = floats(s.out) + size_t(group * kRowGroup + i) * s.n + tile * kTile;
         if (bias) k_.add(y[i], bias + tile * kTile, columns);
-        if (s.add) k_.add(out, y[i], columns); else std::memcpy(out, y[i], size_t(columns) * 4);
+        if (s.add)
+          k_.add(out, y[i], columns);
+        else
+          std::memcpy(out, y[i], size_t(columns) * 4);
       }
     }
   }
@@ -403,7 +419,8 @@ void Pass::merge_best() {
     for (int r = 0; r < rows; ++r)
       for (int i = 0; i < top; ++i) {
         const size_t at = (chunk * rows + r) * top + i;
-        if (ids[at] >= 0) offer(out_.top_ids + size_t(r) * top, out_.top_values + size_t(r) * top, top, ids[at], values[at]);
+        if (ids[at] >= 0)
+          offer(out_.top_ids + size_t(r) * top, out_.top_values + size_t(r) * top, top, ids[at], values[at]);
       }
 }
 

@@ -36,7 +36,7 @@ struct PassInputs {
 };
 
 struct PassOutputs {
-  float* logits = nullptr;    // [heads, vocab]
+  float* logits = nullptr;     // [heads, vocab]
   int64_t* top_ids = nullptr;  // [heads, top]
   float* top_values = nullptr;
 };
@@ -113,7 +113,8 @@ class Pass {
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
                      int queries, float* scores) const;
-  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens, float* scores) const;
+  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens,
+            float* scores) const;
 
   const Program& program_;
   const Kernels& k_;
@@ -123,14 +124,14 @@ class Pass {
   int64_t capacity_;
   float* float_[64] = {};
   void* act_[64] = {};
-  size_t next_ = 0;           // step to look at next
+  size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
-  bool merging_ = false;      // the second phase of attention
-  std::vector<int> bounds_;   // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
+  bool merging_ = false;     // the second phase of attention
+  std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
-  int dim_ = 0;               // head_dim rounded up
+  int dim_ = 0;  // head_dim rounded up
   int splits_ = 1;
-  int item_heads_ = 1;        // KV heads of an item of attention: one or all
+  int item_heads_ = 1;  // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;
 };
 

@@ -15,17 +15,19 @@ namespace {
 
 constexpr int kBuffers = 64, kMaxWidth = 1 << 24, kMaxCount = 1 << 16;
 
-const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed},   {"gate", Op::kGate},     {"quantize", Op::kQuantize},
-                                        {"heads", Op::kHeads},   {"attend", Op::kAttend}, {"linear", Op::kLinear},
-                                        {"glu", Op::kGlu},       {"logits", Op::kLogits}};
-const std::map<std::string, Kind> kKinds = {{"q4", kQ4}, {"q8", kQ8}, {"c8", kC8}, {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
+const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed}, {"gate", Op::kGate},     {"quantize", Op::kQuantize},
+                                        {"heads", Op::kHeads}, {"attend", Op::kAttend}, {"linear", Op::kLinear},
+                                        {"glu", Op::kGlu},     {"logits", Op::kLogits}};
+const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
+                                            {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
-    {"w", &Step::w},     {"bias", &Step::bias},   {"norm", &Step::norm},   {"cos", &Step::cos}, {"sin", &Step::sin},
-    {"up", &Step::up}, {"upbias", &Step::upbias},   {"qnorm", &Step::qnorm}, {"knorm", &Step::knorm}, {"gate", &Step::gate}};
+    {"w", &Step::w},         {"bias", &Step::bias}, {"norm", &Step::norm},     {"cos", &Step::cos},
+    {"sin", &Step::sin},     {"up", &Step::up},     {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
+    {"knorm", &Step::knorm}, {"gate", &Step::gate}};
 const std::map<std::string, int Step::*> kNumbers = {
-    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
-    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
-    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip}};
+    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},     {"rows", &Step::rows},
+    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},     {"rotary", &Step::rotary},
+    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index}, {"skip", &Step::skip}};
 const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x}, {"act", &Step::act}, {"out", &Step::out}};
 const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}};
 
@@ -80,23 +82,51 @@ void check(const std::string& line, const Program& p, const Step& s) {
   const auto matrix = [&] {
     require(line, s.n > 0 && s.n <= kMaxWidth && s.k > 0 && s.k <= kMaxWidth, "expected n and k");
   };
-  require(line, s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount &&
-                    s.k <= kMaxWidth, "number out of range");
+  require(line,
+          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount && s.k <= kMaxWidth,
+          "number out of range");
   require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
   switch (s.op) {
-    case Op::kEmbed: matrix(); require(line, s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows"); require(line, s.w >= 0, "expected w"); floats(s.out, s.k); break;
+    case Op::kEmbed:
+      matrix();
+      require(line, s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows");
+      require(line, s.w >= 0, "expected w");
+      floats(s.out, s.k);
+      break;
     case Op::kGate: break;
-    case Op::kQuantize: require(line, s.k > 0, "expected k"); floats(s.x, s.k); acts(s.out, s.k); break;
+    case Op::kQuantize:
+      require(line, s.k > 0, "expected k");
+      floats(s.x, s.k);
+      acts(s.out, s.k);
+      break;
     case Op::kHeads:
       require(line, s.w >= 0 && s.k > 0 && s.heads > 0 && s.kv > 0 && s.heads % s.kv == 0, "expected w, k, heads, kv");
-      require(line, s.dim > 0 && s.dim <= kMaxHeadDim && s.rotary <= s.dim && s.rotary % 2 == 0, "head size out of range");
+      require(line, s.dim > 0 && s.dim <= kMaxHeadDim && s.rotary <= s.dim && s.rotary % 2 == 0,
+              "head size out of range");
       require(line, s.rotary == 0 || (s.cos >= 0 && s.sin >= 0), "expected cos and sin");
       acts(s.act, s.k);
       break;
-    case Op::kAttend: require(line, s.heads > 0 && s.kv > 0 && s.dim > 0, "expected heads"); floats(s.out, s.heads * s.dim); break;
-    case Op::kLinear: matrix(); require(line, s.w >= 0, "expected w"); acts(s.act, s.k); floats(s.out, s.n); break;
-    case Op::kGlu: matrix(); require(line, s.gate >= 0 && s.up >= 0, "expected gate and up"); acts(s.act, s.k); s.kind == kC8 ? floats(s.out, s.n) : acts(s.out, s.n); break;
-    case Op::kLogits: matrix(); require(line, s.w >= 0, "expected w"); acts(s.act, s.k); break;
+    case Op::kAttend:
+      require(line, s.heads > 0 && s.kv > 0 && s.dim > 0, "expected heads");
+      floats(s.out, s.heads * s.dim);
+      break;
+    case Op::kLinear:
+      matrix();
+      require(line, s.w >= 0, "expected w");
+      acts(s.act, s.k);
+      floats(s.out, s.n);
+      break;
+    case Op::kGlu:
+      matrix();
+      require(line, s.gate >= 0 && s.up >= 0, "expected gate and up");
+      acts(s.act, s.k);
+      s.kind == kC8 ? floats(s.out, s.n) : acts(s.out, s.n);
+      break;
+    case Op::kLogits:
+      matrix();
+      require(line, s.w >= 0, "expected w");
+      acts(s.act, s.k);
+      break;
   }
 }
 

@@ -1,4 +1,5 @@
-// What a node computes, as text: one step a line, "kind key=value ...".  The exporter writes it, Program::parse reads it.
+// What a node computes, as text: one step a line, "kind key=value ...".  The exporter writes it, Program::parse reads
+// it.
 //
 //   floats id width            a float32 buffer [rows, width]
 //   acts id width              quantized (or copied) activations [rows, width]
@@ -10,7 +11,8 @@
 //                                          rotated and appended to the cache with the values, queries go to `out`
 //   attend out layer heads kv dim window    -> floats [heads * dim]
 //   linear act w kind n k bias out add      -> floats; add=1: to what is there
-//   glu act gate up bias upbias kind n k out            silu(gate) * up -> activations for a matrix of the same kind; floats
+//   glu act gate up bias upbias kind n k out            silu(gate) * up -> activations for a matrix of the same kind;
+//   floats
 //                                          for c8, whose scale needs the whole row
 //   logits act w kind n k                   the LM head
 //

@@ -4,7 +4,8 @@
 //   selftest isas            the instruction sets that this processor and build have
 //   selftest hash ISA        a hash of what each kernel computes: the same lines for every ISA
 //   selftest accuracy ISA    the largest errors against double precision, as JSON
-//   selftest pass [brief]    a small model, one row at a time against many rows, threads, slots, trees, moves, KV formats
+//   selftest pass [brief]    a small model, one row at a time against many rows, threads, slots, trees, moves, KV
+//   formats
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -119,7 +120,8 @@ Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Make::kOr
     const size_t pair = kind == kQ4 ? 576 : 1088;
     for (size_t at = 0; at < tile.size(); at += pair)
       for (int c = 0; c < 32; ++c) {  // some of them subnormal or zero
-        const uint16_t half = float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
+        const uint16_t half =
+            float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
         std::memcpy(&tile[at + size_t(c) * 2], &half, 2);
       }
   }
@@ -162,14 +164,16 @@ struct Queries {
   Array<uint8_t> lut;
   std::vector<Query> all;
 
-  Queries(Random& random, int count, int dim) : f(normals(random, size_t(count) * dim)), q8(size_t(count) * dim), lut(size_t(count) * dim * 16) {
+  Queries(Random& random, int count, int dim)
+      : f(normals(random, size_t(count) * dim)), q8(size_t(count) * dim), lut(size_t(count) * dim * 16) {
     for (uint8_t& entry : lut) entry = static_cast<uint8_t>(random.below(16) ? random.below(128) : 127);
     for (int i = 0; i < count; ++i) {
       const Make make = i % 3 == 1 ? Make::kLargest : Make::kOrdinary;
       int sum = 0;
-      for (int d = 0; d < dim; ++d) sum += q8[size_t(i) * dim + d] = make == Make::kOrdinary ? level(random, make) : 127;
-      all.push_back({f.get() + size_t(i) * dim, q8.get() + size_t(i) * dim, random.uniform(0.001f, 0.02f), random.normal(),
-                     -sum, lut.get() + size_t(i) * dim * 16});
+      for (int d = 0; d < dim; ++d)
+        sum += q8[size_t(i) * dim + d] = make == Make::kOrdinary ? level(random, make) : 127;
+      all.push_back({f.get() + size_t(i) * dim, q8.get() + size_t(i) * dim, random.uniform(0.001f, 0.02f),
+                     random.normal(), -sum, lut.get() + size_t(i) * dim * 16});
     }
   }
 };
@@ -182,7 +186,9 @@ class Hash {  // FNV-1a
     for (size_t i = 0; i < bytes; ++i) state_ = (state_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
   }
   template <class T>
-  void add(const Array<T>& array) { add(array.get(), array.bytes()); }
+  void add(const Array<T>& array) {
+    add(array.get(), array.bytes());
+  }
   void add(float x) { add(&x, sizeof x); }
   void add(int64_t x) { add(&x, sizeof x); }
   void print(const std::string& name) {
@@ -309,7 +315,8 @@ void hash_attention(const Kernels& kernels, Random random) {
           if (format >= kKvNomad1 && tiles != 8) continue;  // always whole blocks
           const size_t ld = kKvBlock + 5;
           Floats out(count * ld);
-          kernels.score(static_cast<KvFormat>(format), block.get(), dim, tile, tiles, queries.all.data(), count, out.get(), ld, 0);
+          kernels.score(static_cast<KvFormat>(format), block.get(), dim, tile, tiles, queries.all.data(), count,
+                        out.get(), ld, 0);
           hash.add(out);
         }
       }
@@ -322,7 +329,8 @@ void hash_attention(const Kernels& kernels, Random random) {
           Floats p(count * ld), out = normals(random, size_t(count) * dim);
           for (float& v : p) v = random.below(3) ? random.uniform(0.f, 1.f) : 0.f;
           std::fill_n(p.get(), 32, 0.f);
-          kernels.weigh(static_cast<KvFormat>(format), block.get(), dim, first, tokens, p.get(), ld, count, out.get(), 0);
+          kernels.weigh(static_cast<KvFormat>(format), block.get(), dim, first, tokens, p.get(), ld, count, out.get(),
+                        0);
           hash.add(out);
         }
       }
@@ -380,8 +388,10 @@ class Worst {
   void print() const {
     const char* comma = "{";
     for (const auto& [name, error] : worst_) {
-      if (std::isfinite(error)) std::printf("%s\"%s\": %.6g", comma, name.c_str(), error);
-      else std::printf("%s\"%s\": 1e999", comma, name.c_str());
+      if (std::isfinite(error))
+        std::printf("%s\"%s\": %.6g", comma, name.c_str(), error);
+      else
+        std::printf("%s\"%s\": 1e999", comma, name.c_str());
       comma = ", ";
     }
     std::printf("}\n");
@@ -427,8 +437,10 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
         const int blocks = blocks_of(k);
         Floats x = normals(random, size_t(rows) * k), y(size_t(rows) * kTile);
         Array<Act> acts(size_t(rows) * blocks);
-        for (int r = 0; r < rows; ++r) kernels.quantize(x.get() + size_t(r) * k, k, blocks, kind == kC8, acts.get() + r, rows);
-        kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), rows, y.get(), kTile, kTile);
+        for (int r = 0; r < rows; ++r)
+          kernels.quantize(x.get() + size_t(r) * k, k, blocks, kind == kC8, acts.get() + r, rows);
+        kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), rows,
+                             y.get(), kTile, kTile);
         for (int r = 0; r < rows; ++r)
           for (int c = 0; c < kTile; ++c) {
             double sum = 0, size = 0;
@@ -493,8 +505,10 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
     kernels.glu(gate.get(), up.get(), n, y.get());
     for (int i = 0; i < n; ++i) {
       const double exact = gate[i] / (1 + std::exp(-double(gate[i]))) * up[i];
-      if (gate[i] > -10) worst.offer("glu", std::fabs(y[i] - exact) / std::fabs(exact));
-      else worst.offer("glu_small", std::fabs(y[i] - exact));
+      if (gate[i] > -10)
+        worst.offer("glu", std::fabs(y[i] - exact) / std::fabs(exact));
+      else
+        worst.offer("glu_small", std::fabs(y[i] - exact));
     }
     kernels.norm(gate.get(), n, weight.get(), 1e-6f, y.get());
     double squares = 0;
@@ -506,7 +520,8 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
     Array<uint16_t> half(n);
     kernels.to_half(gate.get(), n, half.get());
     for (int i = 0; i < n; ++i)  // in halves of the last place of a normal number
-      worst.offer("to_half", std::fabs(half_to_float(half[i]) - double(gate[i])) / std::max(std::fabs(double(gate[i])), 0x1p-14) * 2048);
+      worst.offer("to_half", std::fabs(half_to_float(half[i]) - double(gate[i])) /
+                                 std::max(std::fabs(double(gate[i])), 0x1p-14) * 2048);
   }
 }
 
@@ -522,14 +537,17 @@ void accuracy_attention(const Kernels& kernels, Random random, Worst& worst) {
       Array<uint8_t> lut(size_t(count) * dim * 16);
       std::vector<Query> queries;
       for (int i = 0; i < count; ++i) {
-        Query q = {x.get() + size_t(i) * dim, q8.get() + size_t(i) * dim, 1.f, 0.f, 0, lut.get() + size_t(i) * dim * 16};
-        if (format == kKvInt8 || format == kKvInt4) q.scale = kernels.quantize_query(q.f, dim, q8.get() + size_t(i) * dim, &q.minus_sum);
+        Query q = {x.get() + size_t(i) * dim,       q8.get() + size_t(i) * dim, 1.f, 0.f, 0,
+                   lut.get() + size_t(i) * dim * 16};
+        if (format == kKvInt8 || format == kKvInt4)
+          q.scale = kernels.quantize_query(q.f, dim, q8.get() + size_t(i) * dim, &q.minus_sum);
         if (format >= kKvNomad1)
           kernels.lookup_table(codebook.get(), q.f, dim, sub, lut.get() + size_t(i) * dim * 16, &q.scale, &q.bias);
         queries.push_back(q);
       }
       Floats out(size_t(count) * kKvBlock);
-      kernels.score(static_cast<KvFormat>(format), block.get(), dim, 0, 8, queries.data(), count, out.get(), kKvBlock, 0);
+      kernels.score(static_cast<KvFormat>(format), block.get(), dim, 0, 8, queries.data(), count, out.get(), kKvBlock,
+                    0);
       for (int i = 0; i < count; ++i)
         for (int token = 0; token < kKvBlock; ++token) {
           const int tile = token / 16, c = token % 16;
@@ -562,20 +580,23 @@ void accuracy_attention(const Kernels& kernels, Random random, Worst& worst) {
           }
           const double error = std::fabs(out[size_t(i) * kKvBlock + token] - sum);
           // nomad: in steps of the table, of which each look-up may be half of one off
-          worst.offer(std::string("score_") + kFormatNames[format], error / (format >= kKvNomad1 ? subs * queries[i].scale : size));
+          worst.offer(std::string("score_") + kFormatNames[format],
+                      error / (format >= kKvNomad1 ? subs * queries[i].scale : size));
         }
     }
     for (int i = 0; i < count; ++i) {
       Array<int8_t> q(dim);
       int32_t minus_sum;
       const float scale = kernels.quantize_query(x.get() + size_t(i) * dim, dim, q.get(), &minus_sum);
-      for (int d = 0; d < dim; ++d) worst.offer("quantize_query", std::fabs(x[size_t(i) * dim + d] / double(scale) - q[d]));
+      for (int d = 0; d < dim; ++d)
+        worst.offer("quantize_query", std::fabs(x[size_t(i) * dim + d] / double(scale) - q[d]));
     }
     for (int format = kKvF32; format <= kKvInt8; ++format) {
       const auto values = make_block(random, static_cast<KvFormat>(format), dim, true);
       Floats p(size_t(count) * kKvBlock), out(size_t(count) * dim);
       for (float& v : p) v = random.uniform(0.f, 1.f);
-      kernels.weigh(static_cast<KvFormat>(format), values.get(), dim, 0, kKvBlock, p.get(), kKvBlock, count, out.get(), 0);
+      kernels.weigh(static_cast<KvFormat>(format), values.get(), dim, 0, kKvBlock, p.get(), kKvBlock, count, out.get(),
+                    0);
       for (int i = 0; i < count; ++i)
         for (int d = 0; d < dim; ++d) {
           double sum = 0, size = 0;
@@ -623,20 +644,24 @@ struct Model {
     for (int layer = 0; layer < kLayers; ++layer) {
       text += "gate index=" + std::to_string(2 * layer) + " skip=5\n";
       text += "quantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=" + form + " out=0\n";
-      text += "heads act=0 w=" + std::to_string(matrix((kHeads + 2 * kKv) * round_up(kDim, kTile), kHidden, kind, kDim)) +
-              " kind=" + kind + " k=96 bias=" + vector((kHeads + 2 * kKv) * kDim) + " dim=24 heads=4 kv=2 rotary=20 cos=" +
-              std::to_string(cos) + " sin=" + std::to_string(sin) + " qnorm=" + (layer ? vector(kDim) : "-1") +
-              " knorm=" + (layer ? vector(kDim) : "-1") + " eps=1e-5 layer=" + std::to_string(layer) + " scale=0.2\n";
-      text += "attend out=1 layer=" + std::to_string(layer) + " heads=4 kv=2 dim=24 window=" + (layer ? "0" : "90") + "\n";
+      text +=
+          "heads act=0 w=" + std::to_string(matrix((kHeads + 2 * kKv) * round_up(kDim, kTile), kHidden, kind, kDim)) +
+          " kind=" + kind + " k=96 bias=" + vector((kHeads + 2 * kKv) * kDim) +
+          " dim=24 heads=4 kv=2 rotary=20 cos=" + std::to_string(cos) + " sin=" + std::to_string(sin) +
+          " qnorm=" + (layer ? vector(kDim) : "-1") + " knorm=" + (layer ? vector(kDim) : "-1") +
+          " eps=1e-5 layer=" + std::to_string(layer) + " scale=0.2\n";
+      text +=
+          "attend out=1 layer=" + std::to_string(layer) + " heads=4 kv=2 dim=24 window=" + (layer ? "0" : "90") + "\n";
       text += "quantize x=1 k=96 kind=" + form + " out=1\n";
       text += "linear act=1 w=" + std::to_string(matrix(kHidden, kHeads * kDim, kind)) + " kind=" + kind +
               " n=96 k=96 out=0 add=1\n";
       text += "gate index=" + std::to_string(2 * layer + 1) + " skip=" + (channels ? "4" : "3") + "\n";
       text += "quantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=" + form + " out=0\n";
-      text += "glu act=0 gate=" + std::to_string(matrix(kInner, kHidden, kind)) + " up=" +
-              std::to_string(matrix(kInner, kHidden, kind)) + " kind=" + kind + " n=80 k=96 out=2\n";
+      text += "glu act=0 gate=" + std::to_string(matrix(kInner, kHidden, kind)) +
+              " up=" + std::to_string(matrix(kInner, kHidden, kind)) + " kind=" + kind + " n=80 k=96 out=2\n";
       if (channels) text += "quantize x=2 k=80 kind=c8 out=2\n";
-      text += "linear act=2 w=" + std::to_string(matrix(kHidden, kInner, kind)) + " kind=" + kind + " n=96 k=80 out=0 add=1\n";
+      text += "linear act=2 w=" + std::to_string(matrix(kHidden, kInner, kind)) + " kind=" + kind +
+              " n=96 k=80 out=0 add=1\n";
     }
     text += "quantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=q4 out=3 rows=1\n";
     text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96\n";
@@ -733,7 +758,8 @@ class Runner {
   }
 
   // Logits of all rows; `top` results are checked against them on the way.
-  std::vector<Logits> run(const std::vector<Row>& rows, int threads, const std::vector<int64_t>& moves = {}, int gates_off = 0) {
+  std::vector<Logits> run(const std::vector<Row>& rows, int threads, const std::vector<int64_t>& moves = {},
+                          int gates_off = 0) {
     const int n = static_cast<int>(rows.size()), vocab = Model::kVocab;
     std::vector<int64_t> plan(size_t(6) * n), heads(n);
     for (int r = 0; r < n; ++r) {
@@ -784,7 +810,8 @@ class Runner {
       std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return row[a] > row[b]; });
       for (int i = 0; i < kTop; ++i)
         if (ids[size_t(r) * kTop + i] != order[i] || values[size_t(r) * kTop + i] != row[order[i]])
-          fail("the best tokens of row " + std::to_string(r) + " of " + std::to_string(n) + " are not those of its logits");
+          fail("the best tokens of row " + std::to_string(r) + " of " + std::to_string(n) +
+               " are not those of its logits");
     }
     return result;
   }
@@ -825,7 +852,8 @@ std::vector<Row> chain(int64_t from, int n, int64_t slot = 0, int first_row = 0)
 void same(const Logits& a, const Logits& b, const std::string& what) {
   for (size_t i = 0; i < a.size(); ++i)
     if (std::memcmp(&a[i], &b[i], sizeof a[i]))
-      fail(what + ": logit " + std::to_string(i) + " is " + std::to_string(b[i]) + ", expected " + std::to_string(a[i]));
+      fail(what + ": logit " + std::to_string(i) + " is " + std::to_string(b[i]) + ", expected " +
+           std::to_string(a[i]));
 }
 
 // One row at a time, one thread: what everything is compared with.
@@ -844,7 +872,8 @@ void pass_chunks(Runner& runner, const std::vector<Logits>& expected, int rows, 
     const auto logits = runner.run(chain(from, n), threads);
     for (int i = 0; i < n; ++i)
       same(expected[from + i], logits[i],
-           name + ", " + std::to_string(rows) + " rows, " + std::to_string(threads) + " threads, token " + std::to_string(from + i));
+           name + ", " + std::to_string(rows) + " rows, " + std::to_string(threads) + " threads, token " +
+               std::to_string(from + i));
   }
 }
 
@@ -870,10 +899,11 @@ void pass_slots(Runner& runner, const std::vector<Logits>& expected, int threads
   }
 }
 
-// A tree of proposals: with the rest of it in the pass or only its own ancestors, a row sees the same.  Then a branch is
-// accepted by moving it to where it belongs, and the sequence goes on as if nothing had happened.
+// A tree of proposals: with the rest of it in the pass or only its own ancestors, a row sees the same.  Then a branch
+// is accepted by moving it to where it belongs, and the sequence goes on as if nothing had happened.
 void pass_tree(Runner& runner, const std::vector<Logits>& expected, int threads, const std::string& name) {
-  // the branch in question lies 16 places on, in the same lanes and the same 32 tokens: only so are sums equal bit for bit
+  // the branch in question lies 16 places on, in the same lanes and the same 32 tokens: only so are sums equal bit for
+  // bit
   constexpr int kStart = 40, kBranch = 3, kAway = 16;
   const auto begin = [&] {
     runner.wipe();
@@ -896,10 +926,12 @@ void pass_tree(Runner& runner, const std::vector<Logits>& expected, int threads,
 
   begin();
   const auto all = runner.run(tree, threads);
-  for (int i = 0; i < kBranch; ++i) same(expected[kStart + i], all[branch[i]], name + ", branch of a tree, row " + std::to_string(i));
+  for (int i = 0; i < kBranch; ++i)
+    same(expected[kStart + i], all[branch[i]], name + ", branch of a tree, row " + std::to_string(i));
   for (size_t leaf = 0; leaf < tree.size(); ++leaf) {
     std::vector<Row> path;
-    for (int64_t row = static_cast<int64_t>(leaf); row >= 0; row = tree[row].parent) path.insert(path.begin(), tree[row]);
+    for (int64_t row = static_cast<int64_t>(leaf); row >= 0; row = tree[row].parent)
+      path.insert(path.begin(), tree[row]);
     for (size_t i = 0; i < path.size(); ++i) path[i].parent = static_cast<int64_t>(i) - 1;
     begin();
     same(runner.run(path, 1).back(), all[leaf], name + ", node " + std::to_string(leaf) + " of a tree");
@@ -910,20 +942,24 @@ void pass_tree(Runner& runner, const std::vector<Logits>& expected, int threads,
   for (int i = 0; i < kBranch; ++i) moves.insert(moves.end(), {0, kStart + kAway + i, kStart + i});
   constexpr int kNext = kStart + kBranch;
   const auto logits = runner.run(chain(kNext, 12), threads, moves);
-  for (int i = 0; i < 12; ++i) same(expected[kNext + i], logits[i], name + ", after moves, token " + std::to_string(kNext + i));
+  for (int i = 0; i < 12; ++i)
+    same(expected[kNext + i], logits[i], name + ", after moves, token " + std::to_string(kNext + i));
 }
 
 void passes(bool brief) {
   const int tokens = brief ? 72 : 150;
   const Format formats[] = {
-      {kKvF32, kKvNone, kKvF32, false, 0},   {kKvF16, kKvNone, kKvF16, false, 0},  {kKvInt8, kKvNone, kKvInt8, false, 0},
-      {kKvInt8, kKvNone, kKvF16, false, 64}, {kKvInt4, kKvNone, kKvInt8, false, 64}, {kKvInt4, kKvNone, kKvF16, false, 0},
-      {kKvNomad1, kKvNone, kKvInt8, false, 64}, {kKvNomad2, kKvNone, kKvF16, false, 64}, {kKvNomad2, kKvNone, kKvF32, false, 0},
-      {kKvF16, kKvNomad2, kKvF16, true, 64}, {kKvF16, kKvNomad1, kKvInt8, true, 0}, {kKvF32, kKvInt4, kKvF32, true, 64},
+      {kKvF32, kKvNone, kKvF32, false, 0},      {kKvF16, kKvNone, kKvF16, false, 0},
+      {kKvInt8, kKvNone, kKvInt8, false, 0},    {kKvInt8, kKvNone, kKvF16, false, 64},
+      {kKvInt4, kKvNone, kKvInt8, false, 64},   {kKvInt4, kKvNone, kKvF16, false, 0},
+      {kKvNomad1, kKvNone, kKvInt8, false, 64}, {kKvNomad2, kKvNone, kKvF16, false, 64},
+      {kKvNomad2, kKvNone, kKvF32, false, 0},   {kKvF16, kKvNomad2, kKvF16, true, 64},
+      {kKvF16, kKvNomad1, kKvInt8, true, 0},    {kKvF32, kKvInt4, kKvF32, true, 64},
       {kKvF16, kKvInt4, kKvF16, false, 0},
   };
   int tried = 0;
-  const auto check = [&](const Model& model, const Format& format, const std::string& kind, const std::vector<int>& sizes) {
+  const auto check = [&](const Model& model, const Format& format, const std::string& kind,
+                         const std::vector<int>& sizes) {
     Runner runner(model, format, 3, 2 * tokens);
     const auto expected = reference(runner, tokens);
     const std::string name = kind + ", " + format.name();
@@ -939,7 +975,8 @@ void passes(bool brief) {
     return;
   }
   for (const Format& format : formats)
-    check(model, format, "q4", format.ring && format.values == kKvInt8 ? every : std::vector<int>{2, 3, 15, 16, 17, 33, 40});
+    check(model, format, "q4",
+          format.ring && format.values == kKvInt8 ? every : std::vector<int>{2, 3, 15, 16, 17, 33, 40});
   for (const char* kind : {"q8", "c8"}) check(Model(kind, 2), formats[1], kind, {3, 16, 40});
 
   // long enough for several parts of a sequence that are merged
@@ -954,7 +991,8 @@ void passes(bool brief) {
   }();
   pass_chunks(runner, expected, 40, 4, "long sequence");
   pass_chunks(runner, expected, 33, 2, "long sequence");
-  for (int from = 1690; from < 1700; ++from) same(expected[from], runner.run(chain(from, 1), 3)[0], "long sequence, one row");
+  for (int from = 1690; from < 1700; ++from)
+    same(expected[from], runner.run(chain(from, 1), 3)[0], "long sequence, one row");
 
   // gates leave out what they should: the same for one row as for many
   Runner gated(model, formats[0], 1, 64);
@@ -962,7 +1000,8 @@ void passes(bool brief) {
     gated.wipe();
     const auto all = gated.run(chain(0, 20), 3, {}, off);
     gated.wipe();
-    for (int i = 0; i < 20; ++i) same(all[i], gated.run(chain(i, 1), 1, {}, off)[0], "gates, token " + std::to_string(i));
+    for (int i = 0; i < 20; ++i)
+      same(all[i], gated.run(chain(i, 1), 1, {}, off)[0], "gates, token " + std::to_string(i));
   }
 }
 
@@ -971,10 +1010,12 @@ void passes(bool brief) {
 bool supported(const std::string& isa) {
 #if defined(__x86_64__)
   if (isa == "avx2" || isa == "avx512")
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) return false;
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+      return false;
   if (isa == "avx512")
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
 #endif
   return !isa.empty();
 }

@@ -25,8 +25,8 @@ inline void relax() {
 #endif
 }
 
-// Work: int open(int members) prepares the next phase and returns its number of chunks, 0 at the end; members is how many
-// threads have come so far.  void run(int chunk) does a part of it.
+// Work: int open(int members) prepares the next phase and returns its number of chunks, 0 at the end; members is how
+// many threads have come so far.  void run(int chunk) does a part of it.
 template <class Work>
 class Team {
  public:
@@ -39,7 +39,10 @@ class Team {
       const uint64_t seen = cursor_.load(std::memory_order_acquire);
       if (seen & kEnd) return;
       if (index(seen) >= count(seen)) {  // all taken: wait for the next phase
-        if (++idle < kSpins) relax(); else std::this_thread::yield();
+        if (++idle < kSpins)
+          relax();
+        else
+          std::this_thread::yield();
         continue;
       }
       // one word holds phase, count and index, so what is taken always belongs to what was counted

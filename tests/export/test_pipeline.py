@@ -150,7 +150,7 @@ def test_formats_are_ordered_by_their_error(bundle: Callable[..., Path]) -> None
 def test_the_plan_knows_the_size(written: Callable[..., Written], name: str, form: Format) -> None:
     """Apart from alignment, which shows in models this small; the large one below is compared with the file itself."""
     made = written(name, form)
-    assert weight_bytes(made.arch, form, "stock") == pytest.approx(stored_bytes(made.folder), rel=0.01)
+    assert weight_bytes(made.arch, form, layout="stock") == pytest.approx(stored_bytes(made.folder), rel=0.01)
 
 
 def stored_bytes(folder: Path) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.kv import ATTENTION, BLOCK
-from edgespec.runtimes.manifest import FORMATS, Operators
+from edgespec.runtimes.manifest import FORMATS, Attention, Operators
 from edgespec.runtimes.native_slot import NativeSlot
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
@@ -94,7 +94,7 @@ def test_rows_of_any_pass_equal_plain_decoding(written: Write, name: str, form: 
 @NATIVE
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("attention", ["f32", "f16", "int8"])
-def test_rows_are_equal_whatever_the_cache_keeps(written: Write, attention: str, threads: int) -> None:
+def test_rows_are_equal_whatever_the_cache_keeps(written: Write, attention: Attention, threads: int) -> None:
     made = written(MODELS[1], "int4")
     model = Model(made.folder, made.part, "native", threads, ATTENTION[attention])
     slot, tokens = open_slot(model, reserve=1), text(made, 2 * BLOCK + 20)
