@@ -106,7 +106,7 @@ def _ours(folder: Path, facts: ModelFacts, kv: KvFormat, depth: int, arguments: 
         steps.append(f"attend {shape} layer={layer} out=0")
     levels = random.integers(100, 156, (matrix.n, 2, 32)).astype(np.uint8)  # keys and queries of about one
     packed = np.concatenate(list(matrix.pack_blocks([(levels, np.full((matrix.n, 2), 0.008))])))
-    weights = {"rows": random.standard_normal((16, K)).astype(np.float32), "matrix": _aligned(packed)}
+    weights = {"rows": random.standard_normal((16, K)).astype(np.float32), "matrix": aligned(packed)}
     inputs: dict[str, Any] = {
         "plan": np.zeros((6, rows), np.int64),
         "wanted": np.zeros(0, np.int64),
@@ -122,7 +122,7 @@ def _ours(folder: Path, facts: ModelFacts, kv: KvFormat, depth: int, arguments: 
     node = helper.make_node(
         "Decoder", list(inputs), list(outputs), domain=EDGESPEC, program="\n".join(steps), constant_weights=0
     )
-    session = _session(folder, node, inputs, outputs, arguments.threads, EDGESPEC)
+    session = session_of(folder, node, inputs, outputs, arguments.threads, EDGESPEC)
     # the first block is computed, the others repeat it: real numbers in every format
     session.run(None, {**inputs, "plan": _chain(0, 128)})
     header, block, cache = kv.header_bytes(facts), kv.block_bytes(facts), inputs["kv"][0]
@@ -164,7 +164,7 @@ def _theirs(folder: Path, facts: ModelFacts, depth: int, arguments: Any) -> Call
             )
         )
         outputs |= {f"y.{layer}": np.float32} | dict.fromkeys(present, np.float32)
-    session = _session(folder, nodes, inputs, outputs, arguments.threads, MICROSOFT)
+    session = session_of(folder, nodes, inputs, outputs, arguments.threads, MICROSOFT)
     io = session.io_binding()
     held = {name: Bound(array) for name, array in inputs.items()}
     for name, bound in held.items():
@@ -176,7 +176,7 @@ def _theirs(folder: Path, facts: ModelFacts, depth: int, arguments: Any) -> Call
     return lambda: (session.run_with_iobinding(io), held)[0]
 
 
-def _session(folder: Path, nodes: Any, inputs: Any, outputs: Any, threads: int, domain: str) -> Any:
+def session_of(folder: Path, nodes: Any, inputs: Any, outputs: Any, threads: int, domain: str) -> Any:
     """A session over nodes whose tensors are all inputs and outputs."""
     nodes = nodes if isinstance(nodes, list) else [nodes]
     values = [
@@ -200,7 +200,7 @@ def _chain(past: int, rows: int) -> Any:
     return np.array([at % 16, past + at, 0 * at, 0 * at + past, at - 1, past + at])
 
 
-def _aligned(data: Any) -> Any:
+def aligned(data: Any) -> Any:
     """The same bytes at an address that is a multiple of 64."""
     room = np.zeros(data.nbytes + 64, np.uint8)
     at = -room.ctypes.data % 64

@@ -95,6 +95,7 @@ struct KvLayout {
   size_t layer_bytes() const { return head_bytes() * heads; }
   size_t block_bytes() const { return layer_bytes() * layers; }
   int64_t capacity(size_t bytes) const {
+    if (!block_bytes()) return int64_t(1) << 40;  // no attention: nothing is kept
     return bytes < header_bytes() ? 0 : int64_t((bytes - header_bytes()) / block_bytes()) * kKvBlock;
   }
 };

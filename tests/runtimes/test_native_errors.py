@@ -225,6 +225,16 @@ def test_a_program_that_names_a_weight_that_is_not_there(written: Write, tmp_pat
         raw.run(raw.feeds([5, 6, 7]))
 
 
+def test_a_program_without_attention_keeps_nothing(written: Write, tmp_path: Path) -> None:
+    made = written(NAME, "int4")
+    lines = [line for line in program_text(made).splitlines() if line.split()[0] not in ("gate", "heads", "attend")]
+    raw = Raw(made, path=with_program(made, tmp_path / "graph", "\n".join(lines)))
+    feeds = raw.feeds([5, 6, 7])
+    logits, *_ = raw.run(feeds)
+    assert logits.shape[0] == 3
+    assert np.isfinite(logits).all()
+
+
 FUZZ = """
 import sys
 from pathlib import Path
