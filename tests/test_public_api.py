@@ -57,7 +57,7 @@ def test_public_names_are_imported_on_first_use() -> None:
             edgespec.load,
             "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
             "strict: bool = True, check: bool = True, operators: Wanted = auto, "
-            "attention: str | None = None) -> Engine",
+            "attention: str | None = None, draft_attention: str | None = None) -> Engine",
         ),
         (
             Engine.generate,
@@ -124,6 +124,7 @@ def test_results() -> None:
         "exact",
         "approximations",
         "operators",
+        "draft_attention",
         "logprobs",
         "peak_bytes",
     ]

@@ -1,0 +1,257 @@
+// Attention kernels over the vector types of an isa_*.cpp file; included by kernels.inl.
+
+// Tiles of 16 keys that are scored side by side: they share the loads of the queries.  More registers, more tiles.
+#ifndef EDGESPEC_SCORE_TILES
+#define EDGESPEC_SCORE_TILES 1
+#endif
+constexpr int kScoreTiles = EDGESPEC_SCORE_TILES;
+
+// To the second cache: it comes a whole piece early.
+inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+
+template <int Q, int T, bool Half>
+void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
+  F acc[T][Q];
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) acc[t][i] = fset(0.f);
+  const size_t tile = size_t(dim) * (Half ? 32 : 64);
+  for (int d = 0; d < dim; ++d) {
+    F x[T];
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* at = k + t * tile + size_t(d) * (Half ? 32 : 64);
+      if (!Half || d % 2 == 0) fetch(at + ahead);
+      x[t] = Half ? fload_half(reinterpret_cast<const uint16_t*>(at)) : fload(reinterpret_cast<const float*>(at));
+    }
+    for (int i = 0; i < Q; ++i) {
+      const F by = fset(q[i].f[d]);
+      for (int t = 0; t < T; ++t) acc[t][i] = fma(x[t], by, acc[t][i]);
+    }
+  }
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, acc[t][i]);
+}
+
+template <int Q, int T>
+void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, float* out, size_t ld,
+                ptrdiff_t ahead) {
+  I acc[T][Q];
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) acc[t][i] = iset(q[i].minus_sum * 128);
+  for (int d = 0; d < dim; d += 4) {
+    B x[T];
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* at = k + (size_t(t) * dim + d) * 16;
+      fetch(at + ahead);
+      x[t] = bload(at);
+    }
+    for (int i = 0; i < Q; ++i)
+      for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(acc[t][i], x[t], q[i].q8 + d);
+  }
+  for (int t = 0; t < T; ++t) {
+    fetch(reinterpret_cast<const uint8_t*>(scales + t * 16) + ahead);
+    const F by = fload(scales + t * 16);
+    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fmul(fmul(by, fset(q[i].scale)), itof(acc[t][i])));
+  }
+}
+
+template <int Q, int T>
+void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
+  I acc[T][Q];
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) acc[t][i] = iset(0);
+  for (int d = 0; d < dim; d += 8) {
+    B low[T], high[T];
+    for (int t = 0; t < T; ++t) {
+      const uint8_t* at = k + (size_t(t) * dim + d) * 8;
+      fetch(at + ahead);
+      const B x = bload(at);
+      low[t] = blow(x);
+      high[t] = bhigh(x);
+    }
+    for (int i = 0; i < Q; ++i)
+      for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(dot_u8(acc[t][i], low[t], q[i].q8 + d), high[t], q[i].q8 + d + 4);
+  }
+  for (int t = 0; t < T; ++t)
+    for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fma(fset(q[i].scale), itof(acc[t][i]), fset(q[i].bias)));
+}
+
+template <int Q, int T>
+void score_tiles(KvFormat format, const uint8_t* block, int dim, int tile, const Query* q, float* out, size_t ld,
+                 ptrdiff_t ahead) {
+  const size_t at = size_t(tile) * dim;
+  if (format == kKvF32) return score_float<Q, T, false>(block + at * 64, dim, q, out, ld, ahead);
+  if (format == kKvF16) return score_float<Q, T, true>(block + at * 32, dim, q, out, ld, ahead);
+  if (format == kKvInt4) return score_int4<Q, T>(block + at * 8, dim, q, out, ld, ahead);
+  const float* scales = reinterpret_cast<const float*>(block + size_t(kKvBlock) * dim);
+  score_int8<Q, T>(block + at * 16, scales + tile * 16, dim, q, out, ld, ahead);
+}
+
+template <int Q>
+void score_nomad(const uint8_t* codes, int subs, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {
+  for (int m = 0; m < subs; ++m) fetch(codes + size_t(m) * 64 + ahead);
+  alignas(64) uint16_t sums[Q][kKvBlock];
+  const uint8_t* tables[Q];
+  for (int i = 0; i < Q; ++i) tables[i] = q[i].lut;
+  nomad_sums<Q>(codes, subs, tables, sums);
+  for (int i = 0; i < Q; ++i)
+    for (int t = 0; t < kKvBlock; t += 16)
+      fstore(out + i * ld + t, fma(fset(q[i].scale), fload_u16(sums[i] + t), fset(q[i].bias)));
+}
+
+template <int Q>
+void score_any(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, float* out,
+               size_t ld, ptrdiff_t ahead) {
+  if (format == kKvNomad1) return score_nomad<Q>(block, dim, q, out, ld, ahead);
+  if (format == kKvNomad2) return score_nomad<Q>(block, dim / 2, q, out, ld, ahead);
+  const int end = tile + tiles;
+  for (; tile + kScoreTiles <= end; tile += kScoreTiles)
+    score_tiles<Q, kScoreTiles>(format, block, dim, tile, q, out + tile * 16, ld, ahead);
+  for (; tile < end; ++tile) score_tiles<Q, 1>(format, block, dim, tile, q, out + tile * 16, ld, ahead);
+}
+
+void k_score(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
+             float* out, size_t ld, ptrdiff_t ahead) {
+  switch (queries) {
+    case 1: return score_any<1>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 2: return score_any<2>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 3: return score_any<3>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 4: return score_any<4>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 5: return score_any<5>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 6: return score_any<6>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 7: return score_any<7>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    case 8: return score_any<8>(format, block, dim, tile, tiles, q, out, ld, ahead);
+    default: return;
+  }
+}
+
+float k_largest(const float* s, int n) {
+  F m = fload(s);
+  for (int i = 16; i < n; i += 16) m = fmax(m, fload(s + i));
+  return flargest(m);
+}
+
+float k_exponentials(float* s, int n, float largest) {
+  const F by = fset(largest);
+  F sum = fset(0.f);
+  for (int i = 0; i < n; i += 16) {
+    // what is hidden weighs nothing, and what weighs next to nothing (e^-60) would only make denormal numbers
+    const F x = fsub(fload(s + i), by);
+    const F e = fzero_below(exponential(x), x, -60.f);
+    fstore(s + i, e);
+    sum = fadd(sum, e);
+  }
+  return fsum(sum);
+}
+
+// V vectors of dimensions: out[q] += p[q] @ values
+template <int Q, int V, bool Half>
+void weigh_float_part(const uint8_t* values, int dim, int tokens, const float* p, size_t ld, float* out,
+                      ptrdiff_t ahead) {
+  F acc[Q][V];
+  for (int i = 0; i < Q; ++i)
+    for (int v = 0; v < V; ++v) acc[i][v] = fload(out + i * dim + v * 16);
+  const size_t row = size_t(dim) * (Half ? 2 : 4);
+  for (int n = 0; n < tokens; ++n, values += row) {
+    F x[V];
+    for (int v = 0; v < V; ++v) {
+      const uint8_t* at = values + v * (Half ? 32 : 64);
+      if (!Half || v % 2 == 0) fetch(at + ahead);
+      x[v] = Half ? fload_half(reinterpret_cast<const uint16_t*>(at)) : fload(reinterpret_cast<const float*>(at));
+    }
+    for (int i = 0; i < Q; ++i) {
+      const F by = fset(p[i * ld + n]);
+      for (int v = 0; v < V; ++v) acc[i][v] = fma(by, x[v], acc[i][v]);
+    }
+  }
+  for (int i = 0; i < Q; ++i)
+    for (int v = 0; v < V; ++v) fstore(out + i * dim + v * 16, acc[i][v]);
+}
+
+template <int Q, bool Half>
+void weigh_float(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
+                 ptrdiff_t ahead) {
+  constexpr int kBytes = Half ? 2 : 4;
+  values += size_t(first) * dim * kBytes;
+  int d = 0;
+  for (; d + 64 <= dim; d += 64) weigh_float_part<Q, 4, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+  for (; d < dim; d += 16) weigh_float_part<Q, 1, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+}
+
+// 32 tokens, V vectors of dimensions: out[q] += step[q] * (weights[q] @ values)
+template <int Q, int V>
+void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const float* step, float* out,
+                ptrdiff_t ahead) {
+  I acc[Q][V];
+  for (int i = 0; i < Q; ++i)
+    for (int j = 0; j < V; ++j) acc[i][j] = iset(0);
+  for (int g = 0; g < 8; ++g) {
+    const uint8_t* at = v + size_t(g) * dim * 4;
+    B x[V];
+    for (int j = 0; j < V; ++j) {
+      fetch(at + j * 64 + ahead);
+      x[j] = bload(at + j * 64);
+    }
+    for (int i = 0; i < Q; ++i)
+      for (int j = 0; j < V; ++j) acc[i][j] = dot_s8(acc[i][j], x[j], weights[i] + g * 4);
+  }
+  for (int i = 0; i < Q; ++i)
+    for (int j = 0; j < V; ++j) {
+      float* to = out + size_t(i) * dim + j * 16;
+      fstore(to, fma(fset(step[i]), itof(acc[i][j]), fload(to)));
+    }
+}
+
+// Weights are quantized to 7 bits per 32 tokens, values' scales folded in: the products of one vector instruction can
+// then not saturate anywhere.
+template <int Q>
+void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
+                ptrdiff_t ahead) {
+  const float* scales = reinterpret_cast<const float*>(values + size_t(kKvBlock) * dim);
+  for (int n = 0; n < tokens; n += 32) {
+    alignas(64) int8_t weights[Q][32];
+    float step[Q];
+    fetch(reinterpret_cast<const uint8_t*>(scales + first + n) + ahead);
+    fetch(reinterpret_cast<const uint8_t*>(scales + first + n + 16) + ahead);
+    for (int i = 0; i < Q; ++i) {
+      const F a = fmul(fload(p + i * ld + n), fload(scales + first + n));
+      const F b = fmul(fload(p + i * ld + n + 16), fload(scales + first + n + 16));
+      const float largest = flargest(fmax(a, b));
+      const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
+      istore_s8(weights[i], ftoi(fmul(a, inverse)));
+      istore_s8(weights[i] + 16, ftoi(fmul(b, inverse)));
+      step[i] = largest * (1.f / 127.f);
+    }
+    const uint8_t* v = values + size_t(first + n) * dim;
+    int d = 0;
+    for (; d + 64 <= dim; d += 64) weigh_part<Q, 4>(v + d * 4, dim, weights, step, out + d, ahead);
+    for (; d < dim; d += 16) weigh_part<Q, 1>(v + d * 4, dim, weights, step, out + d, ahead);
+  }
+}
+
+template <int Q>
+void weigh_any(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
+               float* out, ptrdiff_t ahead) {
+  if (format == kKvInt8) return weigh_int8<Q>(values, dim, first, tokens, p, ld, out, ahead);
+  if (format == kKvF16) return weigh_float<Q, true>(values, dim, first, tokens, p, ld, out, ahead);
+  weigh_float<Q, false>(values, dim, first, tokens, p, ld, out, ahead);
+}
+
+void k_weigh(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
+             int queries, float* out, ptrdiff_t ahead) {
+  switch (queries) {
+    case 1: return weigh_any<1>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 2: return weigh_any<2>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 3: return weigh_any<3>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 4: return weigh_any<4>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 5:
+    case 6:
+    case 7:
+    case 8: {  // two halves: more accumulators than registers would spill
+      const int half = queries / 2;
+      k_weigh(format, values, dim, first, tokens, p, ld, half, out, ahead);
+      return k_weigh(format, values, dim, first, tokens, p + half * ld, ld, queries - half, out + size_t(half) * dim,
+                     0);
+    }
+    default: return;
+  }
+}

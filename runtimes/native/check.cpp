@@ -1,0 +1,124 @@
+// What a node is given must fit its program: everything is looked at before the first number is read or written.
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "pass.h"
+
+namespace edgespec {
+namespace {
+
+[[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
+
+}  // namespace
+
+void Pass::check() const {
+  const int64_t *tokens = plan(0), *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4),
+                *places = plan(5);
+  for (int r = 0; r < in_.rows; ++r) {
+    if (slots[r] < 0 || slots[r] >= in_.slots) fail("slot " + std::to_string(slots[r]) + " does not exist");
+    if (r && slots[r] < slots[r - 1]) fail("rows must be in order of their slots");
+    if (places[r] < 0 || places[r] >= capacity_)
+      fail("row " + std::to_string(r) + " goes to place " + std::to_string(places[r]) + " of a cache of " +
+           std::to_string(capacity_) + " tokens");
+    if (visible[r] < 0 || visible[r] > capacity_ || parents[r] >= r || parents[r] < -1 || tokens[r] < 0 ||
+        positions[r] < 0)
+      fail("row " + std::to_string(r) + " of the plan is out of range");
+    if (parents[r] >= 0 && slots[parents[r]] != slots[r]) fail("a parent lies in another slot");
+  }
+  if (in_.layout.ring && in_.rows > in_.layout.ring - in_.layout.window + 1)
+    fail("a pass of " + std::to_string(in_.rows) + " rows is longer than the exact recent window allows");
+  for (int r = 0; r < in_.heads; ++r)
+    if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
+  for (int m = 0; m < in_.move_count; ++m)
+    if (in_.moves[m * 3] < 0 || in_.moves[m * 3] >= in_.slots ||
+        std::min(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) < 0 ||
+        std::max(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) >= capacity_)
+      fail("a move is out of range");
+  if (in_.gate_count < program_.gates) fail("expected " + std::to_string(program_.gates) + " gates");
+
+  const auto matrix = [&](int id, Kind kind, int n, int k) {
+    const Tensor& t = in_.weights[id];
+    if (t.bytes != packed_bytes(kind, n, k))
+      fail("packed weights of " + std::to_string(t.bytes) + " bytes: expected " +
+           std::to_string(packed_bytes(kind, n, k)) + " for [" + std::to_string(n) + ", " + std::to_string(k) + "]");
+    if (kind <= kF32 && (reinterpret_cast<uintptr_t>(t.data) & 63)) fail("packed weights must be aligned to 64 bytes");
+  };
+  const auto known = [&](int id) {
+    if (id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(id) + " is not an input");
+  };
+  const auto vector = [&](int id, size_t n) {
+    if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
+  };
+  for (const Step& s : program_.steps) {
+    for (const int id : {s.w, s.bias, s.norm, s.cos, s.sin, s.qnorm, s.knorm, s.gate, s.up, s.upbias}) known(id);
+    switch (s.op) {
+      case Op::kEmbed:
+        matrix(s.w, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        for (int r = 0; r < in_.rows; ++r)
+          if (tokens[r] >= s.n) fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
+        break;
+      case Op::kQuantize: vector(s.norm, s.k); break;
+      case Op::kHeads: {
+        matrix(s.w, s.kind, (s.heads + 2 * s.kv) * round_up(s.dim, kTile), s.k);
+        vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
+        vector(s.qnorm, s.dim);
+        vector(s.knorm, s.dim);
+        if (!s.rotary) break;
+        int64_t last = 0;
+        for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
+        const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
+        if (static_cast<size_t>(last) >= angles)
+          fail("position " + std::to_string(last) + " is beyond the table of angles");
+        break;
+      }
+      case Op::kLinear:
+        matrix(s.w, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        break;
+      case Op::kGlu:
+        matrix(s.gate, s.kind, s.n, s.k);
+        matrix(s.up, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        vector(s.upbias, s.n);
+        break;
+      case Op::kLogits: matrix(s.w, s.kind, s.n, s.k); break;
+      default: break;
+    }
+  }
+}
+
+void Pass::see() {
+  const int64_t *positions = plan(1), *visible = plan(3), *parents = plan(4), *places = plan(5);
+  auto& rows = scratch_.visible;
+  rows.resize(in_.rows);
+  for (int r = 0; r < in_.rows; ++r) {
+    Visible& v = rows[r];
+    v.position = positions[r];
+    v.low = 0;
+    v.beyond.clear();
+    if (parents[r] >= 0) {
+      v.high = rows[parents[r]].high;
+      v.beyond = rows[parents[r]].beyond;
+      v.last = rows[parents[r]].last;
+    } else {
+      v.high = visible[r];
+      v.last = visible[r];
+    }
+    if (v.beyond.empty() && places[r] == v.high)
+      ++v.high;
+    else
+      v.beyond.push_back(places[r]);
+    v.last = std::max(v.last, places[r] + 1);
+  }
+}
+
+void Pass::apply_moves() const {
+  for (int m = 0; m < in_.move_count; ++m) {
+    const int64_t* move = in_.moves + m * 3;
+    if (move[1] != move[2]) cache(static_cast<int>(move[0])).move(move[1], move[2]);
+  }
+}
+
+}  // namespace edgespec
