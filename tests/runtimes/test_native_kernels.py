@@ -25,7 +25,18 @@ ISA_FLAGS = {
     ),
     "isa_neon": ("-march=armv8.2-a+dotprod",),
 }
-SOURCES = ("program", "cache", "check", "pass", "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")
+SOURCES = (
+    "program",
+    "cache",
+    "check",
+    "pass",
+    "attention",
+    "dispatch",
+    "isa_scalar",
+    "isa_avx2",
+    "isa_avx512",
+    "isa_neon",
+)
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
