@@ -92,6 +92,18 @@ def test_rows_of_any_pass_equal_plain_decoding(written: Write, name: str, form: 
 
 
 @NATIVE
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_of_every_length_of_pass_equal_plain_decoding(written: Write, form: str, threads: int) -> None:
+    made = written(MODELS[0], form)
+    tokens, slot = text(made, 130), open_slot(made.model("native", threads))
+    plain = one_by_one(slot, [], tokens)
+    for size in range(1, 131):
+        slot.follow([])
+        np.testing.assert_array_equal(next_rows(slot, tokens[:size]), plain[:size], f"{size} rows")
+
+
+@NATIVE
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("attention", ["f32", "f16", "int8"])
 def test_rows_are_equal_whatever_the_cache_keeps(written: Write, attention: Attention, threads: int) -> None:
