@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 NATIVE = Path(__file__).resolve().parents[2] / "runtimes" / "native"
+TESTS = Path(__file__).resolve().parents[1] / "native"
 
 # as the library is built
 COMMON = ("-O3", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
@@ -25,18 +26,9 @@ ISA_FLAGS = {
     ),
     "isa_neon": ("-march=armv8.2-a+dotprod",),
 }
-SOURCES = (
-    "program",
-    "cache",
-    "check",
-    "pass",
-    "attention",
-    "dispatch",
-    "isa_scalar",
-    "isa_avx2",
-    "isa_avx512",
-    "isa_neon",
-)
+SOURCES = ("program", "cache", "check", "pass", "attention", "dispatch",
+           "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")  # fmt: skip
+PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
@@ -95,16 +87,17 @@ def build(folder: Path, compiler: str, isas: tuple[str, ...], common: tuple[str,
     def compile_one(name: str) -> str:
         target = folder / f"{name}.o"
         # the test program itself gains nothing from being optimized
-        flags = (*common, *(ISA_FLAGS.get(name, ()) if name in isas else ()), *(("-O1",) if name == "selftest" else ()))
+        flags = (*common, *(ISA_FLAGS.get(name, ()) if name in isas else ()), *(("-O1",) if name in PARTS else ()))
+        source = (TESTS if name in PARTS else NATIVE) / f"{name}.cpp"
         done = subprocess.run(
-            [compiler, *flags, "-c", str(NATIVE / f"{name}.cpp"), "-o", str(target)], capture_output=True, text=True
+            [compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)], capture_output=True, text=True
         )
         assert done.returncode == 0, f"{name}.cpp does not compile:\n{done.stderr[-4000:]}"
         return str(target)
 
     folder.mkdir()
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, (*SOURCES, "selftest")))
+        objects = list(pool.map(compile_one, (*SOURCES, *PARTS)))
     program = folder / "selftest"
     subprocess.run([compiler, *common, *objects, *link, "-pthread", "-o", str(program)], check=True)
     return program

@@ -1,0 +1,181 @@
+// What the test program's parts share: made-up numbers, and what each part offers.
+#pragma once
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "half.h"
+#include "kernels.h"
+#include "pass.h"
+#include "program.h"
+#include "team.h"
+
+namespace edgespec {
+
+// ---- made-up numbers -----------------------------------------------------------------------------------------------
+
+class Random {  // splitmix64
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+  uint64_t next() {
+    uint64_t z = state_ += 0x9e3779b97f4a7c15u;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+    return z ^ (z >> 31);
+  }
+  int below(int n) { return static_cast<int>(next() % static_cast<uint64_t>(n)); }
+  int between(int low, int high) { return low + below(high - low + 1); }
+  float uniform(float low, float high) { return low + (high - low) * static_cast<float>(next() >> 40) * 0x1p-24f; }
+  float normal() {  // near enough
+    float sum = 0;
+    for (int i = 0; i < 4; ++i) sum += uniform(-1.f, 1.f);
+    return sum;
+  }
+
+ private:
+  uint64_t state_;
+};
+
+// Memory on a cache line's boundary, not a byte more than asked for.
+template <class T>
+class Array {
+ public:
+  explicit Array(size_t count) : count_(count), data_(static_cast<T*>(::operator new[](count * sizeof(T), kAlign))) {
+    std::memset(static_cast<void*>(data_.get()), 0, count * sizeof(T));
+  }
+  T* get() const { return data_.get(); }
+  T& operator[](size_t i) const { return data_.get()[i]; }
+  size_t size() const { return count_; }
+  size_t bytes() const { return count_ * sizeof(T); }
+  T* begin() const { return get(); }
+  T* end() const { return get() + count_; }
+
+ private:
+  static constexpr std::align_val_t kAlign{64};
+  struct Free {
+    void operator()(T* p) const { ::operator delete[](p, kAlign); }
+  };
+  size_t count_;
+  std::unique_ptr<T, Free> data_;
+};
+
+using Floats = Array<float>;
+
+inline Floats normals(Random& random, size_t count, float scale = 1.f) {
+  Floats x(count);
+  for (float& v : x) v = random.normal() * scale;
+  return x;
+}
+
+enum class Make { kOrdinary, kSmallest, kLargest };  // the extremes are what saturates
+
+inline int8_t level(Random& random, Make make) {
+  return static_cast<int8_t>(make == Make::kOrdinary ? random.between(-127, 127) : random.below(2) ? 127 : -127);
+}
+
+// A row of numbers of one sign as large as they get, in the extreme cases.
+inline Act make_act(Random& random, Make make) {
+  Act act;
+  int sum = 0;
+  const int8_t all = level(random, Make::kLargest);
+  for (int8_t& q : act.q) sum += q = make == Make::kOrdinary ? level(random, make) : all;
+  act.scale = random.uniform(0.001f, 0.05f);
+  act.offset = -8 * sum;
+  return act;
+}
+
+// One tile of packed weights.
+inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Make::kOrdinary) {
+  Array<uint8_t> tile(tile_bytes(kind, k));
+  for (uint8_t& byte : tile)
+    byte = make == Make::kOrdinary ? static_cast<uint8_t>(random.next()) : make == Make::kSmallest ? 0 : 255;
+  if (kind == kF32) {
+    for (size_t i = 0; i < tile.size(); i += 4) {
+      const float x = random.normal();
+      std::memcpy(&tile[i], &x, 4);
+    }
+  } else if (kind == kC8) {
+    for (size_t i = tile.size() - 64; i < tile.size(); i += 4) {
+      const float x = random.uniform(0.001f, 0.02f);
+      std::memcpy(&tile[i], &x, 4);
+    }
+  } else {
+    const size_t pair = kind == kQ4 ? 576 : 1088;
+    for (size_t at = 0; at < tile.size(); at += pair)
+      for (int c = 0; c < 32; ++c) {  // some of them subnormal or zero
+        const uint16_t half =
+            float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
+        std::memcpy(&tile[at + size_t(c) * 2], &half, 2);
+      }
+  }
+  return tile;
+}
+
+inline constexpr const char* kKindNames[] = {"q4", "q8", "c8", "f32"};
+inline constexpr const char* kFormatNames[] = {"f32", "f16", "int8", "int4", "nomad1", "nomad2", "none"};
+
+// A block of 128 keys or values.
+inline Array<uint8_t> make_block(Random& random, KvFormat format, int dim, bool values = false) {
+  Array<uint8_t> block(key_bytes(format, dim));
+  for (uint8_t& byte : block) byte = static_cast<uint8_t>(random.next());
+  if (format == kKvF32)
+    for (size_t i = 0; i < block.size(); i += 4) {
+      const float x = random.normal();
+      std::memcpy(&block[i], &x, 4);
+    }
+  if (format == kKvF16)
+    for (size_t i = 0; i < block.size(); i += 2) {
+      const uint16_t x = float_to_half(random.normal());
+      std::memcpy(&block[i], &x, 2);
+    }
+  if (format == kKvInt8) {
+    for (size_t i = 0; i < size_t(kKvBlock) * dim; ++i) {
+      const int q = random.below(16) ? random.between(-127, 127) : 127 - 254 * random.below(2);
+      block[i] = static_cast<uint8_t>(values ? q : q + 128);
+    }
+    for (size_t i = size_t(kKvBlock) * dim; i < block.size(); i += 4) {
+      const float x = random.uniform(0.001f, 0.05f);
+      std::memcpy(&block[i], &x, 4);
+    }
+  }
+  return block;
+}
+
+struct Queries {
+  Floats f;
+  Array<int8_t> q8;
+  Array<uint8_t> lut;
+  std::vector<Query> all;
+
+  Queries(Random& random, int count, int dim)
+      : f(normals(random, size_t(count) * dim)), q8(size_t(count) * dim), lut(size_t(count) * dim * 16) {
+    for (uint8_t& entry : lut) entry = static_cast<uint8_t>(random.below(16) ? random.below(128) : 127);
+    for (int i = 0; i < count; ++i) {
+      const Make make = i % 3 == 1 ? Make::kLargest : Make::kOrdinary;
+      int sum = 0;
+      for (int d = 0; d < dim; ++d)
+        sum += q8[size_t(i) * dim + d] = make == Make::kOrdinary ? level(random, make) : 127;
+      all.push_back({f.get() + size_t(i) * dim, q8.get() + size_t(i) * dim, random.uniform(0.001f, 0.02f),
+                     random.normal(), -sum, lut.get() + size_t(i) * dim * 16});
+    }
+  }
+};
+
+// A line of hashes for each kernel and class of sizes.
+void print_hashes(const Kernels& kernels);
+// The largest errors by name, as JSON.
+void print_accuracy(const Kernels& kernels);
+// Whole passes; throws what differs.
+void passes(bool brief);
+
+}  // namespace edgespec

@@ -1,0 +1,211 @@
+// Hashes of what each kernel computes.
+#include "selftest.h"
+
+namespace edgespec {
+namespace {
+
+class Hash {  // FNV-1a
+ public:
+  void add(const void* data, size_t bytes) {
+    for (size_t i = 0; i < bytes; ++i) state_ = (state_ ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
+  }
+  template <class T>
+  void add(const Array<T>& array) {
+    add(array.get(), array.bytes());
+  }
+  void add(float x) { add(&x, sizeof x); }
+  void add(int64_t x) { add(&x, sizeof x); }
+  void print(const std::string& name) {
+    std::printf("%s %016llx\n", name.c_str(), static_cast<unsigned long long>(state_));
+    state_ = kStart;
+  }
+
+ private:
+  static constexpr uint64_t kStart = 0xcbf29ce484222325u;
+  uint64_t state_ = kStart;
+};
+
+void hash_linear(const Kernels& kernels, Random random) {
+  Hash hash;
+  for (int kind = kQ4; kind <= kF32; ++kind)
+    for (const int k : {5, 31, 32, 64, 97, 130, 192, 896}) {
+      for (const Make make : {Make::kOrdinary, Make::kSmallest, Make::kLargest}) {
+        const auto tile = make_tile(random, static_cast<Kind>(kind), k, make);
+        for (int rows = 1; rows <= kRowGroup; ++rows) {
+          const Floats floats = normals(random, size_t(rows) * k);
+          Array<Act> acts(size_t(rows) * blocks_of(k));
+          for (Act& act : acts) act = make_act(random, make);
+          const void* act = kind == kF32 ? static_cast<const void*>(floats.get()) : acts.get();
+          for (const int columns : {16, 15, 8, 3}) {
+            const size_t ld = 21;  // what lies between the rows must stay as it is
+            Floats y(rows * ld);
+            std::fill(y.begin(), y.end(), 7.f);
+            kernels.linear[kind](tile.get(), k, act, rows, y.get(), ld, columns);
+            hash.add(y);
+          }
+        }
+      }
+      hash.print(std::string("linear_") + kKindNames[kind] + "/k=" + std::to_string(k));
+    }
+}
+
+void hash_rows(const Kernels& kernels, Random random) {
+  Hash hash;
+  for (const int k : {1, 7, 16, 24, 33, 64, 100, 900}) {
+    for (int i = 0; i < 4; ++i) {
+      const Floats x = normals(random, k, i == 3 ? 1e-4f : 1.f), weight = normals(random, k);
+      Floats y(k);
+      kernels.norm(x.get(), k, i % 2 ? nullptr : weight.get(), 1e-5f, y.get());
+      hash.add(y);
+      Floats z = normals(random, k);
+      kernels.add(z.get(), x.get(), k);
+      hash.add(z);
+    }
+    hash.print("norm,add/k=" + std::to_string(k));
+    for (int i = 0; i < 12; ++i) {
+      // ordinary, tiny and huge numbers, ties between two levels, nothing but zeros (in part of the blocks)
+      const float scale[] = {1.f, 1e-34f, 2e37f};
+      Floats x = normals(random, k, scale[i % 3]);
+      if (i >= 6)
+        for (float& v : x) v = static_cast<float>(random.between(-253, 253)) * 0.5f;
+      if (i >= 6) x[0] = 127.f;
+      for (int at = 0; at < k; ++at)
+        if (i % 4 == 3 || (i % 4 == 2 && at / kBlock % 2)) x[at] = 0;
+      const int blocks = blocks_of(k), stride = 3;
+      Array<Act> acts(size_t(blocks) * stride);
+      kernels.quantize(x.get(), k, blocks, i % 2 == 1, acts.get(), stride);
+      hash.add(acts);
+      if (k < kBlock) continue;
+      Act act;
+      kernels.quantize_blocks(x.get(), 1, &act);
+      hash.add(&act, sizeof act);
+    }
+    hash.print("quantize/k=" + std::to_string(k));
+  }
+  for (const int n : {16, 32, 96}) {
+    for (const float scale : {1.f, 30.f, 1e4f}) {
+      const Floats gate = normals(random, n, scale), up = normals(random, n);
+      Floats y(n);
+      kernels.glu(gate.get(), up.get(), n, y.get());
+      hash.add(y);
+      kernels.scale(y.get(), n, 0.37f);
+      kernels.accumulate(y.get(), gate.get(), n, -1.7f);
+      hash.add(y);
+      Array<uint16_t> half(n);
+      for (const float by : {1.f, 1e5f, 1e-5f, 1e-7f}) {
+        const Floats x = normals(random, n, by);
+        kernels.to_half(x.get(), n, half.get());
+        hash.add(half);
+      }
+      Array<int8_t> q(n);
+      int32_t minus_sum = 0;
+      hash.add(kernels.quantize_query(gate.get(), n, q.get(), &minus_sum));
+      hash.add(q);
+      hash.add(int64_t(minus_sum));
+    }
+    hash.print("glu,scale,accumulate,to_half,quantize_query/n=" + std::to_string(n));
+  }
+  for (const int rotary : {2, 6, 10, 16, 34, 48, 64, 128}) {
+    const Floats cos = normals(random, rotary / 2), sin = normals(random, rotary / 2);
+    Floats head = normals(random, rotary + 3);
+    kernels.rotate(head.get(), rotary + 3, rotary, cos.get(), sin.get());
+    hash.add(head);
+    hash.print("rotate/" + std::to_string(rotary));
+  }
+  for (int kind = kQ4; kind <= kF32; ++kind)
+    for (const int k : {20, 64, 100}) {
+      Array<uint8_t> weight(tile_bytes(static_cast<Kind>(kind), k) * 2);
+      for (int tile = 0; tile < 2; ++tile) {
+        const auto one = make_tile(random, static_cast<Kind>(kind), k);
+        std::copy(one.begin(), one.end(), weight.get() + tile * one.size());
+      }
+      for (const int row : {0, 5, 15, 16, 31}) {
+        Floats y(k);
+        kernels.embed(static_cast<Kind>(kind), weight.get(), k, row, y.get());
+        hash.add(y);
+      }
+      hash.print(std::string("embed_") + kKindNames[kind] + "/k=" + std::to_string(k));
+    }
+}
+
+void hash_attention(const Kernels& kernels, Random random) {
+  Hash hash;
+  for (int format = kKvF32; format <= kKvNomad2; ++format)
+    for (int dim = 16; dim <= 128; dim += 16) {
+      for (int count = 1; count <= kMaxQueries; ++count) {
+        const auto block = make_block(random, static_cast<KvFormat>(format), dim);
+        const Queries queries(random, count, dim);
+        for (const auto& [tile, tiles] : {std::pair{0, 8}, {0, 1}, {5, 2}, {3, 3}}) {
+          if (format >= kKvNomad1 && tiles != 8) continue;  // always whole blocks
+          const size_t ld = kKvBlock + 5;
+          Floats out(count * ld);
+          kernels.score(static_cast<KvFormat>(format), block.get(), dim, tile, tiles, queries.all.data(), count,
+                        out.get(), ld, 0);
+          hash.add(out);
+        }
+      }
+      hash.print(std::string("score_") + kFormatNames[format] + "/dim=" + std::to_string(dim));
+      if (format > kKvInt8) continue;
+      for (int count = 1; count <= kMaxQueries; ++count) {
+        const auto block = make_block(random, static_cast<KvFormat>(format), dim, true);
+        for (const auto& [first, tokens] : {std::pair{0, 128}, {32, 64}, {96, 32}, {0, 32}}) {
+          const size_t ld = kKvBlock + 16;
+          Floats p(count * ld), out = normals(random, size_t(count) * dim);
+          for (float& v : p) v = random.below(3) ? random.uniform(0.f, 1.f) : 0.f;
+          std::fill_n(p.get(), 32, 0.f);
+          kernels.weigh(static_cast<KvFormat>(format), block.get(), dim, first, tokens, p.get(), ld, count, out.get(),
+                        0);
+          hash.add(out);
+        }
+      }
+      hash.print(std::string("weigh_") + kFormatNames[format] + "/dim=" + std::to_string(dim));
+    }
+  for (const int n : {16, 32, 128, 512}) {
+    for (int i = 0; i < 8; ++i) {
+      Floats s = normals(random, n, i % 2 ? 3.f : 40.f);
+      for (float& v : s)
+        if (random.below(4) == 0) v = -3e38f;
+      const float largest = kernels.largest(s.get(), n);
+      hash.add(largest);
+      hash.add(kernels.exponentials(s.get(), n, largest));
+      hash.add(s);
+    }
+    hash.print("largest,exponentials/n=" + std::to_string(n));
+  }
+  for (const int n : {1, 3, 16, 17, 100, 1000}) {
+    for (int i = 0; i < 20; ++i) {
+      Floats s(n);
+      for (float& v : s) v = static_cast<float>(random.between(-5, 5 * (i + 1))) - 3.f;  // many equals
+      hash.add(kernels.argmax(s.get(), n));
+    }
+    hash.print("argmax/n=" + std::to_string(n));
+  }
+  for (int dim = 16; dim <= 128; dim += 16)
+    for (const int sub : {1, 2}) {
+      for (int i = 0; i < 6; ++i) {
+        Floats codebook = normals(random, size_t(dim) * 16);
+        if (i > 2)  // equal centroids
+          for (float& v : codebook) v = std::nearbyint(v);
+        const Floats query = normals(random, dim, i == 5 ? 0.f : 1.f);
+        Array<uint8_t> lut(size_t(dim / sub) * 16), codes(dim / sub);
+        float scale = 0, bias = 0;
+        kernels.lookup_table(codebook.get(), query.get(), dim, sub, lut.get(), &scale, &bias);
+        kernels.nearest(codebook.get(), query.get(), dim, sub, codes.get());
+        hash.add(lut);
+        hash.add(codes);
+        hash.add(scale);
+        hash.add(bias);
+      }
+      hash.print("lookup_table,nearest/dim=" + std::to_string(dim) + ",sub=" + std::to_string(sub));
+    }
+}
+
+}  // namespace
+
+void print_hashes(const Kernels& kernels) {
+  hash_linear(kernels, Random(1));
+  hash_rows(kernels, Random(2));
+  hash_attention(kernels, Random(3));
+}
+
+}  // namespace edgespec
