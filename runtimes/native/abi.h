@@ -2,7 +2,8 @@
 //
 // OrtApi is an append-only table of function pointers: a slot number never changes between releases, so the table can
 // be seen as an array.  OrtCustomOp is a struct of callbacks; its layout up to version 18 is declared here.  Both are
-// pinned by the tests, which run the operators on the installed ONNX Runtime.
+// pinned by the tests, which run the operators on the installed ONNX Runtime; where its header is at hand,
+// abi_check.cpp compares the two.
 #pragma once
 #include <cstddef>
 #include <cstdint>
