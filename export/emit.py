@@ -9,13 +9,12 @@ from onnx import TensorProto, ValueInfoProto, helper
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.formats import EmbeddingTable, Errors, LinearFormat, stacked_shape
-from edgespec.export.graph import INLINE_BYTES, MICROSOFT, GraphBuilder, WeightFile
+from edgespec.export.graph import MICROSOFT, GraphBuilder, WeightFile
 from edgespec.export.ops import Kind, Linear
-from edgespec.export.rope import rope_tables
+from edgespec.export.vectors import rope_vectors, stacked_bias, vector
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
 ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim to be a multiple of this
-HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 
 
 class GraphOps:
@@ -72,7 +71,7 @@ class GraphOps:
             for name in ("key", "value"):
                 declare(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)
                 self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
-        self._tables()
+        *self._rope, _ = rope_vectors(self.graph, arch)
         self._kv_names: tuple[str, str] = ("", "")
         self._packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
 
@@ -91,7 +90,9 @@ class GraphOps:
         return table.lookup(self.graph, "ids", weight)
 
     def norm(self, x: str, weight: str) -> str:
-        return self.graph.node("RMSNormalization", [x, self._vector(weight)], axis=-1, epsilon=self.arch.eps)
+        return self.graph.node(
+            "RMSNormalization", [x, vector(self.graph, self.arch.source, weight)], axis=-1, epsilon=self.arch.eps
+        )
 
     def linear(self, x: str, *parts: Linear, joined: bool = False) -> tuple[str, ...]:
         # one node a part unless joined: a Split costs more than it saves for gate and up (docs/log.md)
@@ -174,19 +175,11 @@ class GraphOps:
         name = "+".join(names)
         self._store(name, names)
         n, k = stacked_shape(self.arch.source, names)
-        return self._form(name).multiply(self.graph, x, name, k, n, self._bias(parts))
+        bias = stacked_bias(self.graph, self.arch.source, parts)
+        return self._form(name).multiply(self.graph, x, name, k, n, bias)
 
     def _form(self, name: str) -> LinearFormat:
         return self.head_form if name == self.arch.head.weight else self.form
-
-    def _bias(self, parts: tuple[Linear, ...]) -> str | None:
-        if all(part.bias is None for part in parts):
-            return None
-        if len(parts) == 1:
-            return self._vector(str(parts[0].bias))
-        source = self.arch.source
-        pieces = [source.read(p.bias) if p.bias else np.zeros(source.shape(p.weight)[0], np.float32) for p in parts]
-        return self.graph.constant("+".join(str(part.bias) for part in parts), np.concatenate(pieces))
 
     def _pad(self, x: str, heads: int) -> str:
         """x [1, T, heads * head_dim] with a dummy row behind it, if this is a padded graph."""
@@ -200,23 +193,6 @@ class GraphOps:
         if name not in self.weights.matrices:
             self._form(name).store(self.weights, self.arch.source, name, parts, self.errors)
             self.weights.matrices.add(name)
-
-    def _vector(self, name: str) -> str:
-        value = self.arch.source.read(name)
-        if value.nbytes <= INLINE_BYTES:
-            return self.graph.constant(name, value)
-        if not self.weights.has(name):
-            self.weights.put(name, value.shape, np.float32, [value])
-        return self.graph.stored(name)
-
-    def _tables(self) -> None:
-        facts = self.arch.facts
-        for name, table in zip(
-            ("rope_cos", "rope_sin"), rope_tables(self.arch.rope, facts.head_dim, facts.context + HEADROOM), strict=True
-        ):
-            if not self.weights.has(name):
-                self.weights.put(name, table.shape, np.float32, [table])
-        self._rope = [self.graph.stored("rope_cos"), self.graph.stored("rope_sin")]
 
     def _branch_outputs(self, names: list[str]) -> list[ValueInfoProto]:
         dims = [self.x_dims] + [self.kv_dims] * (len(names) - 1)

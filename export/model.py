@@ -8,13 +8,14 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.emit import HEADROOM, GraphOps
+from edgespec.export.emit import GraphOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.quantizers import LevelSource
 from edgespec.export.source import Checkpoint
+from edgespec.export.vectors import HEADROOM
 from edgespec.runtimes.manifest import Format, Graph, Layout, ModelPart
 
 WEIGHTS = "model.data"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.emit import HEADROOM
 from edgespec.export.quantize import BLOCK
+from edgespec.export.vectors import HEADROOM
 from edgespec.export.weights import WeightChoice
 from edgespec.runtimes.manifest import Format, Layout
 

@@ -11,6 +11,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.packing import pack_levels as pack_levels  # beside what makes the levels
+from edgespec.runtimes.packing import unpack_levels as unpack_levels
+
 BLOCK = 32
 CHANNEL_LEVELS = 63  # 7-bit weights: see above
 HALF_MAX = np.float32(65504)  # largest finite float16
@@ -76,20 +79,6 @@ def dequantize_block(
     """The float32 weights that a block-quantized matrix stands for."""
     values = (levels.astype(np.float32) - np.float32(1 << (bits - 1))) * scales[..., None]
     return values.reshape(len(levels), -1)[:, :k]
-
-
-def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [.., BLOCK] -> [.., BLOCK * bits // 8]
-    """As MatMulNBits stores them: two 4-bit levels a byte, low nibble first."""
-    if bits == 8:
-        return levels
-    return np.bitwise_or(levels[..., 0::2], np.left_shift(levels[..., 1::2], 4), dtype=np.uint8)
-
-
-def unpack_levels(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # the reverse
-    """Levels, one a byte."""
-    if bits == 8:
-        return packed
-    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)
 
 
 def quantize_channel(

@@ -31,8 +31,7 @@ class NativeSlot(Slot):
         self.kv = model.kv
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
-        self._all_on = np.ones(2 * self.layers, bool)
-        self._gates = self._bind("gates", Bound(self._all_on.copy())).array
+        self._gates = self._bind("gates", Bound(np.ones(2 * self.layers, bool))).array
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))

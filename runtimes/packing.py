@@ -176,3 +176,17 @@ def _unpack_blocks(
         payload = np.concatenate([payload & 15, payload >> 4], 2)
     levels = _interleave_back(payload).reshape(tiles * TILE, blocks, BLOCK)
     return levels, scales.reshape(tiles * TILE, blocks)
+
+
+def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [.., BLOCK] -> [.., BLOCK * bits // 8]
+    """As MatMulNBits stores them: two 4-bit levels a byte, low nibble first."""
+    if bits == 8:
+        return levels
+    return np.bitwise_or(levels[..., 0::2], np.left_shift(levels[..., 1::2], 4), dtype=np.uint8)
+
+
+def unpack_levels(packed: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # the reverse
+    """Levels, one a byte."""
+    if bits == 8:
+        return packed
+    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:-1], -1)

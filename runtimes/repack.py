@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.manifest import Graph, ModelPart
-from edgespec.runtimes.packing import TILE, Packed
+from edgespec.runtimes.packing import TILE, Packed, pack_levels, unpack_levels
 
 _TILES = 256  # tiles converted at a time: bounds the memory
 Entry = list[Any]  # offset, length, dtype, dims
@@ -161,8 +161,8 @@ def _to_stock(
         yield wanted[f"{name}.scales"], (scales.astype("<f4") for scales in rows(1))
     else:
         blocks = wanted[f"{name}.scales"][3][1]
-        four = packed.kind == "q4"
-        yield wanted[f"{name}.levels"], (_join_nibbles(levels[:, :blocks], four) for levels in rows(0))
+        bits = 4 if packed.kind == "q4" else 8
+        yield wanted[f"{name}.levels"], (pack_levels(levels[:, :blocks], bits) for levels in rows(0))
         yield wanted[f"{name}.scales"], (scales[:, :blocks].astype("<f4") for scales in rows(1))
 
 
@@ -184,14 +184,5 @@ def _to_native(
     if packed.kind == "c8":
         yield target, packed.pack_channels((levels[:, s : s + step].T, scales[s : s + step]) for s in starts)
         return
-    four = packed.kind == "q4"
-    yield target, packed.pack_blocks((_split_nibbles(levels[s : s + step], four), scales[s : s + step]) for s in starts)
-
-
-def _join_nibbles(levels: NDArray[np.uint8], four: bool) -> NDArray[np.uint8]:  # [n, blocks, 32] -> [.., 16 or 32]
-    joined: NDArray[Any] = levels[..., 0::2] | (levels[..., 1::2] << 4) if four else levels
-    return joined
-
-
-def _split_nibbles(packed: NDArray[np.uint8], four: bool) -> NDArray[np.uint8]:  # [n, blocks, 16 or 32] -> [.., 32]
-    return np.stack([packed & 15, packed >> 4], -1).reshape(*packed.shape[:2], -1) if four else packed
+    bits = 4 if packed.kind == "q4" else 8
+    yield target, packed.pack_blocks((unpack_levels(levels[s : s + step], bits), scales[s : s + step]) for s in starts)

@@ -15,17 +15,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import numpy as np
 from onnx import TensorProto
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.emit import HEADROOM
 from edgespec.export.formats import Errors, stacked_shape
-from edgespec.export.graph import EDGESPEC, INLINE_BYTES, GraphBuilder, WeightFile
+from edgespec.export.graph import EDGESPEC, GraphBuilder, WeightFile
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.ops import Kind, Linear
-from edgespec.export.rope import rope_tables
+from edgespec.export.vectors import rope_vectors, stacked_bias, vector
 
 PLAN, CONTROLS = 6, 8
 
@@ -83,12 +81,8 @@ class NativeOps:
         self._steps: list[str] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
         self._declared: list[str] = []
-        self._ready: dict[tuple[Value, int], Acts] = {}  # what was quantized for this sub-layer
-        rope = rope_tables(arch.rope, arch.facts.head_dim, arch.facts.context + HEADROOM)
-        self._rotary = 2 * rope[0].shape[1]
-        for name, table in zip(("rope_cos", "rope_sin"), rope, strict=True):
-            if not weights.has(name):
-                weights.put(name, table.shape, np.float32, [table])
+        self._ready: dict[tuple[Value, str, int], Acts] = {}  # what was quantized for this sub-layer
+        *self._rope, self._rotary = rope_vectors(self.graph, arch)
 
     # -- the operations ------------------------------------------------------------------------------------------------
 
@@ -117,7 +111,7 @@ class NativeOps:
         facts = self.arch.facts
         if not (isinstance(q, Product) and isinstance(k, Product) and isinstance(v, Product) and q.x == k.x == v.x):
             raise ExportError("native operators expect q, k and v to be products of one input")
-        parts = tuple(part for value in (q, k, v) for part in (value.parts[value.part],))
+        parts = tuple(value.parts[value.part] for value in (q, k, v))
         act = self._acts(q.x, "hidden", parts)
         bias = self._bias(parts)
         self._step(
@@ -131,8 +125,8 @@ class NativeOps:
             heads=facts.heads,
             kv=facts.kv_heads,
             rotary=self._rotary,
-            cos=self._input(self.graph.stored("rope_cos")),
-            sin=self._input(self.graph.stored("rope_sin")),
+            cos=self._input(self._rope[0]),
+            sin=self._input(self._rope[1]),
             layer=layer,
             scale=facts.head_dim**-0.5,
         )
@@ -215,7 +209,7 @@ class NativeOps:
         floats = x.x if isinstance(x, Normed) else self._as_floats(x, use)
         kind = self.form.kind(parts[0].weight)
         form = "f32" if kind == "f32" else "c8" if kind == "c8" else "q4"  # q4 and q8 read the same activations
-        key = x, hash((form, rows))
+        key = x, form, rows
         if key not in self._ready:
             out = Acts(self._buffer("acts", use, floats.width), floats.width)
             self._step("quantize", x=floats.id, norm=-1 if norm is None else self._vector(norm),
@@ -249,19 +243,11 @@ class NativeOps:
         return self._input(self.graph.stored(f"{name}.packed"))
 
     def _bias(self, parts: tuple[Linear, ...]) -> int:
-        if all(part.bias is None for part in parts):
-            return -1
-        source = self.arch.source
-        pieces = [source.read(p.bias) if p.bias else np.zeros(source.shape(p.weight)[0], np.float32) for p in parts]
-        return self._input(self.graph.constant("+".join(str(part.bias) for part in parts), np.concatenate(pieces)))
+        name = stacked_bias(self.graph, self.arch.source, parts)
+        return -1 if name is None else self._input(name)
 
     def _vector(self, name: str) -> int:
-        value = self.arch.source.read(name)
-        if value.nbytes <= INLINE_BYTES:
-            return self._input(self.graph.constant(name, value))
-        if not self.weights.has(name):
-            self.weights.put(name, value.shape, np.float32, [value])
-        return self._input(self.graph.stored(name))
+        return self._input(vector(self.graph, self.arch.source, name))
 
     def _input(self, name: str) -> int:
         return self._inputs.setdefault(name, len(self._inputs))

@@ -141,7 +141,7 @@ void Pass::quantize(const Step& s, int row) {
   k_.quantize(x, s.k, blocks, s.kind == kC8, out, stride);
 }
 
-const void* Pass::group_acts(int id, Kind kind, int k, int, int group) const {
+const void* Pass::group_acts(int id, Kind kind, int k, int group) const {
   if (kind == kF32) return static_cast<const float*>(act_[id]) + size_t(group) * kRowGroup * k;
   return static_cast<const Act*>(act_[id]) + size_t(group) * kRowGroup * blocks_of(k);
 }
@@ -157,7 +157,7 @@ void Pass::heads(const Step& s, int head) {
   const int64_t *positions = plan(1), *slots = plan(2), *places = plan(5);
   for (int group = 0; group * kRowGroup < rows; ++group) {
     const int n = rows_in_group(rows, group);
-    const void* act = group_acts(s.act, s.kind, s.k, rows, group);
+    const void* act = group_acts(s.act, s.kind, s.k, group);
     for (int t = 0; t < tiles; ++t) k_.linear[s.kind](w + t * bytes, s.k, act, n, &y[0][t * kTile], kMaxHeadDim, kTile);
     if (is_key)
       for (int t = 0; t < tiles; ++t)
@@ -193,7 +193,7 @@ void Pass::linear(const Step& s, int chunk) {
     const int columns = std::min(kTile, s.n - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), n, y[0], kTile, kTile);
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
       for (int i = 0; i < n; ++i) {
         float* out = floats(s.out) + size_t(group * kRowGroup + i) * s.n + tile * kTile;
         if (bias) k_.add(y[i], bias + tile * kTile, columns);
@@ -217,7 +217,7 @@ void Pass::glu(const Step& s, int chunk) {
     const int columns = std::min(kBlock, s.n - unit * kBlock), tiles = tiles_of(columns);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
-      const void* act = group_acts(s.act, s.kind, s.k, rows, group);
+      const void* act = group_acts(s.act, s.kind, s.k, group);
       for (int t = 0; t < tiles; ++t) {
         const size_t at = (size_t(unit) * 2 + t) * bytes;
         k_.linear[s.kind](gate + at, s.k, act, n, &g[0][t * kTile], kBlock, kTile);
@@ -252,7 +252,7 @@ void Pass::logits(const Step& s, int chunk) {
   const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
   for (int tile = bounds_[chunk]; tile < last; ++tile)
     for (int group = 0; group * kRowGroup < rows; ++group)
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), rows_in_group(rows, group),
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), rows_in_group(rows, group),
                         out_.logits + size_t(group) * kRowGroup * s.n + tile * kTile, s.n,
                         std::min(kTile, s.n - tile * kTile));
 }
@@ -286,7 +286,7 @@ void Pass::best(const Step& s, int chunk) {
     const int columns = std::min(kTile, s.n - tile * kTile);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, rows, group), n, y[0], kTile, kTile);
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
       for (int i = 0; i < n; ++i) {
         const size_t at = size_t(group * kRowGroup + i) * top;
         if (k_.largest(y[i], kTile) <= values[at + top - 1]) continue;

@@ -95,7 +95,7 @@ class Pass {
   int count(const Step& s) const { return s.rows ? in_.heads : in_.rows; }
   Cache cache(int slot) const { return Cache(in_.kv + size_t(slot) * in_.kv_bytes, in_.layout); }
   // Activations of a row group, for a matrix of that kind.
-  const void* group_acts(int id, Kind kind, int k, int rows, int group) const;
+  const void* group_acts(int id, Kind kind, int k, int group) const;
 
   void embed(const Step& s, int row);
   void quantize(const Step& s, int row);

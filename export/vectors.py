@@ -1,0 +1,44 @@
+"""The small tensors of a decoder, stored the same way whichever operators read them: norms, biases, angles."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.graph import INLINE_BYTES, GraphBuilder
+from edgespec.export.ops import Linear
+from edgespec.export.rope import rope_tables
+from edgespec.export.source import Checkpoint
+
+HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
+
+
+def vector(graph: GraphBuilder, source: Checkpoint, name: str) -> str:
+    """A vector of the checkpoint, as an initializer: inside the graph file if it is small."""
+    value = source.read(name)
+    if value.nbytes <= INLINE_BYTES:
+        return graph.constant(name, value)
+    if not graph.weights.has(name):
+        graph.weights.put(name, value.shape, np.float32, [value])
+    return graph.stored(name)
+
+
+def stacked_bias(graph: GraphBuilder, source: Checkpoint, parts: Sequence[Linear]) -> str | None:
+    """The biases of matrices stacked along n, one behind the other; None if there are none."""
+    if all(part.bias is None for part in parts):
+        return None
+    if len(parts) == 1:
+        return vector(graph, source, str(parts[0].bias))
+    pieces = [source.read(p.bias) if p.bias else np.zeros(source.shape(p.weight)[0], np.float32) for p in parts]
+    return graph.constant("+".join(str(part.bias) for part in parts), np.concatenate(pieces))
+
+
+def rope_vectors(graph: GraphBuilder, arch: Architecture) -> tuple[str, str, int]:
+    """The cosines and sines of all positions, and how many channels they turn."""
+    tables = rope_tables(arch.rope, arch.facts.head_dim, arch.facts.context + HEADROOM)
+    for name, table in zip(("rope_cos", "rope_sin"), tables, strict=True):
+        if not graph.weights.has(name):
+            graph.weights.put(name, table.shape, np.float32, [table])
+    return graph.stored("rope_cos"), graph.stored("rope_sin"), 2 * tables[0].shape[1]
