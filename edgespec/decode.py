@@ -18,7 +18,7 @@ from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.target import GreedyTarget, Pass, Target
+from edgespec.runtimes.target import GreedyTarget, LayeredTarget, Pass, Target
 from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
@@ -151,16 +151,21 @@ def _rounds(
         pending[0] = tokens[-1]
         if len(proposal):
             parents = proposal.parents
-            output = forward(
-                np.concatenate((pending, proposal.tokens)),
-                None if parents is None else np.concatenate(([-1], parents + 1)),
-            )
+            rows = np.concatenate((pending, proposal.tokens))  # [1 + n]
+            above = None if parents is None else np.concatenate(([-1], parents + 1))
+        else:
+            rows, above = pending, None
+        if proposal.resume is not None:
+            assert isinstance(target, LayeredTarget)
+            output = target.forward_resumed(rows, proposal.resume)
+        elif len(proposal):
+            output = forward(rows, above)
         else:
             output = forward(pending)
         passed = perf_counter()
 
-        rows = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
-        verdict = verify(proposal, rows, noise)
+        sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
+        verdict = verify(proposal, sampler, noise)
         path = verdict.path
         emitted = proposal.tokens[list(path)].tolist() if path else []
         emitted.append(verdict.next_token)
@@ -174,7 +179,7 @@ def _rounds(
         logprobs = None
         if options.logprobs:
             at_rows = [0, *(node + 1 for node in path)]
-            logprobs = [rows.logprob(row, token) for row, token in zip(at_rows, emitted, strict=False)]
+            logprobs = [sampler.logprob(row, token) for row, token in zip(at_rows, emitted, strict=False)]
         tokens += emitted
         left -= len(emitted)
         if finish is None:
@@ -237,7 +242,9 @@ class _Guard:
             return EMPTY
         try:
             proposal = self._drafter.propose(tokens, budget)
-            return _checked(proposal, budget, self._eos, self._vocab) if len(proposal) else EMPTY
+            if not len(proposal):
+                return EMPTY if proposal.resume is None else proposal
+            return _checked(proposal, budget, self._eos, self._vocab)
         except Exception as error:
             self._drop("propose", error)
             return EMPTY

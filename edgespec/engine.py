@@ -207,7 +207,7 @@ class Engine:
         return tokens
 
     def _new_lane(self) -> Lane:
-        return Lane(self.bundle.manifest, self.model, self._draft_model, self.context, self._times)
+        return Lane(self.bundle.path, self.bundle.manifest, self.model, self._draft_model, self.context, self._times)
 
     def _draft_model(self) -> Model:
         if self._draft is None:

@@ -4,25 +4,38 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
 from edgespec.cost import ENOUGH, CostModel, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.adaptive import Adaptive
-from edgespec.drafters.ar import Plain
-from edgespec.drafters.draft_model import DraftModel
-from edgespec.drafters.ngram import NGram
-from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.parts import Parts
 from edgespec.methods import MethodChoice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.target import SkipSet, common_prefix
+from edgespec.runtimes.target import common_prefix
+from edgespec.settings import DraftOptions
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
+
+
+# method -> the module whose ``build`` makes its drafter
+BUILDERS = {
+    "ar": "ar",
+    "ngram": "ngram",
+    "speculative": "draft_model",
+    "self-spec": "self_spec",
+    "swift": "swift",
+    "medusa": "medusa",
+    "blockwise": "blockwise",
+    "paradecode": "paradecode",
+}
 
 
 class Lane:
@@ -33,24 +46,29 @@ class Lane:
     """
 
     def __init__(
-        self, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
+        self, bundle: Path, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = open_slot(model, context=context)
         self._draft_slot: Slot | None = None
-        self._inner: dict[str, Drafter] = {}
-        self._adaptive: dict[tuple[str, int, bool], Adaptive] = {}
+        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None))
+        self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
+        self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
 
-    def drafter(self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
+    def drafter(
+        self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
+    ) -> Drafter:
         """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
-        inner = self._inner.get(choice.name)
+        which = choice.name, options
+        inner = self._inner.get(which)
         if inner is None:
-            inner = self._inner[choice.name] = self._make(choice)
+            module = import_module(f"edgespec.drafters.{BUILDERS[choice.name]}")
+            inner = self._inner[which] = module.build(self._parts, choice.part, options)
         if choice.name == "ar" or not adaptive:
             return inner
-        key = choice.name, gamma or choice.gamma, fallback
+        key = *which, gamma or choice.gamma, fallback
         if key not in self._adaptive:
-            control = Adaptive(inner, self._costs(choice), key[1], fallback)
+            control = Adaptive(inner, self._costs(choice, inner), gamma or choice.gamma, fallback)
             if choice.part.measured and choice.part.measured[0].acceptance:
                 control.prior = choice.part.measured[0].acceptance[0]
             self._adaptive[key] = control
@@ -61,31 +79,29 @@ class Lane:
         """Bytes of KV allocated."""
         return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
 
-    def _make(self, choice: MethodChoice) -> Drafter:
-        if choice.name == "ngram":
-            return NGram()
-        if choice.name == "speculative":
-            if self._draft_slot is None:
-                self._draft_slot = open_slot(self._draft())
-            return DraftModel(self._draft_slot, self.target.vocab_size)
-        if choice.name == "self-spec":
-            return SelfSpec(self.target, _skip_set(choice))
-        return Plain()
+    def _open_draft(self) -> Slot:
+        if self._draft_slot is None:
+            self._draft_slot = open_slot(self._draft())
+        return self._draft_slot
 
-    def _costs(self, choice: MethodChoice) -> CostModel:
+    def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
         """Where control starts from: what the export measured, corrected by a few passes on this machine.
 
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
         """
+        cost = self._verify_costs(0.0 if getattr(inner, "cheap", False) else choice.part.draft_cost)
+        if step := getattr(inner, "step_once", None):
+            (ms,) = self._measured(choice.name, lambda _: step(), (1,)).values()
+            cost.observe_draft(1, ms, ENOUGH)
+        return cost
+
+    def _verify_costs(self, draft_cost: float | None) -> CostModel:
         saved = self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
-        cost = CostModel(verify, 0.0 if choice.name == "ngram" else choice.part.draft_cost)
+        cost = CostModel(verify, draft_cost)
         for rows, ms in self._measured("verify", self._verify_once, VERIFY_SIZES).items():
             cost.observe_verify(rows, ms, ENOUGH)
-        if choice.name in ("speculative", "self-spec"):
-            (ms,) = self._measured(choice.name, lambda _: self._draft_once(choice), (1,)).values()
-            cost.observe_draft(1, ms, ENOUGH)
         return cost
 
     def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
@@ -96,12 +112,6 @@ class Lane:
 
     def _verify_once(self, rows: int) -> None:
         self.target.forward(np.zeros(rows, np.int64))
-
-    def _draft_once(self, choice: MethodChoice) -> None:
-        if choice.name == "speculative" and self._draft_slot is not None:
-            self._draft_slot.forward(np.zeros(1, np.int64))
-        else:
-            self.target.forward_skipped(np.zeros(1, np.int64), 0, _skip_set(choice))
 
 
 class LanePool:
@@ -145,9 +155,3 @@ class LanePool:
         """Drop the idle lanes."""
         with self._lock:
             self._idle.clear()
-
-
-def _skip_set(choice: MethodChoice) -> SkipSet:
-    """The skip set of a method, in the runtime's form."""
-    skip = choice.part.skip
-    return SkipSet(tuple(skip.attention), tuple(skip.mlp)) if skip else SkipSet()

@@ -28,7 +28,7 @@ class MethodChoice:
     @property
     def draws(self) -> bool:
         """Whether guesses are drawn from a distribution when sampling (then rejection sampling decides)."""
-        return self.name in ("speculative", "self-spec")
+        return self.name in ("speculative", "self-spec", "swift", "paradecode")
 
 
 def choose_method(manifest: Manifest, wanted: str | None) -> MethodChoice:

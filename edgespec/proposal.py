@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.target import Resume
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -20,6 +22,8 @@ class Proposal:
         parents: int64 [n], index of each node's parent, -1 = the pending token; None = a chain.
         probs: float [n, vocab], the draft distribution q each token was drawn from; None = a deterministic guess.
         replacement: whether siblings were drawn with replacement; without, q is renormalised after each rejection.
+        resume: [n + 1] rows, the pending token's first: layers that ran while the guesses were made (chains only).  A
+            proposal without guesses may carry it too.
         bucket: a small label of how sure the drafter is; adaptive control keeps one acceptance record per label.
     """
 
@@ -28,6 +32,7 @@ class Proposal:
     probs: NDArray[np.floating] | None = None
     replacement: bool = True
     bucket: int = 0
+    resume: Resume | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -49,7 +54,8 @@ class Proposal:
             if len(self) <= budget:
                 return self
             probs = None if self.probs is None else self.probs[:budget]
-            return Proposal(self.tokens[:budget], None, probs, self.replacement, self.bucket)
+            resume = None if self.resume is None else self.resume.truncated(budget + 1)
+            return Proposal(self.tokens[:budget], None, probs, self.replacement, self.bucket, resume)
         kept = [i for i in range(len(self)) if self.depth(i) <= budget]
         if len(kept) == len(self):
             return self

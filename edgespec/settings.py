@@ -12,6 +12,27 @@ MAX_NEW_TOKENS = 128
 
 
 @dataclass(frozen=True)
+class DraftOptions:
+    """What shapes the guesses of some methods; None = what the bundle or the method has found best.
+
+    Attributes:
+        branch: speculative: guesses per node by depth; one number: at every node along the likeliest chain.
+        nodes: medusa: most guesses of a tree.
+        threshold: paradecode: confidence from which an early exit is taken.
+        kind: swift: the kind of text, of which a skip set is remembered.
+        cycles: blockwise: passes that refine a block before it is verified.
+        proposers: chain: methods that are asked in turn.
+    """
+
+    branch: tuple[int, ...] | None = None
+    nodes: int | None = None
+    threshold: float | None = None
+    kind: str = "text"
+    cycles: int | None = None
+    proposers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Settings:
     """What one request may set; each has the default of ``edgespec run``.
 
@@ -22,6 +43,7 @@ class Settings:
         fallback: decode plainly while drafting does not pay.
         adaptive: choose the number of guesses by what pays; False = always gamma.
         sampling: how tokens are chosen.
+        drafts: what shapes the guesses of some methods.
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
@@ -36,6 +58,7 @@ class Settings:
     fallback: bool = True
     adaptive: bool = True
     sampling: SamplingParams = field(default_factory=SamplingParams)
+    drafts: DraftOptions = field(default_factory=DraftOptions)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
@@ -51,16 +74,19 @@ class Settings:
             )
 
     def changed(self, **changes: Any) -> Settings:
-        """A copy with changes on top; the fields of SamplingParams may be given directly.
+        """A copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
 
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """
-        mine, sampling = set(Settings.__dataclass_fields__), set(SamplingParams.__dataclass_fields__)
-        if unknown := [name for name in changes if name not in mine | sampling]:
-            raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {', '.join(sorted(mine | sampling))}")
+        mine, sampling, drafts = (set(of.__dataclass_fields__) for of in (Settings, SamplingParams, DraftOptions))
+        if unknown := [name for name in changes if name not in mine | sampling | drafts]:
+            known = ", ".join(sorted(mine | sampling | drafts))
+            raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {known}")
         if isinstance(changes.get("stop"), str):
             changes["stop"] = (changes["stop"],)
         if drawn := {name: value for name, value in changes.items() if name in sampling}:
             changes["sampling"] = replace(changes.get("sampling", self.sampling), **drawn)
+        if shaped := {name: value for name, value in changes.items() if name in drafts}:
+            changes["drafts"] = replace(changes.get("drafts", self.drafts), **shaped)
         return replace(self, **{name: value for name, value in changes.items() if name in mine})

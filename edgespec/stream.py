@@ -35,7 +35,9 @@ class Stream:
         self._released = False
         try:
             with engine.lock:  # a new drafter's costs are measured with a few passes
-                self._drafter = self._lane.drafter(self._choice, settings.gamma, settings.adaptive, settings.fallback)
+                self._drafter = self._lane.drafter(
+                    self._choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts
+                )
             self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:

@@ -81,4 +81,5 @@ def _named(part: ModelPart) -> list[str]:
     """Every file that a model's entry in the manifest uses."""
     index = [part.index] if part.index else []
     tables = [part.attention.tables] if part.attention and part.attention.tables else []
-    return [part.weights, *index, *tables, *(graph.file for graph in part.graphs.values())]
+    tokens = [part.head_vocab.file] if part.head_vocab else []
+    return [part.weights, *index, *tables, *tokens, *(graph.file for graph in part.graphs.values())]

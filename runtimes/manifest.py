@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from edgespec.errors import BundleError
 
-SCHEMA = 1
+SCHEMA = 2
 MANIFEST = "edgespec.json"
 
 Format = Literal["fp32", "int4", "int8", "w8a8"]
@@ -18,7 +18,7 @@ Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
-METHODS = ("ar", "ngram", "speculative", "self-spec")
+METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 
 
@@ -64,12 +64,13 @@ class Graph(_Part):
     """One ONNX file of a model.
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
-    have a row more than ``ids``.
+    have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.
     """
 
     file: InsidePath
     gated: bool = False
     padded: bool = False
+    hidden: bool = False
     operators: Operators = "stock"
 
 
@@ -101,6 +102,36 @@ class AttentionPart(_Part):
     text_sha256: str | None = None
 
 
+class HeadGroup(_Part):
+    """Heads beside the LM head that a graph can compute from hidden states; one gate switches a group.
+
+    A group turns a row of hidden states after the final norm, h, into ``count`` rows for an LM head:
+
+    * medusa: y_i = h + silu(W_i h + b_i)  (arXiv 2401.10774);
+    * blockwise: y_i = h + (W' silu(W h + b) + b')_i, W [inner, hidden], W' [count * hidden, inner]  (arXiv 1811.03115);
+    * exit: y = T h, where the residual stream of layer ``layer`` stands in for the last one's  (arXiv 2506.03700).
+
+    ``own``: each has an LM head of its own; else they share the model's, or the cut one where there is one.
+    """
+
+    name: str
+    kind: Literal["medusa", "blockwise", "exit"]
+    count: int = Field(gt=0)
+    inner: int = Field(default=0, ge=0)
+    own: bool = False
+    layer: int = Field(default=0, ge=0, description="of an exit: layers that have run")
+
+
+class HeadVocab(_Part):
+    """The tokens that a cut LM head scores, in the order of its rows.
+
+    ``file``: their ids, little-endian int32 [size], ascending.  Other tokens are never guessed, which is lossless.
+    """
+
+    file: InsidePath
+    size: int = Field(gt=0)
+
+
 class ModelPart(_Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
@@ -118,6 +149,9 @@ class ModelPart(_Part):
     headroom: int = Field(gt=0, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, description="fewest rows that may reach the LM head")
     attention: AttentionPart | None = None
+    heads: list[HeadGroup] = Field(default_factory=list)
+    head_vocab: HeadVocab | None = Field(default=None, description="of heads; of a draft: of its only LM head")
+    cut: bool = Field(default=False, description="the only LM head is the cut one: a draft")
 
     @property
     def main(self) -> str:
@@ -146,6 +180,15 @@ class MethodPart(_Part):
 
     gamma: int = Field(default=4, gt=0)
     skip: SkipSetPart | None = None
+    heads: list[str] = Field(default_factory=list, description="names of the model's head groups it uses")
+    ranks: list[list[float]] = Field(
+        default_factory=list,
+        description="[head][rank]: share of held-out positions where the head's guess of that rank is right",
+    )
+    threshold: float | None = Field(default=None, description="paradecode: confidence from which an exit is taken")
+    branch: list[int] = Field(
+        default_factory=list, description="speculative: guesses per node, by depth; one number: along the chain"
+    )
     measured: list[Measured] = Field(default_factory=list)
     draft_cost: float | None = Field(default=None, description="c: draft step over target step, measured at export")
     predicted_speedup: float | None = None
@@ -209,6 +252,11 @@ def read_manifest(folder: Path) -> Manifest:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int):
         raise BundleError(f"{path}: expected an object with an integer schema_version, got {version!r}")
+    if version < SCHEMA:
+        raise BundleError(
+            f"{path}: schema {version} is older than this edgespec, which reads schema {SCHEMA}",
+            "export the bundle again with this version",
+        )
     if version > SCHEMA:
         raise BundleError(
             f"{path}: schema {version} is newer than this edgespec, which reads up to schema {SCHEMA}",

@@ -42,7 +42,7 @@ class Model:
     def __init__(
         self, folder: Path, part: ModelPart, graph: str, threads: int | None = None, kv: KvFormat | None = None
     ) -> None:
-        self.part, self.facts = part, part.facts
+        self.folder, self.part, self.facts = folder, part, part.facts
         self.graph = part.graphs[graph]
         self.kv = kv or ATTENTION[exact_attention(part)]
         self.threads = threads or default_threads()

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.manifest import HeadGroup
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.target import Pass, SkipSet, common_prefix
+from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet, common_prefix
 
 PREFILL_CHUNK = 128
 
@@ -30,6 +31,10 @@ class Slot(ABC):
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
         self.capacity = 0
+        self.keep_hidden = False
+        part = model.part
+        self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
+        self.head_tokens = _head_tokens(model)  # int64 [size]: what the columns of a cut LM head mean
         self._pending: tuple[list[int], list[int] | None] = ([], None)
 
     # -- the Target contract ---------------------------------------------------------------------------------------
@@ -50,7 +55,7 @@ class Slot(ABC):
 
     @abstractmethod
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
-        """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
+        """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
 
     @abstractmethod
     def keep(self, rows: Sequence[int]) -> None:
@@ -63,6 +68,22 @@ class Slot(ABC):
     @abstractmethod
     def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
         """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
+
+    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """Compute a group of heads from rows of the residual stream, [r, hidden]."""
+        raise self._no_hidden()
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
+        raise self._no_hidden()
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+        """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
+        raise self._no_hidden()
 
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
@@ -106,6 +127,25 @@ class Slot(ABC):
     def _fill(self, chunk: NDArray[np.int64]) -> None:
         """Run rows after the slot's tokens for their KV alone; [n]."""
 
+    def _no_hidden(self) -> InvalidRequest:
+        return InvalidRequest(
+            "this graph has no hidden states",
+            "export with the method that needs them, and use the graph for all methods",
+        )
+
+    def _group(self, name: str) -> tuple[int, HeadGroup]:
+        """Number and description of a group of heads."""
+        groups = self.model.part.heads
+        found = next((at for at, group in enumerate(groups) if group.name == name), None)
+        if found is None:
+            have = ", ".join(group.name for group in groups) or "none"
+            raise InvalidRequest(f"this model has no heads {name!r}; it has: {have}", "export it with `--heads DIR`")
+        return found, groups[found]
+
+    def _head_size(self, group: HeadGroup) -> int:
+        """Columns of a group's logits."""
+        return self.vocab_size if self.head_tokens is None else len(self.head_tokens)
+
     def _need_room(self, rows: int) -> None:
         if rows > self.capacity:
             self.reserve(rows)
@@ -120,6 +160,13 @@ def depths_of(parents: Sequence[int]) -> NDArray[np.int64]:  # [n]
         if parent >= 0:
             depths[row] = depths[parent] + 1
     return depths
+
+
+def _head_tokens(model: Model) -> NDArray[np.int64] | None:
+    vocab = model.part.head_vocab
+    if vocab is None:
+        return None
+    return np.fromfile(model.folder / vocab.file, "<i4").astype(np.int64)
 
 
 def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:

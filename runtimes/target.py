@@ -26,6 +26,38 @@ class SkipSet:
         return len(self.attention) + len(self.mlp)
 
 
+@dataclass(frozen=True)
+class Resume:
+    """Rows of a pass whose first layers have run already.
+
+    Attributes:
+        hidden: float32 [n, hidden], the residual stream of every row of the pass before layer ``layer``.
+        layer: layers that have run; their keys and values of these rows are in the cache.
+    """
+
+    hidden: NDArray[np.float32]
+    layer: int
+
+    def truncated(self, rows: int) -> Resume:
+        """The first ``rows`` rows."""
+        return self if len(self.hidden) <= rows else Resume(self.hidden[:rows], self.layer)
+
+
+@dataclass
+class Heads:
+    """What a group of heads says of r rows.  Views of the runner's buffers, like a ``Pass``.
+
+    Attributes:
+        logits: float32 [count, r, size] over the heads' vocabulary ``tokens``; None where the best were asked for.
+        tokens: int64 [size], the token of each column; None = column i is token i.
+        best: (int64 [count, r, top], float32 [count, r, top]): tokens and their logits, the best first.
+    """
+
+    logits: NDArray[np.float32] | None
+    tokens: NDArray[np.int64] | None = None
+    best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+
+
 @dataclass
 class Pass:
     """The output of one pass.
@@ -34,7 +66,8 @@ class Pass:
 
     Attributes:
         logits: float32 [r, vocab], one row per requested row; no rows where only the best was asked for.
-        hidden: float32 [n, hidden] after the final norm, where the graph exposes it; else None.
+        hidden: float32 [n, hidden], the residual stream of every row after the last layer, before the final norm; where
+            the target was told to keep it (``HeadTarget.keep_hidden``), else None.
         best: (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for.
     """
 
@@ -103,6 +136,54 @@ class SelfDraftTarget(Target, Protocol):
 
         Returns the logits of the LAST row only, [1, vocab].  Nothing is committed: the next ``forward`` overwrites
         whatever this wrote.
+        """
+        ...
+
+
+@runtime_checkable
+class HeadTarget(Target, Protocol):
+    """A target with heads beside its LM head."""
+
+    keep_hidden: bool  # fill Pass.hidden from now on
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """Compute a group of heads; nothing of the slot changes.
+
+        Args:
+            group: its name.
+            hidden: float32 [r, hidden], rows of a residual stream before the final norm.
+            top: 0 = all logits, else only the best so many tokens of each row.
+        """
+        ...
+
+
+@runtime_checkable
+class LayeredTarget(HeadTarget, Protocol):
+    """A target that can run some of its layers."""
+
+    layers: int
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Run layers ``first`` to ``last`` (exclusive) over a chain of rows -> float32 [n, hidden], a copy.
+
+        Args:
+            rows: int64 [n] tokens where ``first`` is 0, else float32 [n, hidden]: the residual stream before ``first``.
+            offset: where the first row stands, after the slot's tokens.
+            first: first layer to run.
+            last: layer before which to stop.
+
+        These layers' keys and values of the rows are in the cache afterwards; nothing is committed.
+        """
+        ...
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+        """Like ``forward`` of a chain whose first layers have run (``forward_layers``): only the others do.
+
+        Args:
+            tokens: int64 [n], the pending token and its guesses.
+            resume: [n] rows.
         """
         ...
 

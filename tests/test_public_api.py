@@ -17,7 +17,7 @@ import edgespec
 from edgespec.engine import Engine
 from edgespec.result import Chunk, Result
 from edgespec.sampling import SamplingParams
-from edgespec.settings import Settings
+from edgespec.settings import DraftOptions, Settings
 from edgespec.stats import Stats
 from edgespec.stream import Stream
 
@@ -95,6 +95,7 @@ def test_settings() -> None:
         "fallback": True,
         "adaptive": True,
         "sampling": SamplingParams(),
+        "drafts": DraftOptions(),
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,

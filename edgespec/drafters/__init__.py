@@ -12,6 +12,9 @@ and after each round:
 ``timed(proposal: Proposal, draft_ms: float, verify_ms: float) -> None``
     what proposing and the target's pass over it took: for control that follows the clock.
 
+``step_once() -> None``
+    one draft step, which is timed before the first request.
+
 ``cheap = True`` says that proposing costs next to nothing, so that ``Adaptive`` may look at a proposal before it
 decides how much of it to verify.
 """

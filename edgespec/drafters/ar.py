@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from edgespec.drafters.parts import Parts
 from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.manifest import MethodPart
 from edgespec.runtimes.target import Pass
+from edgespec.settings import DraftOptions
 
 
 class Plain:
@@ -17,3 +20,8 @@ class Plain:
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Nothing to learn."""
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Plain:
+    """Plain decoding of a bundle."""
+    return Plain()

@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.chain import draw_chain
+from edgespec.drafters.parts import Parts
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.manifest import MethodPart
 from edgespec.runtimes.target import GreedyTarget, Pass, Target
 from edgespec.sampling import SamplingParams
+from edgespec.settings import DraftOptions
 
 # Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
 # for the LM head; more are prefilled first.  After full acceptance it is two: the last guess and the bonus.
@@ -73,5 +76,14 @@ class DraftModel:
         direct = isinstance(model, GreedyTarget) and model.vocab_size <= self.vocab_size
         return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise, best=best if direct else None)
 
+    def step_once(self) -> None:
+        """One draft step, to be timed."""
+        self.model.forward(np.zeros(1, np.int64))
+
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Nothing to learn: the next ``propose`` crops the slot to what was accepted."""
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftModel:
+    """Drafting by the bundle's draft model."""
+    return DraftModel(parts.draft(), parts.target.vocab_size)

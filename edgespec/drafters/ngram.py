@@ -29,9 +29,12 @@ from typing import Literal
 
 import numpy as np
 
+from edgespec.drafters.parts import Parts
 from edgespec.errors import InvalidRequest
 from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.manifest import MethodPart
 from edgespec.runtimes.target import Pass
+from edgespec.settings import DraftOptions
 
 _LONGEST = 32  # a match is measured no further back
 _BUCKETS = (2, 3, 5, 10, 16)  # match lengths at which the next bucket starts
@@ -166,3 +169,8 @@ class NGram:
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Nothing: only committed tokens are indexed, and ``propose`` is handed those."""
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> NGram:
+    """N-gram drafting for a bundle."""
+    return NGram()

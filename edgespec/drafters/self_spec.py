@@ -6,10 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.drafters.chain import draw_chain
+from edgespec.drafters.parts import Parts
 from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
+from edgespec.runtimes.manifest import MethodPart, SkipSetPart
 from edgespec.runtimes.target import Pass, SelfDraftTarget, SkipSet
 from edgespec.sampling import SamplingParams
+from edgespec.settings import DraftOptions
 
 # The paper's constants (its section 3.3 and its published configuration).
 _START = 0.6  # threshold of the first round
@@ -77,6 +80,10 @@ class SelfSpec:
 
         return draw_chain(step, tokens, self._asked, target.vocab_size, self.params, self.noise, self.stop)
 
+    def step_once(self) -> None:
+        """One draft step, to be timed."""
+        self.target.forward_skipped(np.zeros(1, np.int64), 0, self.skip)
+
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Move the threshold after a verification (the paper's equation for the adaptive exit)."""
         drafted = len(proposal)
@@ -90,3 +97,9 @@ class SelfSpec:
         elif drafted < self._asked:  # else the length, not the threshold, ended the draft
             wanted -= _STEP
         self.stop = min(max(_STOP_DECAY * self.stop + (1 - _STOP_DECAY) * wanted, 0.0), 1.0)
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> SelfSpec:
+    """Drafting with the skip set that the export found."""
+    skip = part.skip or SkipSetPart()
+    return SelfSpec(parts.target, SkipSet(tuple(skip.attention), tuple(skip.mlp)))

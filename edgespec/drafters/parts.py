@@ -1,0 +1,34 @@
+"""What a bundle offers to the drafters of one lane."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.cost import CostModel
+from edgespec.runtimes.manifest import Manifest
+from edgespec.runtimes.slot import Slot
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a bundle offers to the drafters of one lane.
+
+    Every drafter's module has ``build(parts, part, options) -> Drafter``, part being the method's entry in the manifest
+    and options the request's ``DraftOptions``.  A drafter with a method ``step_once() -> None`` has its draft steps
+    timed by it before the first request.
+
+    Attributes:
+        bundle: its folder; read only.
+        manifest: its manifest.
+        target: the lane's target.
+        draft: opens the lane's draft model, at the first call.
+        costs: a cost model of this machine, for the measured verify curve.
+    """
+
+    bundle: Path
+    manifest: Manifest
+    target: Slot
+    draft: Callable[[], Slot]
+    costs: Callable[[], CostModel]

@@ -1,0 +1,337 @@
+"""Trained heads on disk: our own folders, and published Medusa checkpoints.
+
+A folder of ours holds ``edgespec_heads.json`` (``HeadsFile``) and ``heads.safetensors`` with float tensors
+
+* medusa: ``medusa.I.weight`` [hidden, hidden], ``medusa.I.bias`` [hidden] of head I, and, if ``own``,
+  ``medusa.I.lm_head.weight`` [vocab, hidden];
+* blockwise: ``blockwise.inner.weight`` [inner, hidden], ``.inner.bias`` [inner], ``blockwise.outer.weight``
+  [count * hidden, inner], ``.outer.bias`` [count * hidden];
+* paradecode: ``exit.L.weight`` [hidden, hidden] for the exit after L layers.
+
+What they compute from hidden states is said at ``runtimes.manifest.HeadGroup``.  Published Medusa checkpoints
+(arXiv 2401.10774) have ``config.json`` and ``medusa_lm_head.safetensors`` or ``.pt``; the number of heads is taken from
+the tensors, because some configurations are wrong about it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.extended import Extra, Held
+from edgespec.export.ops import Linear
+from edgespec.export.source import Checkpoint
+from edgespec.runtimes.manifest import HeadGroup
+from edgespec.runtimes.text import TextCodec
+
+SCHEMA = 1
+DESCRIPTION, TENSORS = "edgespec_heads.json", "heads.safetensors"
+CUT = "lm_head.cut.weight"  # name of the cut LM head among a checkpoint's tensors
+PUBLISHED = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_heads.safetensors")
+HeadKind = Literal["medusa", "blockwise", "paradecode"]
+
+
+class HeadsFile(BaseModel):
+    """``edgespec_heads.json``.
+
+    Attributes:
+        kind: what the heads are for.
+        count: guesses of medusa and blockwise heads; exits of paradecode.
+        hidden, vocab: of the model they were trained for.
+        model: ``model_fingerprint`` of it.
+        tokenizer: ``tokenizer_fingerprint`` of it.
+        inner: blockwise: width of the hidden layer.
+        exits: paradecode: after how many layers, ascending.
+        own: medusa: each head has its own LM head.
+        ranks: text kind ("greedy", "sampled", "text") -> [head][rank], share of held-out positions where the head's
+            guess of that rank is right (an exit: where it is the model's own likeliest token).
+        training: how they were trained; free form.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    schema_version: int = SCHEMA
+    kind: HeadKind
+    count: int = Field(gt=0)
+    hidden: int = Field(gt=0)
+    vocab: int = Field(gt=0)
+    model: str | None = None
+    tokenizer: str | None = None
+    inner: int = Field(default=0, ge=0)
+    exits: list[int] = Field(default_factory=list)
+    own: bool = False
+    ranks: dict[str, list[list[float]]] = Field(default_factory=dict)
+    training: dict[str, Any] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TrainedHeads:
+    """Heads read from a folder.
+
+    Attributes:
+        file: their description.
+        tensors: by the names that graphs use.
+    """
+
+    file: HeadsFile
+    tensors: Mapping[str, Extra]
+
+    @property
+    def groups(self) -> tuple[HeadGroup, ...]:
+        """The groups that a graph computes."""
+        file = self.file
+        if file.kind == "paradecode":
+            return tuple(HeadGroup(name=f"exit.{at}", kind="exit", count=1, layer=at) for at in file.exits)
+        return (HeadGroup(name=file.kind, kind=file.kind, count=file.count, inner=file.inner, own=file.own),)
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """What a graph has beside the model itself.
+
+    Attributes:
+        groups: of heads, in the order of their gates.
+        cut: there is a cut LM head (``CUT``) for them.
+        only: the cut LM head is the only one: a draft model.
+    """
+
+    groups: tuple[HeadGroup, ...] = ()
+    cut: bool = False
+    only: bool = False
+
+
+@dataclass(frozen=True)
+class GroupMatrices:
+    """The matrices of a group, as an operator set multiplies by them.
+
+    Attributes:
+        first: together one matrix: [count * hidden, hidden] (medusa), [inner, hidden] (blockwise), [hidden, hidden].
+        second: blockwise: [count * hidden, inner].
+        heads: own LM heads, [vocab, hidden] each.
+    """
+
+    first: tuple[Linear, ...]
+    second: Linear | None = None
+    heads: tuple[Linear, ...] = ()
+
+
+def group_matrices(group: HeadGroup) -> GroupMatrices:
+    """The names of a group's matrices."""
+    if group.kind == "medusa":
+        first = tuple(Linear(f"medusa.{i}.weight", f"medusa.{i}.bias") for i in range(group.count))
+        own = tuple(Linear(f"medusa.{i}.lm_head.weight") for i in range(group.count)) if group.own else ()
+        return GroupMatrices(first, heads=own)
+    if group.kind == "blockwise":
+        return GroupMatrices(
+            (Linear("blockwise.inner.weight", "blockwise.inner.bias"),),
+            Linear("blockwise.outer.weight", "blockwise.outer.bias"),
+        )
+    return GroupMatrices((Linear(f"exit.{group.layer}.weight"),))
+
+
+def is_head(name: str, arch: Architecture) -> bool:
+    """Whether a matrix is an LM head of any kind, and so has the format of LM heads."""
+    return name in (arch.head.weight, CUT) or name.endswith(".lm_head.weight")
+
+
+# -- whose heads these are ---------------------------------------------------------------------------------------------
+
+
+def model_fingerprint(source: Checkpoint, final_norm: str, embedding: str) -> str:
+    """What tells one model from another: SHA-256 over its last norm and the first rows of its embedding, in float32."""
+    digest = hashlib.sha256()
+    for values in (source.read(final_norm), source.read(embedding, slice(0, 64))):
+        digest.update(np.ascontiguousarray(values, "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def tokenizer_fingerprint(codec: TextCodec) -> str:
+    """SHA-256 over the vocabulary, in the order of the ids."""
+    vocabulary = sorted(codec.tokenizer.get_vocab().items(), key=lambda item: item[1])
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()
+
+
+def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec, folder: Path) -> None:
+    """Refuse heads of another model.
+
+    Raises:
+        ExportError: another hidden size, vocabulary, tokenizer or model, or exits that it does not have; the message
+            names both values.
+    """
+    file, facts = heads.file, arch.facts
+    again = "train heads for this model with `edgespec train`"
+    for what, theirs, ours in (("hidden size", file.hidden, facts.hidden), ("vocabulary", file.vocab, facts.vocab)):
+        if theirs != ours:
+            raise ExportError(f"{folder}: heads for a model of {what} {theirs}, but this model's is {ours}", again)
+    theirs_is = f"{folder}: heads for a {{}} with fingerprint {{:.12}}, but this model's is {{:.12}}"
+    if file.tokenizer is not None and file.tokenizer != (mine := tokenizer_fingerprint(codec)):
+        raise ExportError(theirs_is.format("tokenizer", file.tokenizer, mine), again)
+    if file.model is not None:
+        mine = model_fingerprint(arch.source, arch.final_norm, arch.embedding)
+        if file.model != mine:
+            raise ExportError(
+                f"{folder}: heads for a model with fingerprint {file.model[:12]}, but this model's is {mine[:12]}",
+                again,
+            )
+    if beyond := [at for at in file.exits if not 0 < at < facts.layers]:
+        raise ExportError(f"{folder}: an exit after layer {beyond[0]}, but this model has {facts.layers} layers", again)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+def read_heads(folder: Path) -> TrainedHeads:
+    """Heads from a folder of ours or a published Medusa checkpoint.
+
+    Raises:
+        ExportError: no heads there, or tensors that are not what the description says.
+    """
+    if not folder.is_dir():
+        raise ExportError(f"{folder}: expected a folder with trained heads", "make one with `edgespec train`")
+    if (folder / DESCRIPTION).is_file():
+        return _read_own(folder)
+    found = next((folder / name for name in PUBLISHED if (folder / name).is_file()), None)
+    if found is None:
+        raise ExportError(
+            f"{folder}: has neither {DESCRIPTION} nor {', '.join(PUBLISHED)}", "make heads with `edgespec train`"
+        )
+    return _published(found, _tensors(found))
+
+
+def _read_own(folder: Path) -> TrainedHeads:
+    path = folder / DESCRIPTION
+    try:
+        file = HeadsFile.model_validate(json.loads(path.read_text("utf-8")))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the description"
+        raise ExportError(f"{path}: {where}: {first['msg']}", "train the heads again") from error
+    except (ValueError, OSError) as error:
+        raise ExportError(f"{path}: not readable as JSON: {error}", "train the heads again") from error
+    if file.schema_version > SCHEMA:
+        raise ExportError(f"{path}: schema {file.schema_version} is newer than this edgespec, which reads {SCHEMA}")
+    heads = TrainedHeads(file, {name: Held(value) for name, value in _tensors(folder / TENSORS).items()})
+    _check_shapes(heads, folder)
+    return heads
+
+
+def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> TrainedHeads:
+    """Names of the Medusa repository: ``K.0.linear.weight``, ``K.0.linear.bias``; ``K.1.weight``: own LM heads."""
+    layouts = (
+        r"(?:medusa_head\.)?(\d+)\.(?:0\.linear\.(?P<part>weight|bias)|(?P<own>1\.weight))",
+        r"heads\.(\d+)\.(?:linear\.(?P<part>weight|bias)|(?P<own>lm_head\.weight))",
+    )
+    found: dict[str, Extra] = {}
+    numbers: set[int] = set()
+    for name, value in tensors.items():
+        match = next((m for layout in layouts if (m := re.fullmatch(layout, name))), None)
+        if match is None:
+            if re.match(r"(medusa_head\.)?\d+\.\d+\.", name):
+                raise ExportError(
+                    f"{path}: tensor {name}: heads of more than one layer are not supported; expected one residual "
+                    "block a head",
+                    "train heads with `edgespec train medusa`",
+                )
+            continue  # a full checkpoint has the model's own tensors too
+        numbers.add(int(match[1]))
+        found[f"medusa.{match[1]}." + ("lm_head.weight" if match["own"] else str(match["part"]))] = Held(value)
+    if not numbers:
+        raise ExportError(f"{path}: holds no Medusa heads; expected tensors like 0.0.linear.weight")
+    weight = found.get("medusa.0.weight")
+    if weight is None or numbers != set(range(len(numbers))):
+        raise ExportError(f"{path}: expected heads 0, 1, ..., got {sorted(numbers)}", "download it again")
+    own = found.get("medusa.0.lm_head.weight")
+    vocab = own.shape[0] if own else int(_configuration(path).get("vocab_size") or 0)
+    file = HeadsFile(
+        kind="medusa",
+        count=len(numbers),
+        hidden=weight.shape[0],
+        vocab=vocab or 1,
+        own=own is not None,
+        training={"published": path.name},
+    )
+    heads = TrainedHeads(file, found)
+    _check_shapes(heads, path)
+    return heads
+
+
+def _configuration(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads((path.parent / "config.json").read_text("utf-8"))
+    except (ValueError, OSError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _check_shapes(heads: TrainedHeads, where: Path) -> None:
+    file, hidden = heads.file, heads.file.hidden
+    wide = file.count * hidden
+    expected: dict[str, tuple[int, ...]] = {}
+    for group in heads.groups:
+        matrices = group_matrices(group)
+        sizes = {"medusa": (hidden, hidden), "blockwise": (file.inner, hidden), "exit": (hidden, hidden)}[group.kind]
+        for part in matrices.first:
+            expected[part.weight] = sizes
+            if part.bias:
+                expected[part.bias] = sizes[:1]
+        if matrices.second is not None:
+            expected[matrices.second.weight] = wide, file.inner
+            expected[str(matrices.second.bias)] = (wide,)
+        expected |= {part.weight: (file.vocab, hidden) for part in matrices.heads}
+    for name, shape in expected.items():
+        tensor = heads.tensors.get(name)
+        if tensor is None:
+            raise ExportError(f"{where}: tensor {name} is missing", "train the heads again, or download them again")
+        if tensor.shape != shape:
+            raise ExportError(f"{where}: {name} has shape {list(tensor.shape)}, expected {list(shape)}")
+
+
+def _tensors(path: Path) -> dict[str, NDArray[np.float32]]:
+    """All tensors of a file as float32; pickles are opened for their numbers alone."""
+    if path.suffix == ".pt":
+        return _pickled(path)
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        import ml_dtypes  # noqa: F401  registers bfloat16 with numpy, which safetensors needs
+
+        with safe_open(path, "np") as opened:
+            found = {name: np.asarray(opened.get_tensor(name), np.float32) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise ExportError(f"{path}: not a readable safetensors file: {error}", "train or download it again") from error
+    return _finite(path, found)
+
+
+def _pickled(path: Path) -> dict[str, NDArray[np.float32]]:
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise ExportError(
+            f"{path}: is a torch file, and torch is not installed",
+            "pip install 'edgespec[train]', or convert it to safetensors",
+        ) from error
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises many kinds for a damaged or unsafe file
+        raise ExportError(f"{path}: not a torch file of plain tensors: {str(error).splitlines()[0]}") from error
+    if not isinstance(state, dict):
+        raise ExportError(f"{path}: expected a state dict, got {type(state).__name__}")
+    return _finite(path, {str(name): value.float().numpy() for name, value in state.items()})
+
+
+def _finite(path: Path, tensors: dict[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    for name, value in tensors.items():
+        if not np.isfinite(value).all():
+            raise ExportError(f"{path}: tensor {name} holds NaN or infinity", "train the heads again")
+    return tensors
