@@ -20,9 +20,11 @@ from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.text import Message, TextCodec
 from edgespec.settings import Settings
+from edgespec.stats import Stats
 from edgespec.stream import Stream
 
 Prompt = str | Sequence[int]
+STATS_EVERY = 16  # rounds
 INTERLEAVED = 4  # sequences of a batch that are in memory at once
 
 
@@ -89,7 +91,14 @@ class Engine:
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, **changes: Any
+        self,
+        prompt: Prompt,
+        settings: Settings | None = None,
+        *,
+        cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = STATS_EVERY,
+        **changes: Any,
     ) -> Stream:
         """Start a request.
 
@@ -97,13 +106,18 @@ class Engine:
             prompt: text, or token ids.
             settings: what to set.
             cancel: set it to end the request after the round at hand.
+            on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
+                afterwards, so copy what is to be kept (``as_dict``).
+            stats_every: rounds, >= 1.
             **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
 
         Raises:
             InvalidRequest: an empty or too long prompt, an unknown method, nonsense settings.
         """
         settings = (settings or Settings()).changed(**changes)
-        return Stream(self, self._encode(prompt), settings, cancel)
+        if stats_every < 1:
+            raise InvalidRequest(f"stats_every {stats_every}: expected at least one round")
+        return Stream(self, self._encode(prompt), settings, cancel, on_stats, stats_every)
 
     def generate(
         self,
@@ -112,10 +126,12 @@ class Engine:
         *,
         on_chunk: Callable[[Chunk], None] | None = None,
         cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = STATS_EVERY,
         **changes: Any,
     ) -> Result:
         """Complete a prompt; arguments as for ``stream``, and ``on_chunk`` is called with every piece."""
-        stream = self.stream(prompt, settings, cancel=cancel, **changes)
+        stream = self.stream(prompt, settings, cancel=cancel, on_stats=on_stats, stats_every=stats_every, **changes)
         for chunk in stream:
             if on_chunk:
                 on_chunk(chunk)

@@ -9,6 +9,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
 
 MAX_NEW_TOKENS = 128
+SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,10 @@ class Settings:
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
+        shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
 
     Raises:
-        InvalidRequest: a gamma below 1.
+        InvalidRequest: a gamma below 1, a shadow below 0.
     """
 
     method: str | None = None
@@ -62,12 +64,15 @@ class Settings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    shadow: int | None = None
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": self.max_new_tokens, "gamma": 1 if self.gamma is None else self.gamma}
         for name, value in counts.items():
             if not isinstance(value, int):
                 raise InvalidRequest(f"{name} is {value!r}: expected an integer")
+        if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
+            raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
         if self.gamma is not None and self.gamma < 1:
             raise InvalidRequest(
                 f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.decode import DecodeOptions, Round, decode
@@ -21,7 +21,13 @@ class Stream:
     """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
 
     def __init__(
-        self, engine: Engine, prompt: Sequence[int], settings: Settings, cancel: threading.Event | None
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        settings: Settings,
+        cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = 1,
     ) -> None:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
@@ -31,6 +37,7 @@ class Stream:
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
         self._stats = Stats()
+        self._on_stats, self._stats_every = on_stats, stats_every
         self._lane = engine.lanes.take(self._prompt)
         self._released = False
         try:
@@ -108,6 +115,7 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
             logprobs=settings.logprobs,
+            shadow=settings.shadow or 0,
         )
 
     def _run(self) -> Generator[Chunk, None, None]:
@@ -123,6 +131,8 @@ class Stream:
                 if item is None:
                     break
                 yield self._take(item)
+            if self._on_stats:
+                self._on_stats(self._stats)
             if rest := self._decoder.finish():
                 yield Chunk(rest, None)
         finally:
@@ -137,6 +147,8 @@ class Stream:
 
     def _take(self, item: Round) -> Chunk:
         """Add a round's tokens; a stop string in the middle of it drops the tokens after."""
+        if self._on_stats and item.finish is None and self._stats.rounds % self._stats_every == 0:
+            self._on_stats(self._stats)
         pieces: list[str] = []
         self._finish = item.finish
         for at, token in enumerate(item.tokens):

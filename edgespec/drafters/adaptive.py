@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
+from edgespec.monitor import Control
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.target import Pass
@@ -36,6 +37,7 @@ class _Record:
         sat: rounds sat out since the last one.
         probing: a probe is being verified.
         streak: probes in a row.
+        drafting: whether it was drafted when last decided on, because it pays.
     """
 
     rates: list[float]
@@ -44,6 +46,7 @@ class _Record:
     sat: int = 0
     probing: bool = False
     streak: int = 0
+    drafting: bool | None = None
 
     def rate(self, position: int) -> float:
         """a at ``position``; one never put to the test is taken to be like the one before."""
@@ -105,7 +108,19 @@ class Adaptive:
         self._steady = frozen  # of this request
         self._costs = cost.given() if frozen else cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
+        self._control = Control()
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
+
+    @property
+    def proposer(self) -> str:
+        """Who made the last proposal."""
+        return str(getattr(self.inner, "proposer", self.inner.name))
+
+    def watch(self, control: Control) -> None:
+        """Count and tell decisions there from now on."""
+        self._control = control
+        if watch := getattr(self.inner, "watch", None):
+            watch(control)
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
@@ -136,14 +151,23 @@ class Adaptive:
         if len(proposal):
             self.drafted += 1
             self._bucket = proposal.bucket
+            self._control.expected = self._expect(proposal)
         else:
             self.plain += 1
+            self._control.expected = None
         return proposal if len(proposal) else EMPTY
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
         record = self._record(bucket)
         best = self._best(record, rows)
+        if self.fallback and record.drafting is not None and record.drafting != bool(best):
+            if best:
+                self._control.recoveries += 1
+            else:
+                self._control.fallbacks += 1
+        if best or record.drafting:
+            record.drafting = bool(best)
         if best or not self.fallback:
             record.wait, record.sat, record.streak = _WAIT, 0, 0
             return max(best, 1)
@@ -153,6 +177,7 @@ class Adaptive:
             record.probing = True
             record.streak += 1
             self.probes += 1
+            self._control.probes += 1
             return min(_PROBE, len(rows) - 1)
         record.sat += 1
         return 0
@@ -174,6 +199,18 @@ class Adaptive:
                 best, gain = length, predicted
         self._last = (best, gain if best else tried, record.rate(0))
         return best
+
+    def _expect(self, proposal: Proposal) -> tuple[float, float]:
+        """Tokens, and time in plain steps, of a round over ``proposal``."""
+        costs, record = self._costs, self._record(proposal.bucket)
+        drafted = len(proposal)
+        depth = drafted if proposal.parents is None else max(proposal.depth(i) for i in range(drafted))
+        tokens = chance = 1.0
+        for position in range(depth):
+            chance *= record.rate(position)
+            tokens += chance
+        self._control.plain_ms, self._control.step_cost = self.cost.plain_ms, self.cost.c
+        return tokens, drafted * costs.c + costs.v(drafted + 1)
 
     def _record(self, bucket: int) -> _Record:
         if bucket not in self._records:
