@@ -86,16 +86,18 @@ def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -
     Raises:
         ValueError: it is not a proposal over this vocabulary, or its probabilities are not finite.
     """
-    proposal = proposal.truncated(budget)
     tokens, parents, probs = proposal.tokens, proposal.parents, proposal.probs
     if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
         raise ValueError(f"guesses must be integers [n], got {tokens.dtype} {list(tokens.shape)}")
     if tokens.min() < 0 or tokens.max() >= vocab:
         raise ValueError(f"a guess outside the vocabulary of {vocab}")
+    # before anything walks up the tree: in a circle it would walk for ever
     if parents is not None and (parents.shape != tokens.shape or _out_of_order(parents)):
         raise ValueError("parents must come before their children")
     if probs is not None and (probs.shape != (len(tokens), vocab) or not np.isfinite(probs.sum())):
         raise ValueError(f"draft probabilities must be finite and of shape {(len(tokens), vocab)}")
+    proposal = proposal.truncated(budget)
+    tokens, parents = proposal.tokens, proposal.parents
     ends = [i for i, token in enumerate(tokens.tolist()) if token in eos] if eos else []
     if not ends:
         return proposal

@@ -63,12 +63,12 @@ def test_public_names_are_imported_on_first_use() -> None:
             Engine.generate,
             "(self, prompt: Prompt, settings: Settings | None = None, *, "
             "on_chunk: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None, "
-            "**changes: Any) -> Result",
+            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, **changes: Any) -> Result",
         ),
         (
             Engine.stream,
             "(self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, "
-            "**changes: Any) -> Stream",
+            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, **changes: Any) -> Stream",
         ),
         (
             Engine.generate_batch,
@@ -99,6 +99,7 @@ def test_settings() -> None:
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,
+        "shadow": None,
     }
     assert defaults(SamplingParams) == {
         "temperature": 0.0,
@@ -145,6 +146,7 @@ def test_results() -> None:
         "verify_ms",
         "other_ms",
         "dropped_reason",
+        "monitor",
     ]
 
 

@@ -85,6 +85,17 @@ def test_the_keys_of_statistics_are_stable() -> None:
         "other_ms",
         "tokens_per_second",
         "dropped_reason",
+        "recent",
+        "predicted_speedup",
+        "measured_speedup",
+        "work_per_token",
+        "plain_rounds",
+        "drafted_rounds",
+        "probes",
+        "fallbacks",
+        "recoveries",
+        "drops",
+        "shadow",
     }
 
 
