@@ -15,6 +15,7 @@ from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import Resume
 
 TOP = 10  # guesses of a head that are looked at
+DOUBT = 8  # positions, taken to be wrong, that are counted with the measured ones
 
 
 def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[list[float]], Acceptance]:
@@ -35,7 +36,8 @@ def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[
     right = np.stack(
         [guesses[i] == chains[:, i + 2 : i + 2 + depth, None] for i in range(count)]
     )  # [count, P, depth, TOP]
-    ranks = right.mean((1, 2)).tolist()
+    # a few positions right by chance must not make a tree look good
+    ranks = (right.sum((1, 2)) / (right[0, :, :, 0].size + DOUBT)).tolist()
     first = right[..., 0].reshape(count, -1).T  # [P * depth, count]
     reached = np.concatenate([np.ones((len(first), 1), bool), np.cumprod(first, 1)[:, :-1].astype(bool)], 1)
     return ranks, Acceptance(tuple(reached.sum(0).tolist()), tuple((reached & first).sum(0).tolist()))

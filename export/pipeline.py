@@ -50,7 +50,8 @@ from edgespec.runtimes.text import TextCodec
 ALWAYS = ("ar", "ngram")
 GATED = ("self-spec", "swift", *KINDS)  # methods that leave layers out of a pass
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
-POSITIONS = 40
+POSITIONS, HEAD_POSITIONS = 40, 160
+TREE_ROWS = (9, 17)  # rows of the passes that verify trees
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
@@ -251,7 +252,7 @@ class Exporter:
         methods = {name: MethodPart() for name in self.methods}
         slot.follow([])
         slot.prefill(tokens)
-        costs = measure_steps(slot, GAMMA)
+        costs = measure_steps(slot, GAMMA, TREE_ROWS if self.heads.trained else ())
         if not set(self.methods) - {*ALWAYS, "swift"}:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
@@ -275,7 +276,8 @@ class Exporter:
             methods["self-spec"] = self._self_spec(slot, scorer, costs)
         for name, heads in self.heads.trained.items():
             self.progress("heads", 0, 1, f"{name} against the target")
-            methods[name] = measure_heads(name, heads, slot, scorer, costs, self._measured)
+            chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)
+            methods[name] = measure_heads(name, heads, slot, chains, costs, self._measured)
             self.progress("heads", 1, 1, f"{name} against the target")
         return methods, costs
 
@@ -331,8 +333,8 @@ class Exporter:
         return {key: value for key, value in found.items() if value is not None}
 
 
-def _chains(target: Slot, tokens: list[int]) -> ChainScorer:
-    return ChainScorer(target, tokens, positions=min(POSITIONS, len(tokens) // 4), gamma=GAMMA)
+def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> ChainScorer:
+    return ChainScorer(target, tokens, positions=min(positions, len(tokens) // 4), gamma=GAMMA)
 
 
 def _limited(draft: Architecture, context: int) -> Any:
