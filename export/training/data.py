@@ -65,7 +65,7 @@ class Windows:
 
 
 def read_texts(files: Sequence[Path]) -> list[str]:
-    """The texts of data files: a .jsonl has one a line (``text``, ``prompt`` or Spec-Bench's ``turns``), others are one.
+    """The texts of files: a .jsonl has one a line (``text``, ``prompt`` or Spec-Bench's ``turns``), others are one.
 
     Raises:
         TrainingError: a file cannot be read, or none of them has text.
@@ -123,8 +123,8 @@ def split_texts(texts: Sequence[str], codec: TextCodec, length: int, seed: int) 
     if not train or not held:
         total = sum(len(window) for piece in pieces for window in piece)
         raise TrainingError(
-            f"the data has {total} tokens: expected at least two windows of {length} tokens, one to train on and one to "
-            "measure on",
+            f"the data has {total} tokens: expected at least two windows of {length} tokens, one to train on and one "
+            "to measure on",
             "give more text, or a smaller --length",
         )
     return Windows.of(train, length), Windows.of(held, length)

@@ -49,12 +49,12 @@ class Draft(Learner):
         total = hidden.new_zeros((), dtype=torch.float32)
         if self.ce_share < 1:
             valid = at < lengths[:, None]
-            teacher = self.target.logits(self.target.hidden(tokens)[valid])
-            total = total + (1 - self.ce_share) * self.one_loss(hidden[valid], self.model.lm_head, teacher, None)
+            wanted = self.target.logits(self.target.hidden(tokens)[valid]).softmax(-1)
+            total = total + (1 - self.ce_share) * self.one_loss(hidden[valid], self.model.lm_head, wanted)
         if self.ce_share > 0:
             valid = at[:, :-1] + 1 < lengths[:, None]
-            rows, labels = hidden[:, :-1][valid], tokens[:, 1:][valid]
-            total = total + self.ce_share * self.one_loss(rows, self.model.lm_head, rows.detach(), labels)
+            loss = self.one_loss(hidden[:, :-1][valid], self.model.lm_head, tokens[:, 1:][valid])
+            total = total + self.ce_share * loss
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

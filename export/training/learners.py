@@ -6,6 +6,7 @@ The arithmetic is that of ``runtimes.manifest.HeadGroup``; tensor names are thos
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -59,25 +60,20 @@ class Learner(nn.Module):  # type: ignore[misc]
         """Fields of ``HeadsFile`` that depend on the method."""
         raise NotImplementedError
 
-    def one_loss(self, rows: Tensor, logits: Logits, teacher: Tensor, labels: Tensor | None) -> Tensor:
+    def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
         """Mean loss of one head.
 
         Args:
             rows: what ``logits`` turns into logits, [n, hidden].
-            teacher: the target's logits for the same tokens, [n, vocab].
-            labels: the tokens themselves, int64 [n], for ``ce``.
+            wanted: the target's distribution of the same tokens, [n, vocab], or the tokens themselves, int64 [n].
         """
 
-        def compute(rows: Tensor, teacher: Tensor) -> Tensor:
-            ours = logits(rows).float()
-            if labels is not None:
-                return F.cross_entropy(ours, labels)
-            wanted = teacher.log_softmax(-1)
-            return F.kl_div(ours.log_softmax(-1), wanted, log_target=True, reduction="sum") / max(1, len(ours))
+        def compute(rows: Tensor) -> Tensor:
+            return F.cross_entropy(logits(rows).float(), wanted)
 
-        if self.recompute:
-            return checkpoint(compute, rows, teacher, use_reentrant=False)
-        return compute(rows, teacher)
+        # the divergence is the cross entropy less the entropy of ``wanted``, which has no gradient: fewer passes
+        loss = checkpoint(compute, rows, use_reentrant=False) if self.recompute else compute(rows)
+        return loss if wanted.dim() == 1 else loss - torch.special.entr(wanted).sum(-1).mean()
 
 
 class LastHidden(Learner):
@@ -96,19 +92,18 @@ class LastHidden(Learner):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """See Learner: heads are weighted by ``HEAD_DECAY ** head``, as Medusa's authors train (arXiv 2401.10774)."""
         hidden = self.target.hidden(tokens)  # [B, T, H]
-        teacher = self.target.logits(hidden) if self.loss == "kl" else None  # [B, T, V]
+        # the target's own distribution of token t + head + 2 stands at position t + head + 1
+        kl = self.loss == "kl"
+        teacher = self.target.logits(hidden).softmax(-1) if kl else tokens  # [B, T, V] or [B, T]
         total = hidden.new_zeros((), dtype=torch.float32)
         at = torch.arange(tokens.shape[1], device=tokens.device)
         for head, rows in enumerate(self.rows(hidden.float())):
-            # the target's own distribution of token t + head + 2 stands at position t + head + 1
-            ahead = head + (1 if teacher is not None else 2)
+            ahead = head + (1 if kl else 2)
             valid = at[None, :-ahead] + ahead < lengths[:, None]  # [B, T - ahead]
             if not bool(valid.any()):
                 continue
             chosen = rows[:, : rows.shape[1] - ahead][valid]  # [n, H]
-            labels = None if teacher is not None else tokens[:, ahead:][valid]
-            wanted = chosen.detach() if teacher is None else teacher[:, ahead:][valid]
-            loss = self.one_loss(chosen, lambda rows, head=head: self.logits(head, rows), wanted, labels)  # type: ignore[misc]
+            loss = self.one_loss(chosen, partial(self.logits, head), teacher[:, ahead:][valid])
             total = total + HEAD_DECAY**head * loss
         return total
 
@@ -220,14 +215,14 @@ class Exits(Learner):
         return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """See Learner: the sum over exits of KL(final || exit), or of the cross entropy of the final likeliest token."""
+        """See Learner: the sum over exits of KL(final || exit), or of the cross entropy of the final's likeliest."""
         final, exits = self.target.exits(tokens, self.layers)
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         teacher = self.target.logits(final[valid])  # [n, V]
-        labels = teacher.argmax(-1) if self.loss == "ce" else None
+        wanted = teacher.softmax(-1) if self.loss == "kl" else teacher.argmax(-1)
         total = final.new_zeros((), dtype=torch.float32)
         for weight, hidden in zip(self.weight, exits, strict=True):
-            total = total + self.one_loss(F.linear(hidden[valid].float(), weight), self._logits, teacher, labels)
+            total = total + self.one_loss(F.linear(hidden[valid].float(), weight), self._logits, wanted)
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:

@@ -30,20 +30,21 @@ class TrainOptions:
     """One training.
 
     Attributes:
-        method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to write.
-        data: texts to train on. self_distill: texts that the target writes itself, besides or instead. greedy_share:
-        share of them that go on greedily after ``PROMPT`` sampled tokens. heads: guesses of medusa and blockwise.
-        own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width of the hidden layer; None =
-        heads * hidden. exits: paradecode: after how many layers; empty = about a quarter, half and three quarters.
-        draft_layers, draft_hidden, draft_intermediate, draft_heads: shape of the draft; None = about a quarter of the
-        target's width. loss: ``kl`` from the target's own distribution, or ``ce`` of the text. ce_share: draft: share
-        of ``ce`` in a ``kl`` loss. batch: windows a step, over all processes. length: tokens of a window; None = 256 or
-        the context. epochs: passes over the windows, unless steps: are given. lr: peak of the rate; None = the
-        method's. warmup: share of the steps in which the rate rises; then it falls as a cosine. held_out: texts that
-        accuracy is measured on. new_tokens: of each, beyond the prompt. precision: of the passes. gradient_checkpointing:
-        recompute logits (a draft: also its layers) in the backward pass. save_every: steps between checkpoints. seed:
-        of everything. threads: of torch on a CPU; None = torch's choice. overwrite: replace finished heads. restart:
-        forget an unfinished training. revision: of a hub model. plot: a PNG to draw.
+        method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to
+        write. data: texts to train on. self_distill: texts that the target writes itself, besides or instead.
+        greedy_share: share of them that go on greedily after ``PROMPT`` sampled tokens. heads: guesses of medusa and
+        blockwise. own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width of the hidden
+        layer; None = heads * hidden. exits: paradecode: after how many layers; empty = about a quarter, half and
+        three quarters. draft_layers, draft_hidden, draft_intermediate, draft_heads: shape of the draft; None = about
+        a quarter of the target's width. loss: ``kl`` from the target's own distribution, or ``ce`` of the text.
+        ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a step, over all processes. length: tokens
+        of a window; None = 256 or the context. epochs: passes over the windows, unless ``steps`` are given. lr: peak
+        of the rate; None = the method's. warmup: share of the steps in which the rate rises; then it falls as a
+        cosine. held_out: texts that accuracy is measured on. new_tokens: of each, beyond the prompt. precision: of
+        the passes. gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass.
+        save_every: steps between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice.
+        overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub model. plot: a
+        PNG to draw.
     """
 
     method: Method

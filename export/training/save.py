@@ -38,7 +38,8 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
     if method == "draft":
         return _draft(tensors, learner.described(), source, report)
     facts = source.arch.facts
-    file = HeadsFile(hidden=facts.hidden, vocab=facts.vocab, **source.fingerprints, **learner.described(), **report)
+    fields = {"hidden": facts.hidden, "vocab": facts.vocab, **source.fingerprints, **learner.described(), **report}
+    file = HeadsFile.model_validate(fields)
     text = json.dumps(file.model_dump(mode="json"), indent=1) + "\n"
     return {TENSORS: _safetensors(tensors), DESCRIPTION: _text(text)}
 

@@ -25,7 +25,7 @@ ARGUMENTS, CHECKPOINT, TEXTS = "arguments.json", "checkpoint.pt", "texts"
 
 
 def written(path: Path, write: Callable[[Path], None]) -> None:
-    """Write a file in one step: ``write`` gets a temporary name beside it, which becomes ``path`` when all is on disk."""
+    """Write a file in one step: ``write`` gets a temporary name, which becomes ``path`` when all is on disk."""
     part = path.with_name(f".{path.name}.part")
     try:
         write(part)

@@ -98,7 +98,7 @@ def _seeds(source: Source, count: int, numbers: np.random.Generator, texts: Sequ
         return torch.tensor([bos] * count)
     if not texts:
         texts = [read_calibration(None, source.path, source.codec)[0]]
-    found = []
+    found: list[list[int]] = []
     while len(found) < count:
         text = texts[int(numbers.integers(len(texts)))]
         lines = [line for line in text.splitlines() if line.strip()]
