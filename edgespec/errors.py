@@ -42,3 +42,7 @@ class BundleError(EdgespecError):
 
 class InvalidRequest(EdgespecError):
     """A generation request that cannot be served: empty prompt, too long, nonsense settings."""
+
+
+class TrainingError(EdgespecError):
+    """Heads or a draft cannot be trained: unsuitable data or options, a state of another training, a loss of NaN."""
