@@ -99,6 +99,7 @@ class Adaptive:
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
         self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self.trees = bool(getattr(inner, "trees", False))
         self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
