@@ -5,34 +5,29 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from edgespec.cli.common import emit_json, human_bytes, json_option, progress, table_console
+from edgespec.drafters.store_build import MAX_BYTES, build_store, refuse_existing
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from edgespec.drafters.store import StoreFacts
-    from edgespec.runtimes.text import TextCodec
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PIECE = 1 << 16  # characters that are tokenized at once, up to the end of a line
 
 
-class Size(click.ParamType):
-    """Bytes as people write them."""
-
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """ "64MiB" -> 67108864."""
-        match = re.fullmatch(r"(\d+) ?(B|KiB|MiB|GiB)?", str(value))
-        if match is None:
-            self.fail(f"{value!r}: expected bytes like 500KiB, 64MiB or 1GiB", param, ctx)
-        return int(match[1]) * _UNITS[match[2] or "B"]
+def _size(value: str) -> int:
+    """ "64MiB" -> 67108864."""
+    match = re.fullmatch(r"(\d+) ?(B|KiB|MiB|GiB)?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r}: expected bytes like 500KiB, 64MiB or 1GiB", param_hint="'--max-size'")
+    return int(match[1]) * _UNITS[match[2] or "B"]
 
 
 @click.group("ngram")
@@ -58,8 +53,9 @@ def command() -> None:
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The store to write.")
 @click.option(
     "--max-size",
-    type=Size(),
-    default="64MiB",
+    type=_size,
+    metavar="SIZE",
+    default=f"{MAX_BYTES >> 20}MiB",
     show_default=True,
     help="Largest store; what occurred least often is left out.",
 )
@@ -76,18 +72,24 @@ def build(
     edgespec ngram build notes.txt old-chats.jsonl --tokenizer demo -o my-texts.store
     edgespec ngram build *.txt --tokenizer demo -o my-texts.store --max-size 8MiB --overwrite --json
     """
+    import numpy as np
+
     from edgespec.cli.prompts import read_texts
-    from edgespec.drafters.store_build import build_store, refuse_existing
     from edgespec.runtimes.text import TextCodec
 
     refuse_existing(output, overwrite)  # before minutes of reading
     codec = TextCodec(tokenizer)
     found: list[NDArray[np.int32]] = []
     with progress() as report:
-        for number, file in enumerate(texts):
-            for text in read_texts(file):
-                found.append(tokenize(codec, text))
-            report("read", number + 1, len(texts), "texts to tokens")
+        parts = [text for file in texts for text in read_texts(file)]
+        of, done = sum(len(text) for text in parts), 0
+        for text in parts:
+            pieces: list[NDArray[np.int32]] = []
+            for piece in _pieces(text):
+                pieces.append(np.array(codec.encode(piece, special=False), np.int32))
+                done += len(piece)
+                report("read", done, of, f"characters of {len(texts)} files")
+            found.append(np.concatenate(pieces))
         facts = build_store(
             output,
             found,
@@ -100,9 +102,8 @@ def build(
     if as_json:
         emit_json({"store": str(output)} | facts.as_dict())
         return
-    click.echo(
-        f"{output}: {facts.entries} n-grams of {facts.tokens} tokens in {_texts(facts)}, {human_bytes(facts.file_bytes)}"
-    )
+    size = human_bytes(facts.file_bytes)
+    click.echo(f"{output}: {facts.entries} n-grams of {facts.tokens} tokens in {_texts(facts)}, {size}")
     if facts.left_out:
         click.echo(f"no room for {facts.left_out} n-grams that occurred least often; --max-size allows more")
 
@@ -159,13 +160,6 @@ def clear(stores: tuple[Path, ...], as_json: bool) -> None:
         emit_json({"removed": [str(file) for file in files], "bytes": freed})
     else:
         click.echo(f"removed {len(files)} store{'s' if len(files) > 1 else ''}, {human_bytes(freed)}")
-
-
-def tokenize(codec: TextCodec, text: str) -> NDArray[np.int32]:
-    """int32 [n]: tokens of a text of any length, without special ones."""
-    import numpy as np
-
-    return np.array([token for piece in _pieces(text) for token in codec.encode(piece, special=False)], np.int32)
 
 
 def _pieces(text: str) -> Iterable[str]:
