@@ -50,7 +50,7 @@ def count(texts: Sequence[NDArray[np.int32]], report: Callable[[int, int], None]
     """Every n-gram with a token that followed it in half of the cases or more, ascending by key.
 
     Of the longest n-grams all are kept, so that text that comes again word for word is found; of shorter ones those
-    that occurred twice: what followed a word once says little.  Takes about 60 bytes of memory a token.
+    that occurred twice: what followed a word once says little.  Takes about 140 bytes of memory a token.
 
     Args:
         texts: int32 [m] each; no n-gram goes from one into the next.
