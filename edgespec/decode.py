@@ -20,7 +20,7 @@ from edgespec.guard import Guard
 from edgespec.monitor import PLAIN, Seen
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal
-from edgespec.runtimes.target import GreedyTarget, LayeredTarget, Pass, Resume, Target
+from edgespec.runtimes.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Resume, Target
 from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
@@ -189,6 +189,8 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     params, gamma, eos, context = options.sampling, options.gamma, options.eos, target.context
     noise = Noise(params.seed)
     start = perf_counter()
+    if isinstance(target, HeadTarget):
+        target.keep_hidden = bool(getattr(drafter, "wants_hidden", False))
     reused = target.follow(tokens[:-1])
     if reused < len(tokens) - 1:
         target.prefill(tokens[reused:-1])

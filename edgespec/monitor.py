@@ -23,6 +23,7 @@ class Control:
     Attributes:
         expected: (tokens, time in plain steps) expected of the proposal at hand; None = nothing is expected.
         plain_ms: what a plain step takes here; None = not measured.
+        steps: draft steps of the proposal at hand.
         step_cost: work of a draft step in rows of the target; None = not known.
         fallbacks: times a kind of proposal that was drafted ceased to pay.
         recoveries: times one that had ceased to pay is drafted again.
@@ -31,6 +32,7 @@ class Control:
 
     expected: tuple[float, float] | None = None
     plain_ms: float | None = None
+    steps: int = 0
     step_cost: float | None = None
     fallbacks: int = 0
     recoveries: int = 0
@@ -161,7 +163,7 @@ class Monitor:
         if not seen.drafted:
             return 0.0
         if self.control.step_cost is not None:
-            return seen.drafted * self.control.step_cost
+            return self.control.steps * self.control.step_cost
         # without control nothing has measured a draft step: drafting is weighed by its time against that of a row
         return seen.draft_ms / (seen.verify_ms / seen.rows) if seen.verify_ms and seen.rows else 0.0
 

@@ -35,7 +35,9 @@ class NativeSlot(Slot):
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
-        self._moves: list[tuple[int, int]] = []  # rows that the next pass puts in their place first
+        self._moves: list[
+            tuple[int, int, int]
+        ] = []  # (slot, from, to): rows that the next pass puts in their place first
         self._furthest = 0  # tokens ever written, of those that the ring may have lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
@@ -78,7 +80,7 @@ class NativeSlot(Slot):
         tokens, parents = self._pending
         past = len(self.tokens)
         if parents is not None:
-            self._moves = [(past + row, past + at) for at, row in enumerate(rows) if row != at]
+            self._moves = [(0, past + row, past + at) for at, row in enumerate(rows) if row != at]
         self.tokens.extend([tokens[row] for row in rows])
         self._pending = ([], None)
 
@@ -177,7 +179,7 @@ class NativeSlot(Slot):
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
         if self._moves:
-            self._bind("moves", Bound(np.array([(0, *move) for move in self._moves], np.int64)))
+            self._bind("moves", Bound(np.array(self._moves, np.int64)))
         top = int(self._control[TOP])
         logits = self.model.buffer("logits", (0 if top else count, self.vocab_size), np.float32)
         ids = self.model.buffer("ids", (count, top), np.int64)

@@ -53,7 +53,7 @@ def test_plain_decoding_is_the_measure_of_work() -> None:
 
 
 def test_refused_rows_and_draft_steps_are_work() -> None:
-    monitor = Monitor(Control(step_cost=0.25))
+    monitor = Monitor(Control(steps=4, step_cost=0.25))
     monitor.add(Seen("a", 1, 4, 0, 5, 1.0, 2.0))  # five rows and four steps for a token
     assert monitor.work_per_token == 6
     monitor.add(Seen("a", 5, 4, 4, 5, 1.0, 2.0))
@@ -64,7 +64,7 @@ def test_refused_rows_and_draft_steps_are_work() -> None:
 
 
 def test_layers_that_ran_while_drafting_are_not_counted_twice() -> None:
-    monitor = Monitor(Control(step_cost=0.5))
+    monitor = Monitor(Control(steps=1, step_cost=0.5))
     monitor.add(Seen("paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0))
     assert monitor.work_per_token == 0.75
 

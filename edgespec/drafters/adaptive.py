@@ -101,6 +101,9 @@ class Adaptive:
         self.prior = prior
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
+        self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self.trees = bool(getattr(inner, "trees", False))
+        self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
         self._records: dict[int, _Record] = {}
@@ -155,7 +158,7 @@ class Adaptive:
         else:
             self.plain += 1
             self._control.expected = None
-        return proposal if len(proposal) else EMPTY
+        return proposal
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
@@ -193,7 +196,7 @@ class Adaptive:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / (length * c + costs.v(rows[length]))
+            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(rows[length]))
             tried = max(tried, predicted)
             if predicted > gain:
                 best, gain = length, predicted
@@ -203,14 +206,14 @@ class Adaptive:
     def _expect(self, proposal: Proposal) -> tuple[float, float]:
         """Tokens, and time in plain steps, of a round over ``proposal``."""
         costs, record = self._costs, self._record(proposal.bucket)
-        drafted = len(proposal)
-        depth = drafted if proposal.parents is None else max(proposal.depth(i) for i in range(drafted))
+        depth = _deepest(proposal)
         tokens = chance = 1.0
         for position in range(depth):
             chance *= record.rate(position)
             tokens += chance
-        self._control.plain_ms, self._control.step_cost = self.cost.plain_ms, self.cost.c
-        return tokens, drafted * costs.c + costs.v(drafted + 1)
+        control, steps = self._control, 1 if self._at_once else depth
+        control.steps, control.step_cost, control.plain_ms = steps, self.cost.c, self.cost.plain_ms
+        return tokens, steps * costs.c + costs.v(len(proposal) + 1)
 
     def _record(self, bucket: int) -> _Record:
         if bucket not in self._records:
@@ -225,7 +228,7 @@ class Adaptive:
             for position in range(tested):
                 record.learn(position, position < len(verdict.path))
             if proposal.parents is not None:
-                self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
+                self._nodes_per_depth = len(proposal) / _deepest(proposal)
             if record.probing:
                 record.probing = False
                 if tested == len(verdict.path) and record.streak < _STREAK:
@@ -237,9 +240,13 @@ class Adaptive:
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
         """Learn what the round cost."""
         if not self._steady:
-            self.cost.observe_verify(len(proposal) + 1, verify_ms)
-            if len(proposal):
-                self.cost.observe_draft(len(proposal), draft_ms)
+            steps = 1 if self._at_once else _deepest(proposal)
+            if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
+                self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
+            else:
+                self.cost.observe_verify(len(proposal) + 1, verify_ms)
+                if len(proposal):
+                    self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
 
@@ -269,6 +276,13 @@ class Adaptive:
             "probes": self.probes,
             "reason": self.reason,
         }
+
+
+def _deepest(proposal: Proposal) -> int:
+    """Depth of the deepest guess."""
+    if proposal.parents is None:
+        return len(proposal)
+    return max(proposal.depth(i) for i in range(len(proposal)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:
