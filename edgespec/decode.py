@@ -260,8 +260,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         draft_ms = 1000 * (proposed - begun)
         stats.draft_ms += draft_ms + 1000 * (observed - verified)
         stats.verify_ms += ask.ms
-        if not ask.beside:  # what a pass shared with other requests took says nothing of one over this proposal
-            guard.timed(proposal, draft_ms, ask.ms)
+        guard.timed(proposal, draft_ms, ask.ms, len(rows) + ask.beside)
         rows_run = len(rows) if proposal.resume is None else len(rows) * (1 - proposal.resume.layer / layers)
         who = guard.proposer if len(proposal) else PLAIN
         alone = not ask.beside

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.batch import BatchLanes, run_batch
 from edgespec.drafters.store import NGramStore
 from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
@@ -19,6 +20,7 @@ from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.text import Message, TextCodec
 from edgespec.settings import Settings
 from edgespec.stats import Stats
@@ -26,7 +28,6 @@ from edgespec.stream import Stream
 
 Prompt = str | Sequence[int]
 STATS_EVERY = 16  # rounds
-INTERLEAVED = 4  # sequences of a batch that are in memory at once
 
 
 class Engine:
@@ -92,6 +93,7 @@ class Engine:
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
+        self._idle_batch: BatchLanes | None = None
         self._rows_exact: bool | None = None
         self._times: Times = {}
 
@@ -147,9 +149,10 @@ class Engine:
     def generate_batch(
         self, prompts: Sequence[Prompt], settings: Settings | None = None, **changes: Any
     ) -> list[Result]:
-        """Complete several prompts, INTERLEAVED at a time, a round each in turn; results in the order of the prompts.
+        """Complete several prompts, ``Settings.batch`` at a time; results in the order of the prompts.
 
-        Stock attention takes one sequence a pass, so a batch is no faster than its parts; it is for convenience.
+        On native operators the passes of all that run are one, so that the weights are read once; every text is that
+        of the request alone.  On stock operators they take turns, a round each, and gain nothing.
         """
         if isinstance(prompts, str):
             raise InvalidRequest(
@@ -157,21 +160,19 @@ class Engine:
             )
         settings = (settings or Settings()).changed(**changes)
         encoded = [self._encode(prompt) for prompt in prompts]
-        results: list[Result | None] = [None] * len(encoded)
-        waiting = iter(range(len(encoded)))
-        running: dict[int, Stream] = {}
+        lanes = self._take_batch(settings.batch) if self.operators.kind == "native" and len(encoded) > 1 else None
+        pool = lanes.pool if lanes else None
         try:
-            while True:
-                while len(running) < INTERLEAVED and (at := next(waiting, None)) is not None:
-                    running[at] = Stream(self, encoded[at], settings, None)
-                if not running:
-                    return [result for result in results if result is not None]
-                for at, stream in list(running.items()):
-                    if next(iter(stream), None) is None:
-                        results[at] = running.pop(at).result
+            return run_batch(
+                len(encoded),
+                settings.batch,
+                lambda number: Stream(self, encoded[number], settings, lanes=pool),
+                lanes.batch if lanes else None,
+                self.lock,
+            )
         finally:
-            for stream in running.values():
-                stream.close()
+            if lanes:
+                self._idle_batch = lanes
 
     def chat(
         self,
@@ -215,11 +216,13 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
-        return self.lanes.kv_bytes()
+        idle = self._idle_batch
+        return self.lanes.kv_bytes() + (idle.pool.kv_bytes() if idle else 0)
 
     def close(self) -> None:
         """Forget all slots; the sessions go with the engine."""
         self.lanes.clear()
+        self._idle_batch = None
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -229,10 +232,26 @@ class Engine:
             raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
         return tokens
 
-    def _new_lane(self) -> Lane:
+    def _new_lane(self, target: Slot | None = None) -> Lane:
+        bundle = self.bundle
         return Lane(
-            self.bundle.path, self.bundle.manifest, self.model, self._draft_model, self.context, self._times, self.store
+            bundle.path,
+            bundle.manifest,
+            self.model,
+            self._draft_model,
+            self.context,
+            self._times,
+            self.store,
+            target,
         )
+
+    def _take_batch(self, width: int) -> BatchLanes:
+        """The lanes of the last batch, if they are idle and as many; else new ones."""
+        with self.lock:
+            idle, self._idle_batch = self._idle_batch, None
+        if idle is not None and idle.batch.width == width:
+            return idle
+        return BatchLanes(self.model, width, self.context, self._new_lane)
 
     def _draft_model(self) -> Model:
         if self._draft is None:

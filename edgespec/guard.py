@@ -70,12 +70,17 @@ class Guard:
         except Exception as error:
             self._drop("observe", error)
 
-    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
-        """What proposing and the pass took."""
-        if self._timed is None:
+    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
+        """What proposing took, and the pass over ``rows`` rows: those of this request, or of several."""
+        shared = rows > len(proposal) + 1
+        timed = getattr(self._drafter, "timed_shared", None) if shared else self._timed
+        if timed is None:
             return
         try:
-            self._timed(proposal, draft_ms, verify_ms)
+            if shared:
+                timed(proposal, draft_ms, verify_ms, rows)
+            else:
+                timed(proposal, draft_ms, verify_ms)
         except Exception as error:
             self._drop("timed", error)
 

@@ -9,6 +9,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
 
 MAX_NEW_TOKENS = 128
+BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
 
 
@@ -48,10 +49,11 @@ class Settings:
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
+        batch: sequences that ``generate_batch`` decodes at once.
         shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
 
     Raises:
-        InvalidRequest: a gamma below 1, a shadow below 0.
+        InvalidRequest: a gamma or a batch below 1, a shadow below 0.
     """
 
     method: str | None = None
@@ -64,13 +66,20 @@ class Settings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    batch: int = BATCH
     shadow: int | None = None
 
     def __post_init__(self) -> None:
-        counts = {"max_new_tokens": self.max_new_tokens, "gamma": 1 if self.gamma is None else self.gamma}
+        counts = {
+            "max_new_tokens": self.max_new_tokens,
+            "batch": self.batch,
+            "gamma": 1 if self.gamma is None else self.gamma,
+        }
         for name, value in counts.items():
             if not isinstance(value, int):
                 raise InvalidRequest(f"{name} is {value!r}: expected an integer")
+        if self.batch < 1:
+            raise InvalidRequest(f"batch {self.batch}: expected at least one sequence at once")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
             raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
         if self.gamma is not None and self.gamma < 1:

@@ -35,9 +35,7 @@ class NativeSlot(Slot):
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
-        self._moves: list[
-            tuple[int, int, int]
-        ] = []  # (slot, from, to): rows that the next pass puts in their place first
+        self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
         self._furthest = 0  # tokens ever written, of those that the ring may have lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None

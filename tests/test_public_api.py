@@ -100,6 +100,7 @@ def test_settings() -> None:
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,
+        "batch": 4,
         "shadow": None,
     }
     assert defaults(SamplingParams) == {

@@ -112,12 +112,17 @@ class Adaptive:
         self._costs = cost.given() if frozen else cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._control = Control()
+        self._width = 1  # requests in a pass
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
     @property
     def proposer(self) -> str:
         """Who made the last proposal."""
         return str(getattr(self.inner, "proposer", self.inner.name))
+
+    def share(self, width: int) -> None:
+        """Decide for passes over the rows of so many requests like this one, which draft one after the other."""
+        self._width = width
 
     def watch(self, control: Control) -> None:
         """Count and tell decisions there from now on."""
@@ -190,13 +195,16 @@ class Adaptive:
         costs = self._costs
         best, gain, tried = 0, 1.0, 0.0
         tokens = chance = 1.0
-        c = costs.c
+        # the others are taken to draft as this one does: W v(1) rows' time becomes v(W rows), and W drafts are waited for
+        width = self._width
+        step = costs.v(width)
+        c = costs.c * width / step
         for length in range(1, len(rows)):
             if rows[length] == rows[length - 1]:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(rows[length]))
+            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(width * rows[length]) / step)
             tried = max(tried, predicted)
             if predicted > gain:
                 best, gain = length, predicted
@@ -249,6 +257,13 @@ class Adaptive:
                     self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
+
+    def timed_shared(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
+        """Learn what a pass over several requests' rows took, and what drafting did."""
+        if not self._steady:
+            self.cost.observe_verify(rows, verify_ms)
+            if len(proposal) and proposal.resume is None:
+                self.cost.observe_draft(1 if self._at_once else _deepest(proposal), draft_ms)
 
     @property
     def reason(self) -> str:
