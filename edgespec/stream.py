@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.decode import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.drafters.adaptive import Adaptive
 from edgespec.lanes import LanePool
 from edgespec.result import Chunk, Finish, Result
 from edgespec.runtimes.process import peak_bytes
@@ -148,8 +149,8 @@ class Stream:
         if not self._stats.rounds:
             wanted = len(self._prompt) + self._settings.max_new_tokens
             self.target.reserve(min(self.target.context, wanted))
-        if share := getattr(self._drafter, "share", None):
-            share(beside)
+        if isinstance(self._drafter, Adaptive):
+            self._drafter.share(beside)
         asked = next(self._rounds)
         assert isinstance(asked, Ask)
         return asked

@@ -14,8 +14,6 @@ and after each round:
 
 ``timed_shared(proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None``
     instead of ``timed`` where the pass held other requests' rows too: ``rows`` in all;
-``share(width: int) -> None``
-    before a round: the requests whose passes run together with this one's, itself included;
 ``watch(control: Control) -> None``
     before ``bind``: where it writes what it decides and expects, for statistics (``monitor.Control``);
 ``proposer: str``

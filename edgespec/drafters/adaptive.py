@@ -195,7 +195,7 @@ class Adaptive:
         costs = self._costs
         best, gain, tried = 0, 1.0, 0.0
         tokens = chance = 1.0
-        # the others are taken to draft as this one does: W v(1) rows' time becomes v(W rows), and W drafts are waited for
+        # the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are waited for
         width = self._width
         step = costs.v(width)
         c = costs.c * width / step
