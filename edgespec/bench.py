@@ -152,9 +152,9 @@ def bench_all(
     Raises:
         InvalidRequest: token ids for bundles whose tokenizers differ.
     """
-    if len({entry.engine.codec.vocabulary_sha256() for entry in entries}) > 1:
-        if not all(isinstance(prompt, str) for prompt in prompts):
-            raise InvalidRequest("these bundles have different tokenizers", "give texts with --prompts FILE")
+    tokenizers = {entry.engine.codec.vocabulary_sha256() for entry in entries}
+    if len(tokenizers) > 1 and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidRequest("these bundles have different tokenizers", "give texts with --prompts FILE")
     runs: list[_Run] = []
     for entry in entries:
         runs += _runs(entry, prompts, settings, len(runs))
