@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import PurePath
 from typing import Any
 
 Row = Mapping[str, Any]  # ``MethodFigures.as_dict``
@@ -71,9 +72,9 @@ def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: boo
 
 
 def label(row: Row, rows: Sequence[Row]) -> str:
-    """A row by format and method, or by folder where two bundles have one format."""
+    """A row by format and method, or by the folder's name where two bundles have one format."""
     shared = len({at["bundle"] for at in rows if at["format"] == row["format"]}) > 1
-    return f"{row['bundle'] if shared else row['format']} {row['method']}"
+    return f"{PurePath(row['bundle']).name if shared else row['format']} {row['method']}"
 
 
 def _speed(row: Row) -> str:

@@ -168,6 +168,10 @@ def test_figures_of_a_method() -> None:
         "runs": 2,
         "extra_bytes": 7,
         "reason": "after 7",
+        "bundle": "",
+        "format": "",
+        "weight_bytes": 0,
+        "batch_tokens_per_second": None,
     }
 
 

@@ -145,7 +145,8 @@ def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[A
             _conclude(of_it, strict)
     click.echo("what to use:")
     for item in advice:
-        where = f"{item.format} {item.method}" if len(names) > 1 else item.method
+        row = {"bundle": item.bundle, "format": item.format, "method": item.method}
+        where = label(row, rows) if len(names) > 1 else item.method
         click.echo(f"  {item.situation:<8} {where}: {item.why}")
 
 
@@ -211,7 +212,9 @@ def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
         if together:
             cells.append(f"{row['batch_tokens_per_second'] or 0:.1f}")
         table.add_row(*cells)
-    table_console().print(table)
+    console = table_console()
+    console.width = max(console.width, 100)  # a narrower terminal breaks lines, which cuts no figure
+    console.print(table)
 
 
 def _advice(rows: list[dict[str, Any]]) -> str:
