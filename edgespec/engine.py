@@ -93,7 +93,7 @@ class Engine:
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
-        self._idle_batch: BatchLanes | None = None
+        self._idle_batches: dict[int, BatchLanes] = {}  # by width, kept with what their drafters learned
         self._rows_exact: bool | None = None
         self._times: Times = {}
 
@@ -172,7 +172,7 @@ class Engine:
             )
         finally:
             if lanes:
-                self._idle_batch = lanes
+                self._idle_batches[settings.batch] = lanes
 
     def chat(
         self,
@@ -216,13 +216,12 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
-        idle = self._idle_batch
-        return self.lanes.kv_bytes() + (idle.pool.kv_bytes() if idle else 0)
+        return self.lanes.kv_bytes() + sum(lanes.batch.kv_bytes for lanes in list(self._idle_batches.values()))
 
     def close(self) -> None:
         """Forget all slots; the sessions go with the engine."""
         self.lanes.clear()
-        self._idle_batch = None
+        self._idle_batches.clear()
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -246,12 +245,10 @@ class Engine:
         )
 
     def _take_batch(self, width: int) -> BatchLanes:
-        """The lanes of the last batch, if they are idle and as many; else new ones."""
+        """Idle lanes of a batch of that width, or new ones."""
         with self.lock:
-            idle, self._idle_batch = self._idle_batch, None
-        if idle is not None and idle.batch.width == width:
-            return idle
-        return BatchLanes(self.model, width, self.context, self._new_lane)
+            idle = self._idle_batches.pop(width, None)
+        return idle or BatchLanes(self.model, width, self.context, self._new_lane)
 
     def _draft_model(self) -> Model:
         if self._draft is None:
