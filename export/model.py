@@ -11,6 +11,7 @@ from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.emit import GraphOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
+from edgespec.export.heads import HeadPlan
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.quantizers import LevelSource
@@ -56,6 +57,7 @@ def write_model(
     draft: bool = False,
     prefix: str = "",
     layout: Layout = "native",
+    plan: HeadPlan | None = None,
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
 
@@ -74,6 +76,7 @@ def write_model(
         draft: only the plain graph.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
         layout: which operators' weights are stored.
+        plan: heads beside the LM head; ``arch.source`` has their tensors.
     """
     linear = linear_format(form, chosen)
     head_linear = linear_format(head, chosen) if head else linear
@@ -88,10 +91,10 @@ def write_model(
             arch.build(ops)
             ops.graph.save(folder / graph.file.removeprefix(prefix))
     with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
-        native = NativeOps(arch, NativeFormat(form, arch.head.weight, head or form, chosen), packed, errors)
+        native = NativeOps(arch, NativeFormat(form, arch, head or form, chosen), packed, errors, plan)
         arch.build(native)
         native.graph.save(folder / NATIVE)
-    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, operators="native")
+    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     _write_index(folder / INDEX, weights, packed)
     source = arch.source
     facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
@@ -106,6 +109,7 @@ def write_model(
         layout=layout,
         headroom=HEADROOM,
         min_rows=max(linear.min_rows, head_linear.min_rows),
+        heads=list(plan.groups) if plan else [],
     )
     return WrittenModel(part, errors)
 
