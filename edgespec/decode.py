@@ -134,7 +134,7 @@ def run_pass(target: Target, ask: Ask) -> Pass:
     start = perf_counter()
     if ask.resume is not None:
         assert isinstance(target, LayeredTarget)
-        output = target.forward_resumed(ask.tokens, ask.resume)
+        output = target.forward_resumed(ask.tokens, ask.resume, best=ask.best)
     elif ask.best:
         output = target.forward_best(ask.tokens, ask.parents)  # type: ignore[attr-defined]
     else:
