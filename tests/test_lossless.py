@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
@@ -275,7 +276,7 @@ def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine]
     assert chi_square(seen, expected) > 1e-3
 
 
-def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+def accept_all(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: every guess the target could have made stands."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
@@ -285,7 +286,7 @@ def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
     return Verdict(path, rows.choose(len(path)))
 
 
-def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: after a refusal the token is drawn from p, not from what p has and q has not."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):

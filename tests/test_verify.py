@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.errors import EdgespecError
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
@@ -26,7 +27,7 @@ SAMPLING = [
 Rule = Callable[[Proposal, Rows, Noise], Verdict]
 
 
-def verify_lossy_example(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+def verify_lossy_example(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Typical acceptance (Medusa, arXiv 2401.10774): accept any guess that p does not find unlikely.  NOT lossless."""
     path: list[int] = []
     while True:
@@ -182,14 +183,24 @@ def test_more_siblings_are_accepted_more_often_without_replacement() -> None:
 class FixedRows:
     """Rows with given p; choose = the most likely token."""
 
-    def __init__(self, p: Sequence[Sequence[float]], matching: bool = False) -> None:
-        self.p, self.matching = np.array(p, np.float64), matching
+    def __init__(self, p: Sequence[Sequence[float]], matching: bool = False, block: bool = False) -> None:
+        self.p, self.matching, self.block = np.array(p, np.float64), matching, block
+        self.read: set[int] = set()
 
     def choose(self, row: int) -> int:
+        self.read.add(row)
         return int(self.p[row].argmax())
 
     def distribution(self, row: int) -> NDArray[np.float64]:
+        self.read.add(row)
         return np.asarray(self.p[row])
+
+    def likeliest(self, row: int) -> int:
+        return self.choose(row)
+
+    def rank(self, row: int, token: int) -> int:
+        self.read.add(row)
+        return int((self.p[row] > self.p[row][token]).sum() + (self.p[row][:token] == self.p[row][token]).sum())
 
     def position(self, row: int) -> int:
         return row

@@ -100,6 +100,7 @@ class Adaptive:
         self.plain = self.drafted = self.probes = 0
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
+        self._inner_rows = getattr(inner, "rows", None)
         self._records: dict[int, _Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
         self._steady = frozen  # of this request
@@ -130,7 +131,10 @@ class Adaptive:
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+            if self._inner_rows is not None:
+                rows = self._inner_rows(budget)
+            else:
+                rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
             length = self._decide(self._bucket, rows)
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
@@ -188,7 +192,7 @@ class Adaptive:
             for position in range(tested):
                 record.learn(position, position < len(verdict.path))
             if proposal.parents is not None:
-                self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
+                self._nodes_per_depth = len(proposal) / _depth(proposal)
             if record.probing:
                 record.probing = False
                 if tested == len(verdict.path) and record.streak < _STREAK:
@@ -202,7 +206,7 @@ class Adaptive:
         if not self._steady:
             self.cost.observe_verify(len(proposal) + 1, verify_ms)
             if len(proposal):
-                self.cost.observe_draft(len(proposal), draft_ms)
+                self.cost.observe_draft(_depth(proposal), draft_ms)  # siblings come with the step of their depth
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
 
@@ -232,6 +236,11 @@ class Adaptive:
             "probes": self.probes,
             "reason": self.reason,
         }
+
+
+def _depth(proposal: Proposal) -> int:
+    """Levels of a proposal that is not empty."""
+    return len(proposal) if proposal.parents is None else max(proposal.depth(i) for i in range(len(proposal)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:
