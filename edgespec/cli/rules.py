@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -13,16 +14,15 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _rule(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    """An acceptance rule, as text that was found to be one."""
+def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
+    """An acceptance rule."""
     from edgespec.accept import Accept
     from edgespec.errors import InvalidRequest
 
     try:
-        Accept.parse(value)
+        return Accept.parse(value)
     except InvalidRequest as error:
         raise click.BadParameter(str(error), ctx, param) from error
-    return value
 
 
 def _branch(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -82,6 +82,5 @@ def rule_options(function: F) -> F:
 
 def make_accept(options: dict[str, Any]) -> Accept:
     """The acceptance rule of ``rule_options``."""
-    from edgespec.accept import Accept
-
-    return Accept.parse(options["accept"], options["min_block"])
+    accept: Accept = options["accept"]
+    return replace(accept, min_block=options["min_block"])
