@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from edgespec.drafters.draft_model import DraftModel
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.engine import Engine
 from edgespec.noise import Noise
+from edgespec.proof import prove
 from edgespec.proposal import Proposal, Verdict
 from edgespec.runtimes.manifest import FORMATS, Operators
 from edgespec.runtimes.reference import FunctionTarget
@@ -27,6 +29,7 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import Pass, SkipSet, Target
 from edgespec.sampling import SamplingParams, distribution
+from edgespec.settings import Settings
 from edgespec.verify import Rows
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.toy import chi_square
@@ -115,6 +118,25 @@ def test_greedy_equals_plain_at_fixed_gamma(
     expected = [tokens[:80] for tokens in plainly(made, TARGET, PROMPTS, TOKENS)[:4]]
     for method in DRAFTING:
         assert_equals_plain(made, method, PROMPTS[:4], expected, adaptive=False, gamma=gamma)
+
+
+@pytest.mark.parametrize("branch", [(2,), (3, 2, 1)])
+@pytest.mark.parametrize("form", ["int4", "fp32"])
+def test_trees_differ_from_plain_decoding_at_near_ties_only(
+    engine: Callable[..., Engine], form: str, branch: tuple[int, ...]
+) -> None:
+    """The rows of a tree stand elsewhere in the cache, and attention adds up in that order."""
+    made = engine(form)
+    for sampled in ({}, {"temperature": 0.8, "seed": 1, "acceptance": "coupled"}):
+        settings = Settings(max_new_tokens=60, ignore_eos=True).changed(branch=branch, gamma=3, **sampled)
+        (found,) = prove(made, PROMPTS[:6], settings, ["speculative"])
+        assert found.lossless, found.differences
+        assert found.equal >= 3
+    result = made.generate(PROMPTS[0], settings, method="speculative", fallback=False)
+    assert result.stats.dropped_reason is None
+    assert 0 < result.stats.accepted < result.stats.drafted
+    assert result.lossless
+    assert not result.exact
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -227,7 +249,9 @@ def sampling(seed: int | None = None) -> SamplingParams:
     return SamplingParams(temperature=1.6, top_k=ALTERNATIVES, seed=seed)
 
 
-def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
+def drafted_pairs(
+    made: Engine, method: str, branch: tuple[int, ...] | None = None, block: bool = False
+) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
     """First two tokens of many sampled texts, what the graph itself says they should be, and how many were guessed."""
     manifest = made.bundle.manifest
     prompt = made.codec.encode(PROMPTS[0])
@@ -243,7 +267,7 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
         assert manifest.draft is not None
         graph = made.operators.graph(manifest.draft, strict=False)
         draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, graph, THREADS)))
-        drafter = DraftModel(draft, target.vocab_size)
+        drafter = DraftModel(draft, target.vocab_size, branch=branch)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip
         assert skip is not None
@@ -253,7 +277,8 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     for seed in range(DRAWS):
         text: list[int] = []
         # three tokens asked for, two looked at: a round may then guess both of these two
-        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=sampling(seed))):
+        drawing = replace(sampling(seed), verification="block" if block else "token")
+        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=drawing)):
             text += item.tokens
             accepted += item.accepted
             if len(text) >= 2:
@@ -273,6 +298,15 @@ def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, flo
 def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine], form: str, method: str) -> None:
     seen, expected, accepted = drafted_pairs(engine(form), method)
     assert 0 < accepted < 2 * DRAWS  # guesses were accepted and refused
+    assert chi_square(seen, expected) > 1e-3
+
+
+@pytest.mark.parametrize("branch, block", [((2,), False), ((2, 2), False), (None, True)])
+def test_trees_and_blocks_keep_the_distribution(
+    engine: Callable[..., Engine], branch: tuple[int, ...] | None, block: bool
+) -> None:
+    seen, expected, accepted = drafted_pairs(engine("fp32"), "speculative", branch, block)
+    assert 0 < accepted < 2 * DRAWS
     assert chi_square(seen, expected) > 1e-3
 
 

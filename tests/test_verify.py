@@ -124,6 +124,8 @@ DRAFTS = {
 
 # Matching never looks at p, so how it was adjusted matters little there; trees are slow.
 CASES = [(name, params) for name in DRAFTS for i, params in enumerate(SAMPLING) if i == 0 or "q" in name or i == 3]
+CASES += [("chain with q", SamplingParams(1.0, verification="block")),
+          ("chain with q", SamplingParams(1.5, top_p=0.75, repetition_penalty=1.6, verification="block"))]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "params"), CASES)

@@ -137,3 +137,8 @@ def test_wrong_input(command: Command, demo: Path, tmp_path: Path) -> None:
     command("verify", demo, "--prompts", tmp_path / "none").refused(1, "cannot read prompts", "hint: ")
     command("verify", demo, "--gamma", 0).refused(1, "gamma 0", "hint: ")
     command("verify", tmp_path).refused(1, "expected a bundle", "hint: ")
+
+
+@pytest.mark.parametrize("lossy", [("--accept", "typical"), ("--min-block", 2)])
+def test_a_lossy_rule_has_nothing_to_prove(command: Command, demo: Path, lossy: tuple[object, ...]) -> None:
+    command("verify", demo, *lossy).refused(2, "nothing to prove")
