@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.accept import Accept
 from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
 from edgespec.verify import Rows
@@ -22,7 +23,7 @@ DRAFTING = ["ngram", "speculative", "self-spec"]
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance that believes every draft."""
 
-    def believe(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+    def believe(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict(range(len(proposal)), rows.choose(len(proposal)))
 
     monkeypatch.setattr("edgespec.decode.verify", believe)
@@ -70,7 +71,7 @@ def test_without_strict_only_near_ties_may_differ(command: Command, demo: Path) 
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance that ends every draft with a token that nobody proposed."""
 
-    def invent(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+    def invent(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict((), (rows.choose(0) + (len(proposal) > 0)) % 1024)
 
     monkeypatch.setattr("edgespec.decode.verify", invent)
