@@ -34,7 +34,9 @@ from edgespec.verify import Rows
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.toy import chi_square
 
-METHODS = ("ar", "ngram", "self-spec", "speculative")
+METHODS = ("ar", "ngram", "self-spec", "speculative", "medusa", "blockwise", "paradecode")
+# chains instead of trees, and exits that are also wrong
+CHAINS: dict[str, dict[str, Any]] = {"medusa": {"nodes": 1}, "paradecode": {"threshold": 0.3}}
 DRAFTING = METHODS[1:]
 TOKENS = 200
 STORIES = [f"{opening} {name}" for name in ("Tim", "a cat", "Lily and Ben", "the old tree", "Mum")
@@ -83,6 +85,7 @@ def assert_equals_plain(
 ) -> None:
     """Every prompt's greedy tokens are the expected ones, and the method did draft, with and without success."""
     drafted = accepted = 0
+    settings = CHAINS.get(method, {}) | settings
     for prompt, tokens in zip(prompts, expected, strict=True):
         result = engine.generate(prompt, method=method, max_new_tokens=len(tokens), ignore_eos=True, **settings)
         assert result.tokens == tokens, f"{method} differs from plain decoding after {prompt!r}"
@@ -146,16 +149,31 @@ def test_greedy_equals_plain_on_stories(
     target, draft = (str(shared / "data" / "models" / name) for name in STORY_MODELS)
     made = engine(form, target, draft)
     expected = plainly(made, target, STORIES, TOKENS // 2)
-    for method in METHODS:
+    for method in made.methods:
         assert_equals_plain(made, method, STORIES, expected, fallback=False)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("nodes", [3, 12])
+@pytest.mark.parametrize("form", FORMATS)
+def test_trees_differ_only_at_near_ties(engine: Callable[..., Engine], form: str, nodes: int) -> None:
+    made = engine(form)
+    settings = Settings(max_new_tokens=100, ignore_eos=True, fallback=False).changed(nodes=nodes)
+    (proof,) = prove(made, PROMPTS, settings, ["medusa"])
+    assert proof.lossless
+    assert proof.equal >= len(PROMPTS) - 2
+    result = made.generate(PROMPTS[0], settings, method="medusa")
+    assert result.lossless
+    assert not result.exact
+    assert result.stats.accepted > 0
+
+
+@pytest.mark.parametrize("method", METHODS[:5])
 def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path, method: str) -> None:
     known = json.loads((Path(__file__).parent / "data" / "stories260k_greedy.json").read_text("utf-8"))
     made = engine("fp32", *(str(shared / "data" / "models" / name) for name in STORY_MODELS))
     assert made.codec.encode(known["prompt"]) == known["prompt_tokens"]
-    result = made.generate(known["prompt"], method=method, max_new_tokens=len(known["tokens"]), fallback=False)
+    settings = Settings(max_new_tokens=len(known["tokens"]), fallback=False).changed(**CHAINS.get(method, {}))
+    result = made.generate(known["prompt"], settings, method=method)
     assert result.tokens == known["tokens"]
 
 
@@ -163,7 +181,15 @@ def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path,
 
 
 @pytest.mark.parametrize(
-    "method, acceptance", [("ngram", "rejection"), ("self-spec", "coupled"), ("speculative", "coupled")]
+    "method, acceptance",
+    [
+        ("ngram", "rejection"),
+        ("self-spec", "coupled"),
+        ("speculative", "coupled"),
+        ("medusa", "rejection"),
+        ("blockwise", "rejection"),
+        ("paradecode", "coupled"),
+    ],
 )
 @pytest.mark.parametrize("form", FORMATS)
 def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str, acceptance: str) -> None:
@@ -181,7 +207,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
             "acceptance": acceptance,
         }
         plain = made.generate(prompt, method="ar", **settings)
-        result = made.generate(prompt, method=method, fallback=False, **settings)
+        result = made.generate(prompt, method=method, fallback=False, **settings, **CHAINS.get(method, {}))
         assert result.tokens == plain.tokens
         assert result.exact
         accepted += result.stats.accepted
@@ -195,7 +221,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
 def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
     made = engine("int4")
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
-    for method in ("self-spec", "speculative"):
+    for method in ("self-spec", "speculative", "paradecode"):
         first = made.generate(PROMPTS[0], method=method, **settings)
         made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
         assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens

@@ -59,6 +59,11 @@ def load_options(function: F) -> F:
                 type=click.Choice(["int4", "nomad", "nomad2"]),
                 help="Coarser keys that only self-drafts read; the text does not change.",
             ),
+            click.option(
+                "--ngram-store",
+                type=click.Path(path_type=Path),
+                help="A file of `edgespec ngram build`, where method ngram looks too; it is only read.",
+            ),
         ]
     ):
         function = option(function)
@@ -126,6 +131,7 @@ def open_engine(
     operators: Wanted = "auto",
     attention: str | None = None,
     draft_attention: str | None = None,
+    ngram_store: Path | None = None,
 ) -> Engine:
     """Load a bundle with the options of ``load_options``."""
     from edgespec.engine import load
@@ -139,6 +145,7 @@ def open_engine(
         operators=operators,
         attention=attention,
         draft_attention=draft_attention,
+        ngram_store=ngram_store,
     )
 
 

@@ -54,6 +54,7 @@ class DraftModel:
         self.model = model
         self.vocab_size = vocab_size
         self.branch = branch or (1,)
+        self.trees = self.branch != (1,)
         self.replacement = replacement
         columns: int = getattr(model, "columns", model.vocab_size)
         self._columns: NDArray[np.int64] | None = None  # [columns]: the token of each, where some have none
@@ -82,9 +83,7 @@ class DraftModel:
         if len(tokens) - known > _FEED:
             model.prefill(tokens[known:-1])
             known = len(tokens) - 1
-        if self.branch == (1,):
-            return self._chain(tokens, known, length)
-        return self._tree(tokens, known, length)
+        return self._tree(tokens, known, length) if self.trees else self._chain(tokens, known, length)
 
     def _chain(self, tokens: list[int], known: int, length: int) -> Proposal:
         """Guesses one below the other; the slot holds ``known`` tokens."""
