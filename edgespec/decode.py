@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
 from edgespec.guard import Guard
@@ -39,6 +40,7 @@ class DecodeOptions:
         sampling: how tokens are chosen.
         logprobs: report the model's own log-probability of each emitted token.
         shadow: compare one round in so many with plain decoding (``Stats.monitor.shadow``); 0 = none.
+        accept: which guesses stand.
 
     Raises:
         InvalidRequest: a count below 1.
@@ -50,6 +52,7 @@ class DecodeOptions:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: bool = False
     shadow: int = 0
+    accept: Accept = EXACT
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.gamma < 1:
@@ -138,7 +141,7 @@ def run_pass(target: Target, ask: Ask) -> Pass:
     start = perf_counter()
     if ask.resume is not None:
         assert isinstance(target, LayeredTarget)
-        output = target.forward_resumed(ask.tokens, ask.resume)
+        output = target.forward_resumed(ask.tokens, ask.resume, best=ask.best)
     elif ask.best:
         output = target.forward_best(ask.tokens, ask.parents)  # type: ignore[attr-defined]
     else:
@@ -198,7 +201,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     stats.reused_tokens += reused
     prefilled = perf_counter()
     stats.prefill_ms += 1000 * (prefilled - start)
-    guard = Guard(drafter, stats, eos, target.vocab_size)
+    guard = Guard(drafter, stats, eos, target)
     shadow = stats.monitor.shadow
     shadow.every = options.shadow
     layers = getattr(target, "layers", 0)
@@ -206,7 +209,8 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     stats.draft_ms += 1000 * (perf_counter() - prefilled)
 
     # where greedy decoding looks at nothing else, the logits need not leave the LM head
-    only_best = params.plain_greedy and not options.logprobs and isinstance(target, GreedyTarget)
+    bare = params.plain_greedy and not options.logprobs and options.accept.rule != "top-k"
+    only_best = bare and isinstance(target, GreedyTarget)
     left = options.max_new_tokens
     pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
     finish: Finish | None = None
@@ -229,7 +233,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         passed = perf_counter()
 
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
-        verdict = verify(proposal, sampler, noise)
+        verdict = verify(proposal, sampler, noise, options.accept)
         path = verdict.path
         emitted = proposal.tokens[list(path)].tolist() if path else []
         emitted.append(verdict.next_token)

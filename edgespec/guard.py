@@ -11,20 +11,23 @@ from edgespec.drafters import Drafter
 from edgespec.monitor import PLAIN, Drop
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.target import Pass
+from edgespec.runtimes.target import LayeredTarget, Pass, Resume, Target
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats
+
+_OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
 class Guard:
     """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept."""
 
-    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], vocab: int) -> None:
+    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], target: Target) -> None:
         self._drafter: Drafter | None = drafter
         self._timed = getattr(drafter, "timed", None)
         self._stats = stats
         self._eos = eos
-        self._vocab = vocab
+        self._vocab = target.vocab_size
+        self._layered = isinstance(target, LayeredTarget)
         self.proposer = PLAIN  # of the last proposal
 
     def _drop(self, where: str, error: Exception) -> None:
@@ -52,12 +55,15 @@ class Guard:
             return EMPTY
         try:
             proposal = self._drafter.propose(tokens, budget)
-            empty = not len(proposal)
-            _check_resume(proposal)
-            if empty:
-                return EMPTY if proposal.resume is None else proposal
-            self.proposer = str(getattr(self._drafter, "proposer", self._drafter.name))
-            return _checked(proposal, budget, self._eos, self._vocab)
+            if len(proposal):
+                self.proposer = str(getattr(self._drafter, "proposer", self._drafter.name))
+                proposal = _checked(proposal, budget, self._eos, self._vocab)
+            if proposal.resume is None:
+                return proposal if len(proposal) else EMPTY
+            if not self._layered:
+                raise ValueError("layers have run ahead, but the target cannot resume a pass")
+            _check_resume(proposal, proposal.resume)
+            return proposal
         except Exception as error:
             self._drop("propose", error)
             return EMPTY
@@ -99,8 +105,11 @@ def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -
     # before anything walks up the tree: in a circle it would walk for ever
     if parents is not None and (parents.shape != tokens.shape or _out_of_order(parents)):
         raise ValueError("parents must come before their children")
-    if probs is not None and (probs.shape != (len(tokens), vocab) or not np.isfinite(probs.sum())):
-        raise ValueError(f"draft probabilities must be finite and of shape {(len(tokens), vocab)}")
+    if probs is not None and probs.shape != (len(tokens), vocab):
+        raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
+    # NaN fails the comparison too; with a q that is no distribution, rejection would change the text's
+    if probs is not None and not (np.abs(probs.sum(1) - 1) < _OFF).all():
+        raise ValueError("draft probabilities must be finite and sum to 1 for each guess")
     proposal = proposal.truncated(budget)
     tokens, parents = proposal.tokens, proposal.parents
     ends = [i for i, token in enumerate(tokens.tolist()) if token in eos] if eos else []
@@ -111,15 +120,12 @@ def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -
     return _pruned(proposal, ends)
 
 
-def _check_resume(proposal: Proposal) -> None:
+def _check_resume(proposal: Proposal, resume: Resume) -> None:
     """Rows that are to be run on must be the proposal's, and numbers: in the target's pass they would be its failure.
 
     Raises:
         ValueError: they are not.
     """
-    resume = proposal.resume
-    if resume is None:
-        return
     if proposal.parents is not None or len(resume.hidden) != len(proposal) + 1:
         raise ValueError(f"expected {len(proposal) + 1} rows of a chain to resume, got {len(resume.hidden)}")
     if not np.isfinite(resume.hidden.sum()):

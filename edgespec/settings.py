@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
+from edgespec.accept import EXACT, Accept
 from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
 
 MAX_NEW_TOKENS = 128
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
+MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class DraftOptions:
         kind: swift: the kind of text, of which a skip set is remembered.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.
+
+    Raises:
+        InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses.
     """
 
     branch: tuple[int, ...] | None = None
@@ -32,6 +38,18 @@ class DraftOptions:
     kind: str = "text"
     cycles: int | None = None
     proposers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.branch is None:
+            return
+        if not (isinstance(self.branch, tuple) and self.branch and all(isinstance(b, int) for b in self.branch)):
+            raise InvalidRequest(f"branch is {self.branch!r}: expected one or several integers", "as in (2,) or (3, 2)")
+        nodes = sum(prod(self.branch[: depth + 1]) for depth in range(len(self.branch)))
+        if min(self.branch) < 1 or nodes > MOST_NODES:
+            raise InvalidRequest(
+                f"branch {self.branch} makes a tree of {nodes} guesses: expected numbers from 1, and at most "
+                f"{MOST_NODES} guesses"
+            )
 
 
 @dataclass(frozen=True)
@@ -51,6 +69,7 @@ class Settings:
         logprobs: report log-probabilities.
         batch: sequences that ``generate_batch`` decodes at once.
         shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
+        accept: which guesses stand; anything but the default gives losslessness away.
 
     Raises:
         InvalidRequest: a gamma or a batch below 1, a shadow below 0.
@@ -68,6 +87,7 @@ class Settings:
     logprobs: bool = False
     batch: int = BATCH
     shadow: int | None = None
+    accept: Accept = EXACT
 
     def __post_init__(self) -> None:
         counts = {
@@ -90,6 +110,8 @@ class Settings:
     def changed(self, **changes: Any) -> Settings:
         """A copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
 
+        ``accept`` may be the text of a rule (``Accept.parse``), ``branch`` a number or a list.
+
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """
@@ -99,6 +121,10 @@ class Settings:
             raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {known}")
         if isinstance(changes.get("stop"), str):
             changes["stop"] = (changes["stop"],)
+        if isinstance(changes.get("accept"), str):
+            changes["accept"] = Accept.parse(changes["accept"], self.accept.min_block)
+        if isinstance(branch := changes.get("branch"), (int, list)):
+            changes["branch"] = (branch,) if isinstance(branch, int) else tuple(branch)
         if drawn := {name: value for name, value in changes.items() if name in sampling}:
             changes["sampling"] = replace(changes.get("sampling", self.sampling), **drawn)
         if shaped := {name: value for name, value in changes.items() if name in drafts}:

@@ -14,7 +14,7 @@ from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.target import Pass
 from edgespec.runtimes.text import StreamDecoder
-from edgespec.settings import Settings
+from edgespec.settings import SHADOW, Settings
 from edgespec.stats import Stats
 
 if TYPE_CHECKING:
@@ -91,7 +91,8 @@ class Stream:
         sampling = settings.sampling
         drawn = not sampling.greedy and sampling.acceptance == "rejection" and choice.draws
         trees = getattr(self._drafter, "trees", False)  # a row's sums run in another order there: near-ties may differ
-        exact = engine.strict and not drawn and not trees and (choice.name == "ar" or engine.rows_exact())
+        same = settings.accept.lossless and not drawn and not trees
+        exact = engine.strict and same and (choice.name == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -100,9 +101,9 @@ class Stream:
             method_requested=settings.method,
             method_used=choice.name,
             reason=self._reason(),
-            lossless=True,
+            lossless=settings.accept.lossless,
             exact=exact,
-            approximations=engine.approximations,
+            approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
@@ -122,8 +123,14 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
             logprobs=settings.logprobs,
-            shadow=settings.shadow or 0,
+            shadow=self._shadow(),
+            accept=settings.accept,
         )
+
+    def _shadow(self) -> int:
+        """Rounds between two comparisons with plain decoding."""
+        asked = self._settings.shadow
+        return asked if asked is not None else 0 if self._settings.accept.lossless else SHADOW
 
     # -- a round in two halves, for whoever drives several requests; the caller holds the engine's lock ----------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
@@ -119,6 +121,25 @@ def test_greedy_equals_plain_at_fixed_gamma(
     expected = [tokens[:80] for tokens in plainly(made, TARGET, PROMPTS, TOKENS)[:4]]
     for method in DRAFTING:
         assert_equals_plain(made, method, PROMPTS[:4], expected, adaptive=False, gamma=gamma)
+
+
+@pytest.mark.parametrize("branch", [(2,), (3, 2, 1)])
+@pytest.mark.parametrize("form", ["int4", "fp32"])
+def test_trees_differ_from_plain_decoding_at_near_ties_only(
+    engine: Callable[..., Engine], form: str, branch: tuple[int, ...]
+) -> None:
+    """The rows of a tree stand elsewhere in the cache, and attention adds up in that order."""
+    made = engine(form)
+    for sampled in ({}, {"temperature": 0.8, "seed": 1, "acceptance": "coupled"}):
+        settings = Settings(max_new_tokens=60, ignore_eos=True).changed(branch=branch, gamma=3, **sampled)
+        (found,) = prove(made, PROMPTS[:6], settings, ["speculative"])
+        assert found.lossless, found.differences
+        assert found.equal >= 3
+    result = made.generate(PROMPTS[0], settings, method="speculative", fallback=False)
+    assert result.stats.dropped_reason is None
+    assert 0 < result.stats.accepted < result.stats.drafted
+    assert result.lossless
+    assert not result.exact
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -254,7 +275,9 @@ def sampling(seed: int | None = None) -> SamplingParams:
     return SamplingParams(temperature=1.6, top_k=ALTERNATIVES, seed=seed)
 
 
-def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
+def drafted_pairs(
+    made: Engine, method: str, branch: tuple[int, ...] | None = None, block: bool = False
+) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
     """First two tokens of many sampled texts, what the graph itself says they should be, and how many were guessed."""
     manifest = made.bundle.manifest
     prompt = made.codec.encode(PROMPTS[0])
@@ -270,7 +293,7 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
         assert manifest.draft is not None
         graph = made.operators.graph(manifest.draft, strict=False)
         draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, graph, THREADS)))
-        drafter = DraftModel(draft, target.vocab_size)
+        drafter = DraftModel(draft, target.vocab_size, branch=branch)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip
         assert skip is not None
@@ -280,7 +303,8 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
     for seed in range(DRAWS):
         text: list[int] = []
         # three tokens asked for, two looked at: a round may then guess both of these two
-        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=sampling(seed))):
+        drawing = replace(sampling(seed), verification="block" if block else "token")
+        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=drawing)):
             text += item.tokens
             accepted += item.accepted
             if len(text) >= 2:
@@ -303,7 +327,16 @@ def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine]
     assert chi_square(seen, expected) > 1e-3
 
 
-def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+@pytest.mark.parametrize("branch, block", [((2,), False), ((2, 2), False), (None, True)])
+def test_trees_and_blocks_keep_the_distribution(
+    engine: Callable[..., Engine], branch: tuple[int, ...] | None, block: bool
+) -> None:
+    seen, expected, accepted = drafted_pairs(engine("fp32"), "speculative", branch, block)
+    assert 0 < accepted < 2 * DRAWS
+    assert chi_square(seen, expected) > 1e-3
+
+
+def accept_all(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: every guess the target could have made stands."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
@@ -313,7 +346,7 @@ def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
     return Verdict(path, rows.choose(len(path)))
 
 
-def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: after a refusal the token is drawn from p, not from what p has and q has not."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):

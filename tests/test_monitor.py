@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 
 from edgespec import decode as loop
+from edgespec import guard
+from edgespec.accept import Accept
 from edgespec.cli.stats import stats_lines
 from edgespec.cost import CostModel
 from edgespec.decode import DecodeOptions, decode
@@ -21,6 +23,7 @@ from edgespec.monitor import PLAIN, WINDOW, Control, Monitor, Seen, Shadow
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.reference import FunctionTarget
 from edgespec.runtimes.target import Pass, Resume
+from edgespec.settings import SHADOW
 from edgespec.stats import Stats
 from edgespec.verify import verify
 from tests.conftest import PROMPTS
@@ -250,7 +253,7 @@ def test_a_lossy_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, tree: bool) 
         calls.append(taken)
         return Proposal(np.array([best, taken]), np.array([-1, -1])) if tree else chain([taken])
 
-    def lossy(proposal: Proposal, rows: Any, noise: Any) -> Verdict:
+    def lossy(proposal: Proposal, rows: Any, noise: Any, accept: Any) -> Verdict:
         node = len(proposal) - 1
         return Verdict([node], rows.choose(node + 1)) if len(proposal) else verify(proposal, rows, noise)
 
@@ -322,6 +325,26 @@ def test_shadow_of_a_request(engine: Callable[..., Engine]) -> None:
     for wrong in (-1, "x"):
         with pytest.raises(InvalidRequest, match="shadow"):
             engine().generate(PROMPTS[0], shadow=wrong)
+
+
+def test_a_lossy_rule_is_shadowed_unasked(engine: Callable[..., Engine]) -> None:
+    how: dict[str, Any] = {"method": "speculative", "adaptive": False, "ignore_eos": True, "max_new_tokens": 60}
+    result = engine().generate(PROMPTS[0], accept=Accept("all"), **how)
+    found = result.stats.monitor.shadow
+    assert (found.every, result.lossless) == (SHADOW, False)
+    assert 0 < found.checked < 60
+    every = engine().generate(PROMPTS[0], accept=Accept("all"), shadow=1, **how).stats.monitor.shadow
+    assert every.checked == 60
+    assert every.agreement < 1
+    assert engine().generate(PROMPTS[0], accept=Accept("all"), shadow=0, **how).stats.monitor.shadow.checked == 0
+
+
+@pytest.mark.parametrize("hidden", [[[0.0], [np.nan]], [[np.inf], [0.0]], [[0.0]]])
+def test_hidden_states_to_resume_from_are_looked_at(hidden: Any) -> None:
+    proposal = resumed([1], hidden)
+    assert proposal.resume is not None
+    with pytest.raises(ValueError, match=r"expected 2 rows|finite"):
+        guard._check_resume(proposal, proposal.resume)
 
 
 def test_a_target_without_hidden_states_is_never_asked_to_resume() -> None:

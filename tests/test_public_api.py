@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
+from edgespec.accept import Accept
 from edgespec.engine import Engine
 from edgespec.result import Chunk, Result
 from edgespec.sampling import SamplingParams
@@ -102,6 +103,7 @@ def test_settings() -> None:
         "logprobs": False,
         "batch": 4,
         "shadow": None,
+        "accept": Accept(),
     }
     assert defaults(SamplingParams) == {
         "temperature": 0.0,
@@ -112,6 +114,15 @@ def test_settings() -> None:
         "logit_bias": {},
         "seed": None,
         "acceptance": "rejection",
+        "verification": "token",
+    }
+    assert defaults(Accept) == {
+        "rule": "exact",
+        "epsilon": 0.09,
+        "delta": 0.3,
+        "k": 1,
+        "distance": 0,
+        "min_block": 0,
     }
 
 
@@ -152,14 +163,14 @@ def test_results() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [Settings(), SamplingParams(), Chunk("", None)])
-def test_values_cannot_be_changed(value: Settings | SamplingParams | Chunk) -> None:
+@pytest.mark.parametrize("value", [Settings(), SamplingParams(), Accept(), Chunk("", None)])
+def test_values_cannot_be_changed(value: Settings | SamplingParams | Accept | Chunk) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, names(type(value))[0], None)
 
 
 def test_every_public_method_of_the_engine_is_documented() -> None:
-    for cls in (Engine, Stream, Result, Settings, SamplingParams, Stats):
+    for cls in (Engine, Stream, Result, Settings, SamplingParams, Accept, Stats):
         assert cls.__doc__
         for name, member in vars(cls).items():
             if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgespec.cli.rules import make_accept, rule_options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -76,6 +78,7 @@ def decode_options(function: F) -> F:
     """How text is decoded; the names and defaults are those of Settings and SamplingParams."""
     from edgespec.settings import MAX_NEW_TOKENS
 
+    function = rule_options(function)
     for option in reversed(
         [
             click.option(
@@ -153,16 +156,18 @@ def open_engine(
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
     """Settings from the options of ``decode_options``."""
     from edgespec.sampling import SamplingParams
-    from edgespec.settings import Settings
+    from edgespec.settings import DraftOptions, Settings
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance")
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance", "verification")
     return Settings(
         method=method,
         max_new_tokens=options["max_new_tokens"],
         gamma=options["gamma"],
         fallback=not options["no_fallback"],
         sampling=SamplingParams(**{name: options[name] for name in names}),
+        drafts=DraftOptions(branch=options["branch"]),
         stop=tuple(options["stop"]),
+        accept=make_accept(options),
     )
 
 

@@ -106,6 +106,7 @@ class Adaptive:
         self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
+        self._inner_rows = getattr(inner, "rows", None)
         self._records: dict[int, _Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
         self._steady = frozen  # of this request
@@ -153,7 +154,10 @@ class Adaptive:
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+            if self._inner_rows is not None:
+                rows = self._inner_rows(budget)
+            else:
+                rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
             length = self._decide(self._bucket, rows)
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
