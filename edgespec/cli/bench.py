@@ -86,7 +86,7 @@ def command(
         emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
     else:
         _table(rows, _padded(engine))
-        _conclude(rows, engine.strict)
+        _conclude(rows, engine.strict, settings.accept.approximations)
     if plot:  # last: whatever goes wrong, the figures are out
         form, threads = engine.bundle.manifest.target.format, engine.model.threads
         draw(figures, plot, f"{bundle.resolve().name}: {form}, {threads} threads")
@@ -97,10 +97,12 @@ def _padded(engine: Engine) -> bool:
     return engine.strict and engine.operators.kind == "stock"
 
 
-def _conclude(rows: list[dict[str, Any]], strict: bool) -> None:
+def _conclude(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> None:
     """The verdict, the fastest method, and why the others are not."""
     verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
-    if strict:
+    if given_away:
+        click.echo(f"lossless: no, as was asked for: {', '.join(given_away)}")
+    elif strict:
         click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
     else:
         same = sum(row["same_text"] for row in rows[1:])
