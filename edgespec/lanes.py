@@ -13,6 +13,7 @@ from edgespec.cost import ENOUGH, CostModel, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.parts import Parts
+from edgespec.drafters.store import NGramStore
 from edgespec.methods import MethodChoice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
@@ -46,12 +47,19 @@ class Lane:
     """
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        model: Model,
+        draft: Callable[[], Model],
+        context: int,
+        times: Times,
+        store: NGramStore | None = None,
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = open_slot(model, context=context)
         self._draft_slot: Slot | None = None
-        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None))
+        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import prod
 from typing import Any
 
+from edgespec.accept import EXACT, Accept
 from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
 
 MAX_NEW_TOKENS = 128
+MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,9 @@ class DraftOptions:
         kind: swift: the kind of text, of which a skip set is remembered.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.
+
+    Raises:
+        InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses.
     """
 
     branch: tuple[int, ...] | None = None
@@ -30,6 +36,18 @@ class DraftOptions:
     kind: str = "text"
     cycles: int | None = None
     proposers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.branch is None:
+            return
+        if not (isinstance(self.branch, tuple) and self.branch and all(isinstance(b, int) for b in self.branch)):
+            raise InvalidRequest(f"branch is {self.branch!r}: expected one or several integers", "as in (2,) or (3, 2)")
+        nodes = sum(prod(self.branch[: depth + 1]) for depth in range(len(self.branch)))
+        if min(self.branch) < 1 or nodes > MOST_NODES:
+            raise InvalidRequest(
+                f"branch {self.branch} makes a tree of {nodes} guesses: expected numbers from 1, and at most "
+                f"{MOST_NODES} guesses"
+            )
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,7 @@ class Settings:
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
+        accept: which guesses stand; anything but the default gives losslessness away.
 
     Raises:
         InvalidRequest: a gamma below 1.
@@ -62,6 +81,7 @@ class Settings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    accept: Accept = EXACT
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": self.max_new_tokens, "gamma": 1 if self.gamma is None else self.gamma}
@@ -76,6 +96,8 @@ class Settings:
     def changed(self, **changes: Any) -> Settings:
         """A copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
 
+        ``accept`` may be the text of a rule (``Accept.parse``), ``branch`` a number or a list.
+
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
         """
@@ -85,6 +107,10 @@ class Settings:
             raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {known}")
         if isinstance(changes.get("stop"), str):
             changes["stop"] = (changes["stop"],)
+        if isinstance(changes.get("accept"), str):
+            changes["accept"] = Accept.parse(changes["accept"], self.accept.min_block)
+        if isinstance(branch := changes.get("branch"), (int, list)):
+            changes["branch"] = (branch,) if isinstance(branch, int) else tuple(branch)
         if drawn := {name: value for name, value in changes.items() if name in sampling}:
             changes["sampling"] = replace(changes.get("sampling", self.sampling), **drawn)
         if shaped := {name: value for name, value in changes.items() if name in drafts}:

@@ -77,7 +77,9 @@ class Stream:
         engine, choice, settings = self._engine, self._choice, self._settings
         sampling = settings.sampling
         drawn = not sampling.greedy and sampling.acceptance == "rejection" and choice.draws
-        exact = engine.strict and not drawn and (choice.name == "ar" or engine.rows_exact())
+        trees = getattr(self._drafter, "trees", False)  # a row's sums run in another order there: near-ties may differ
+        same = settings.accept.lossless and not drawn and not trees
+        exact = engine.strict and same and (choice.name == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -86,9 +88,9 @@ class Stream:
             method_requested=settings.method,
             method_used=choice.name,
             reason=self._reason(),
-            lossless=True,
+            lossless=settings.accept.lossless,
             exact=exact,
-            approximations=engine.approximations,
+            approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
@@ -108,6 +110,7 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
             logprobs=settings.logprobs,
+            accept=settings.accept,
         )
 
     def _run(self) -> Generator[Chunk, None, None]:

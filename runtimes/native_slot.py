@@ -211,7 +211,7 @@ class NativeSlot(Slot):
         self._furthest = max(self._furthest, past + n)
         self._set_gates(skip)
         try:
-            return self._launch(n, rows=n)
+            return self._launch(n, rows=n, hidden=self.keep_hidden)
         finally:
             self._set_gates(None)
 

@@ -1,89 +1,56 @@
-"""Small models with random heads, for tests of hidden states and heads."""
+"""Small untrained heads on disk, for tests that need heads but not good ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
-from edgespec.export.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
-from edgespec.export.heads import CUT, HeadPlan
-from edgespec.export.model import open_model, write_model
-from edgespec.runtimes.manifest import Format, HeadGroup, HeadVocab, Operators
-from edgespec.runtimes.slot import Slot
-from tests.conftest import Written
-
-Array = NDArray[np.float32]
-Ids = NDArray[np.int64]
-COUNT, INNER, CUT_SIZE = 3, 40, 70
+from edgespec.export.heads import DESCRIPTION, TENSORS, HeadsFile
+from edgespec.export.source import Checkpoint, resolve
 
 
-@dataclass(frozen=True)
-class Planned:
-    """A model with heads, and what was put into it."""
+def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool = False, seed: int = 0) -> Path:
+    """A folder of heads of a kind for a model.
 
-    written: Written
-    tensors: dict[str, Array]
-    tokens: Ids | None  # of the cut LM head
+    Medusa heads start as the paper's do, near the LM head's own guess; exits are near the identity.
+    """
+    config = Checkpoint.open(resolve(model)).config
+    hidden, vocab, layers = (int(config[key]) for key in ("hidden_size", "vocab_size", "num_hidden_layers"))
+    rng = np.random.default_rng(seed)
 
-    def slot(self, threads: int = 1) -> Slot:
-        return self.written.slot(threads=threads)
+    def noise(*shape: int, scale: float = 0.05) -> np.ndarray:
+        return (rng.standard_normal(shape) * scale).astype(np.float32)
 
-
-GROUPS = (
-    HeadGroup(name="blockwise", kind="blockwise", count=COUNT, inner=INNER),
-    HeadGroup(name="medusa", kind="medusa", count=COUNT),
-    HeadGroup(name="exit.1", kind="exit", count=1, layer=1),
-    HeadGroup(name="exit.last", kind="exit", count=1, layer=3),
-)
-PLANS = {
-    "shared": HeadPlan(GROUPS),
-    "cut": HeadPlan(GROUPS, cut=True),
-    "own": HeadPlan((HeadGroup(name="medusa", kind="medusa", count=COUNT, own=True),)),
-    "own cut": HeadPlan((HeadGroup(name="medusa", kind="medusa", count=COUNT, own=True),), cut=True),
-    "only": HeadPlan(cut=True, only=True),
-}
-
-
-def with_heads(
-    folder: Path, source: Path, plan: HeadPlan, form: Format = "fp32", layout: Operators = "native"
-) -> Planned:
-    """Write a checkpoint with random heads into ``folder``."""
-    arch = open_model(source, None)
-    facts, base, random = arch.facts, arch.source, np.random.default_rng(0)
-
-    def normal(*shape: int) -> Array:
-        return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
-
-    tensors = {
-        "blockwise.inner.weight": normal(INNER, facts.hidden),
-        "blockwise.inner.bias": normal(INNER),
-        "blockwise.outer.weight": normal(COUNT * facts.hidden, INNER),
-        "blockwise.outer.bias": normal(COUNT * facts.hidden),
-        "exit.1.weight": normal(facts.hidden, facts.hidden),
-        "exit.3.weight": np.eye(facts.hidden, dtype=np.float32),
-    }
-    tokens = np.sort(np.random.default_rng(1).permutation(facts.vocab)[:CUT_SIZE]) if plan.cut else None
-    for i in range(COUNT):
-        tensors[f"medusa.{i}.weight"], tensors[f"medusa.{i}.bias"] = (
-            normal(facts.hidden, facts.hidden),
-            normal(facts.hidden),
-        )
-        own = normal(facts.vocab, facts.hidden)
-        tensors[f"medusa.{i}.lm_head.weight"] = own if tokens is None else own[tokens]
-    tensors["head"] = base.read(arch.head.weight)
-    tensors["norm"] = base.read(arch.final_norm)
-    extra: dict[str, Extra] = {name: Held(value) for name, value in tensors.items()}
-    if tokens is not None:
-        extra[CUT] = ChosenRows(base, arch.head.weight, tokens)
-        (folder / "tokens").write_bytes(tokens.astype("<i4").tobytes())
-    arch.source = ExtendedCheckpoint(base, extra)
-    result = write_model(folder, arch, form, gated=True, layout=layout, plan=plan)
-    part = result.part
-    if tokens is not None:
-        part = part.model_copy(
-            update={"head_vocab": HeadVocab(file="tokens", size=CUT_SIZE), "cut": plan.only},
-        )
-    return Planned(Written(folder, arch, part, result.errors), tensors, tokens)
+    exits = sorted({max(1, layers // 2), layers - 1}) if kind == "paradecode" else []
+    inner = 2 * hidden if kind == "blockwise" else 0
+    tensors: dict[str, np.ndarray] = {}
+    if kind == "medusa":
+        for i in range(count):
+            tensors |= {f"medusa.{i}.weight": noise(hidden, hidden), f"medusa.{i}.bias": noise(hidden)}
+            if own:
+                tensors[f"medusa.{i}.lm_head.weight"] = noise(vocab, hidden)
+    elif kind == "blockwise":
+        tensors = {
+            "blockwise.inner.weight": noise(inner, hidden),
+            "blockwise.inner.bias": noise(inner),
+            "blockwise.outer.weight": noise(count * hidden, inner),
+            "blockwise.outer.bias": noise(count * hidden),
+        }
+    for layer in exits:
+        tensors[f"exit.{layer}.weight"] = np.eye(hidden, dtype=np.float32) + noise(hidden, hidden, scale=0.005)
+    file = HeadsFile(
+        kind=kind,  # type: ignore[arg-type]
+        count=len(exits) or count,
+        hidden=hidden,
+        vocab=vocab,
+        inner=inner,
+        exits=exits,
+        own=own,
+    )
+    folder.mkdir(parents=True)
+    (folder / DESCRIPTION).write_text(json.dumps(file.model_dump()), "utf-8")
+    save_file(tensors, folder / TENSORS)
+    return folder

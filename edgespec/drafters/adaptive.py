@@ -98,8 +98,12 @@ class Adaptive:
         self.prior = prior
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
+        self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self.trees = bool(getattr(inner, "trees", False))
+        self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
+        self._inner_rows = getattr(inner, "rows", None)
         self._records: dict[int, _Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
         self._steady = frozen  # of this request
@@ -130,7 +134,10 @@ class Adaptive:
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+            if self._inner_rows is not None:
+                rows = self._inner_rows(budget)
+            else:
+                rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
             length = self._decide(self._bucket, rows)
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
@@ -138,7 +145,7 @@ class Adaptive:
             self._bucket = proposal.bucket
         else:
             self.plain += 1
-        return proposal if len(proposal) else EMPTY
+        return proposal
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
@@ -168,7 +175,7 @@ class Adaptive:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / (length * c + costs.v(rows[length]))
+            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(rows[length]))
             tried = max(tried, predicted)
             if predicted > gain:
                 best, gain = length, predicted
@@ -188,7 +195,7 @@ class Adaptive:
             for position in range(tested):
                 record.learn(position, position < len(verdict.path))
             if proposal.parents is not None:
-                self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
+                self._nodes_per_depth = len(proposal) / _deepest(proposal)
             if record.probing:
                 record.probing = False
                 if tested == len(verdict.path) and record.streak < _STREAK:
@@ -200,9 +207,13 @@ class Adaptive:
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
         """Learn what the round cost."""
         if not self._steady:
-            self.cost.observe_verify(len(proposal) + 1, verify_ms)
-            if len(proposal):
-                self.cost.observe_draft(len(proposal), draft_ms)
+            steps = 1 if self._at_once else _deepest(proposal)
+            if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
+                self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
+            else:
+                self.cost.observe_verify(len(proposal) + 1, verify_ms)
+                if len(proposal):
+                    self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
 
@@ -232,6 +243,13 @@ class Adaptive:
             "probes": self.probes,
             "reason": self.reason,
         }
+
+
+def _deepest(proposal: Proposal) -> int:
+    """Depth of the deepest guess."""
+    if proposal.parents is None:
+        return len(proposal)
+    return max(proposal.depth(i) for i in range(len(proposal)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:

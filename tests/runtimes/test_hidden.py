@@ -16,7 +16,7 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import Heads, LayeredTarget, Resume
 from tests.conftest import TARGET, use_operators
-from tests.heads import COUNT, CUT_SIZE, GROUPS, PLANS, Array, Ids, Planned, with_heads
+from tests.planned import COUNT, CUT_SIZE, GROUPS, PLANS, Array, Ids, Planned, with_heads
 
 
 @pytest.fixture(params=["native"])

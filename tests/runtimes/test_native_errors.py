@@ -17,7 +17,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.manifest import FORMATS, Format, Operators
 from edgespec.runtimes.native_gates import Gates
 from tests.conftest import Written, use_operators
-from tests.heads import CUT_SIZE, PLANS, with_heads
+from tests.planned import CUT_SIZE, PLANS, with_heads
 from tests.runtimes.native_pass import Raw, doctored, program_text, with_program
 
 NAME = "qwen2_untied"
