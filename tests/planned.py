@@ -80,10 +80,6 @@ def with_heads(
         extra[CUT] = ChosenRows(base, arch.head.weight, tokens)
         (folder / "tokens").write_bytes(tokens.astype("<i4").tobytes())
     arch.source = ExtendedCheckpoint(base, extra)
-    result = write_model(folder, arch, form, gated=True, layout=layout, plan=plan)
-    part = result.part
-    if tokens is not None:
-        part = part.model_copy(
-            update={"head_vocab": HeadVocab(file="tokens", size=CUT_SIZE), "cut": plan.only},
-        )
-    return Planned(Written(folder, arch, part, result.errors), tensors, tokens)
+    cut = None if tokens is None else HeadVocab(file="tokens", size=CUT_SIZE)
+    result = write_model(folder, arch, form, gated=True, layout=layout, plan=plan, head_vocab=cut)
+    return Planned(Written(folder, arch, result.part, result.errors), tensors, tokens)

@@ -12,15 +12,19 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.source import resolve
 from edgespec.runtimes.kv import ATTENTION
 from edgespec.runtimes.manifest import FORMATS, Attention, Format, HeadGroup, Operators
+from edgespec.runtimes.native_slot import NativeSlot
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.target import Heads, LayeredTarget, Resume
-from tests.conftest import TARGET, use_operators
+from edgespec.runtimes.target import GreedyTarget, Heads, Resume
+from tests.conftest import OPERATORS, TARGET, use_operators
 from tests.planned import COUNT, CUT_SIZE, GROUPS, PLANS, Array, Ids, Planned, with_heads
 
+NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
 
-@pytest.fixture(params=["native"])
+
+@pytest.fixture(params=OPERATORS)
 def operators(request: pytest.FixtureRequest) -> Operators:
+    """Everything here holds for both kinds, unless a test says otherwise."""
     return use_operators(request)
 
 
@@ -48,11 +52,6 @@ def planned(planner: Callable[..., Planned], operators: Operators) -> Callable[.
 
 def text(slot: Slot, count: int, seed: int = 0) -> Ids:
     return np.random.default_rng(seed).integers(2, slot.vocab_size, count)
-
-
-def layered(slot: Slot) -> LayeredTarget:
-    assert isinstance(slot, LayeredTarget)
-    return slot
 
 
 def same_kv(slot: Slot, other: Slot) -> None:
@@ -116,11 +115,12 @@ def test_rows_run_one_by_one_resume_together(planned: Callable[..., Planned], fo
         expected = whole.forward(rows).logits.copy()
         got = slot.forward_resumed(rows, resume).logits.copy()
         np.testing.assert_array_equal(got, expected)
-        best = slot.forward_resumed(rows, resume, best=True)
-        assert best.best is not None
-        assert not best.logits.size
-        np.testing.assert_array_equal(best.best[0], expected.argmax(1))
-        np.testing.assert_array_equal(best.best[1], expected.max(1))
+        if isinstance(slot, GreedyTarget):
+            best = slot.forward_resumed(rows, resume, best=True)
+            assert best.best is not None
+            assert not best.logits.size
+            np.testing.assert_array_equal(best.best[0], expected.argmax(1))
+            np.testing.assert_array_equal(best.best[1], expected.max(1))
         slot.keep(range(n))
         whole.keep(range(n))
         at += n
@@ -145,6 +145,7 @@ def test_segments_of_layers_one_after_another(planned: Callable[..., Planned], f
     same_kv(slot, whole)
 
 
+@NATIVE
 @pytest.mark.parametrize("attention", ["f16", "int8"])
 def test_layers_over_compact_caches(planned: Callable[..., Planned], attention: Attention) -> None:
     made = planned("shared", "int4").written
@@ -167,15 +168,16 @@ def test_hidden_states_are_kept_only_where_asked_for(planned: Callable[..., Plan
     assert hidden is not None
     expected = hidden.copy()
     assert expected.shape == (9, slot.model.facts.hidden)
-    best = slot.forward_best(tokens)  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(best.hidden, expected)
+    if isinstance(slot, GreedyTarget):
+        np.testing.assert_array_equal(slot.forward_best(tokens).hidden, expected)
     front = slot.forward_layers(tokens, 0, 0, 2)
     np.testing.assert_array_equal(slot.forward_resumed(tokens, Resume(front, 2)).hidden, expected)
     slot.keep_hidden = False
     assert slot.forward(tokens).hidden is None
-    assert slot.forward_best(tokens).hidden is None  # type: ignore[attr-defined]
+    assert not isinstance(slot, GreedyTarget) or slot.forward_best(tokens).hidden is None
 
 
+@NATIVE
 def test_layers_that_there_are_not(planned: Callable[..., Planned]) -> None:
     slot = planned("shared").slot()
     hidden = np.zeros((3, slot.model.facts.hidden), np.float32)
@@ -284,6 +286,12 @@ def test_more_than_a_cut_head_has(planned: Callable[..., Planned]) -> None:
     np.testing.assert_array_equal(np.sort(best[0][0, 0, :CUT_SIZE]), made.tokens)
 
 
+def same_columns(slot: Slot, found: Array | None, expected: Array) -> None:
+    """The same bits on native operators; stock ones sum a column in an order that depends on where it stands."""
+    assert found is not None
+    np.testing.assert_allclose(found, expected, rtol=0, atol=0 if isinstance(slot, NativeSlot) else 1e-4)
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_cut_head_gives_columns_of_the_whole_one(planned: Callable[..., Planned], form: Format) -> None:
     whole, cut = planned("shared", form), planned("cut", form)
@@ -292,7 +300,7 @@ def test_a_cut_head_gives_columns_of_the_whole_one(planned: Callable[..., Planne
     for group in GROUPS:
         columns = all_logits(slot, group.name, hidden)[..., cut.tokens]
         found = other.forward_heads(group.name, hidden)
-        np.testing.assert_array_equal(found.logits, columns)
+        same_columns(other, found.logits, columns)
         np.testing.assert_array_equal(found.tokens, cut.tokens)
 
 
@@ -302,11 +310,13 @@ def test_a_draft_with_a_cut_head_only(planned: Callable[..., Planned], form: For
     slot, draft = whole.slot(), cut.slot()
     tokens = text(slot, 19)
     logits = slot.forward(tokens).logits.copy()
-    np.testing.assert_array_equal(draft.forward(tokens).logits, logits[:, cut.tokens])
-    np.testing.assert_array_equal(draft.forward_draft(tokens).logits[0], logits[-1, cut.tokens])
-    best = draft.forward_best(tokens).best  # type: ignore[attr-defined]
     assert cut.tokens is not None
-    np.testing.assert_array_equal(best[0], cut.tokens[logits[:, cut.tokens].argmax(1)])
+    same_columns(draft, draft.forward(tokens).logits, logits[:, cut.tokens])
+    same_columns(draft, draft.forward_draft(tokens).logits[0], logits[-1, cut.tokens])
+    if isinstance(draft, GreedyTarget):
+        best = draft.forward_best(tokens).best
+        assert best is not None
+        np.testing.assert_array_equal(best[0], cut.tokens[logits[:, cut.tokens].argmax(1)])
 
 
 def test_an_exit_that_changes_nothing_is_the_lm_head(planned: Callable[..., Planned]) -> None:
