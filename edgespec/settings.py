@@ -16,12 +16,13 @@ class DraftOptions:
     """What shapes the guesses of some methods; None = what the bundle or the method has found best.
 
     Attributes:
-        branch: speculative: guesses per node by depth; one number: at every node along the likeliest chain.
+        branch: speculative, swift: guesses per node by depth; one number: at every node along the likeliest chain.
         nodes: medusa: most guesses of a tree.
         threshold: paradecode: confidence from which an early exit is taken.
         kind: swift: the kind of text, of which a skip set is remembered.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.
+        search: swift: most time that the search may take, as a share of the time of decoding; 0 = no search.
     """
 
     branch: tuple[int, ...] | None = None
@@ -30,6 +31,7 @@ class DraftOptions:
     kind: str = "text"
     cycles: int | None = None
     proposers: tuple[str, ...] = ()
+    search: float = 0.02
 
 
 @dataclass(frozen=True)
