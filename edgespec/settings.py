@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from edgespec.drafters.custom import Proposer
 
 MAX_NEW_TOKENS = 128
 
@@ -49,9 +52,10 @@ class Settings:
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
+        proposer: any object with ``propose(tokens, budget)``, instead of a method (``drafters.custom.Proposer``).
 
     Raises:
-        InvalidRequest: a gamma below 1.
+        InvalidRequest: a gamma below 1, or a proposer that cannot propose.
     """
 
     method: str | None = None
@@ -64,6 +68,7 @@ class Settings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    proposer: Proposer | None = None
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": self.max_new_tokens, "gamma": 1 if self.gamma is None else self.gamma}
@@ -73,6 +78,12 @@ class Settings:
         if self.gamma is not None and self.gamma < 1:
             raise InvalidRequest(
                 f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"
+            )
+
+        if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):
+            raise InvalidRequest(
+                f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",
+                "see docs/methods.md",
             )
 
     def changed(self, **changes: Any) -> Settings:

@@ -20,7 +20,7 @@ from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
-from edgespec.export.skip_sets import read_skip_set
+from edgespec.export.skip_sets import first_skip_set, read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.weights import WeightChoice
@@ -114,6 +114,11 @@ class Exporter:
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
         self.arch = open_model(resolve(options.model, options.revision), options.context)
+        if "swift" in self.methods and self.arch.facts.layers < 3:
+            raise ExportError(
+                f"method swift leaves out layers between the first and the last; the model has {self.arch.facts.layers}",
+                "use another method",
+            )
         self.codec = TextCodec(self.arch.source.path)
         self.draft: Architecture | None = None
         if options.draft is not None:
@@ -136,7 +141,7 @@ class Exporter:
             ExportError: anything about the source, the options or the disk; nothing is left behind.
         """
         options = self.options
-        gated = "self-spec" in self.methods
+        gated = bool({"self-spec", "swift"} & set(self.methods))
         with staged_folder(options.output, options.overwrite) as folder:
             written = self._write(folder, self.arch, "target", gated=gated)
             draft_part = self._write_draft(folder)
@@ -219,7 +224,11 @@ class Exporter:
         slot.follow([])
         slot.prefill(tokens)
         costs = measure_steps(slot, GAMMA)
-        if set(self.methods) == set(ALWAYS):
+        if "swift" in self.methods:
+            start = first_skip_set(slot.layers)
+            part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
+            methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
+        if set(self.methods) <= {*ALWAYS, "swift"}:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)

@@ -21,7 +21,10 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [default: NAME-edge]")
 @click.option(
-    "--method", "methods", multiple=True, help="self-spec or speculative; may be repeated.  ar and ngram always work."
+    "--method",
+    "methods",
+    multiple=True,
+    help="self-spec, swift or speculative; may be repeated.  ar and ngram always work.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
 @click.option(
@@ -72,6 +75,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
+    edgespec export ./my-model --method swift
     edgespec export ./target --method speculative --draft ./draft --context 4096
     edgespec export ./model --dry-run --json
     """

@@ -180,13 +180,17 @@ class Swift(SelfSpec):
 
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
         """The round is over and its output read: learn what it took, and score a set if there is time for it."""
-        if self._steady:
-            return
-        unit = verify_ms / self.costs.v(len(proposal) + 1)
-        self._unit_ms += (unit - self._unit_ms) * (0.1 if self._unit_ms else 1.0)
-        if len(proposal) and self._unit_ms > 0:
+        if len(proposal) and self._unit_ms > 0 and not self._steady:
             steps = len(proposal) if proposal.parents is None else proposal.depth(len(proposal) - 1)
             self.step_cost.observe(self.skip, draft_ms / steps / self._unit_ms)
+        self.watched(len(proposal) + 1, draft_ms, verify_ms)
+
+    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
+        """Likewise, whoever proposed."""
+        if self._steady:
+            return
+        unit = verify_ms / self.costs.v(rows)
+        self._unit_ms += (unit - self._unit_ms) * (0.1 if self._unit_ms else 1.0)
         self.decoded_ms += draft_ms + verify_ms
         if not self.search.stopped and self._may_score():
             start = self.clock()
@@ -204,7 +208,7 @@ class Swift(SelfSpec):
             return False
         if held + ROWS + 1 > getattr(self.scoring, "capacity", held + ROWS + 1):
             return False
-        expected = max(self._recent, default=1.25 * self._unit_ms * self.costs.v(ROWS))
+        expected = 1.5 * max(self._recent, default=2 * self._unit_ms * self.costs.v(ROWS))
         return self.search_ms + expected <= self.share * self.decoded_ms
 
     def _score(self) -> None:
