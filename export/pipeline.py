@@ -116,7 +116,7 @@ class Exporter:
         self.arch = open_model(resolve(options.model, options.revision), options.context)
         if "swift" in self.methods and self.arch.facts.layers < 3:
             raise ExportError(
-                f"method swift leaves out layers between the first and the last; the model has {self.arch.facts.layers}",
+                f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
                 "use another method",
             )
         self.codec = TextCodec(self.arch.source.path)
