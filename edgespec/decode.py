@@ -18,7 +18,7 @@ from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.target import GreedyTarget, LayeredTarget, Pass, Target
+from edgespec.runtimes.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Resume, Target
 from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
@@ -78,6 +78,30 @@ class Round:
     finish: Finish | None
 
 
+@dataclass(slots=True)
+class Ask:
+    """A pass that a request wants.  Whoever drives it runs the pass, perhaps together with those of other requests.
+
+    Attributes:
+        tokens: int64 [n], the pending token and its guesses.
+        parents: int64 [n], parent row of each row, -1 for row 0; None = a chain.
+        resume: [n] rows whose first layers have run; None = all are to run.
+        best: whether the likeliest token of each row and its logit are enough.
+        ms: set by the driver: what the pass took.
+        beside: set by the driver: rows of other requests in the same pass.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64] | None
+    resume: Resume | None
+    best: bool
+    ms: float = 0.0
+    beside: int = 0
+
+
+Rounds = Generator[Ask | Round, Pass | None, None]  # each Ask is answered by its Pass (``send``); then comes the Round
+
+
 def decode(
     target: Target,
     drafter: Drafter,
@@ -102,6 +126,44 @@ def decode(
         InvalidRequest: at once: an empty prompt, one that leaves no room in the context, an unknown token.
         EdgespecError: while decoding: the target failed or yields NaN.
     """
+    return _alone(target, rounds(target, drafter, prompt, options, stats))
+
+
+def run_pass(target: Target, ask: Ask) -> Pass:
+    """Run a pass by itself, and time it."""
+    start = perf_counter()
+    if ask.resume is not None:
+        assert isinstance(target, LayeredTarget)
+        output = target.forward_resumed(ask.tokens, ask.resume)
+    elif ask.best:
+        output = target.forward_best(ask.tokens, ask.parents)  # type: ignore[attr-defined]
+    else:
+        output = target.forward(ask.tokens, ask.parents)
+    ask.ms = 1000 * (perf_counter() - start)
+    return output
+
+
+def _alone(target: Target, running: Rounds) -> Generator[Round, None, None]:
+    """Drive one request: each of its passes at once."""
+    for item in running:
+        if isinstance(item, Ask):
+            item = running.send(run_pass(target, item))
+        assert isinstance(item, Round)
+        yield item
+
+
+def rounds(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    options: DecodeOptions,
+    stats: Stats | None = None,
+) -> Rounds:
+    """Like ``decode``, but the passes over the target are left to whoever drives the generator.
+
+    It yields an ``Ask``, wants its ``Pass`` sent, and yields the ``Round`` made of it; the arrays of the pass must
+    stay as they are until then.
+    """
     tokens = [int(token) for token in prompt]
     if not tokens:
         raise InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
@@ -118,13 +180,13 @@ def decode(
     return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
 
 
-def _rounds(
-    target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats
-) -> Generator[Round, None, None]:
+def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats) -> Rounds:
     """The rounds of a valid request."""
     params, gamma, eos, context = options.sampling, options.gamma, options.eos, target.context
     noise = Noise(params.seed)
     start = perf_counter()
+    if isinstance(target, HeadTarget):
+        target.keep_hidden = bool(getattr(drafter, "wants_hidden", False))
     reused = target.follow(tokens[:-1])
     if reused < len(tokens) - 1:
         target.prefill(tokens[reused:-1])
@@ -138,7 +200,6 @@ def _rounds(
 
     # where greedy decoding looks at nothing else, the logits need not leave the LM head
     only_best = params.plain_greedy and not options.logprobs and isinstance(target, GreedyTarget)
-    forward = target.forward_best if only_best else target.forward  # type: ignore[attr-defined]
     left = options.max_new_tokens
     pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
     finish: Finish | None = None
@@ -155,13 +216,9 @@ def _rounds(
             above = None if parents is None else np.concatenate(([-1], parents + 1))
         else:
             rows, above = pending, None
-        if proposal.resume is not None:
-            assert isinstance(target, LayeredTarget)
-            output = target.forward_resumed(rows, proposal.resume)
-        elif len(proposal):
-            output = forward(rows, above)
-        else:
-            output = forward(pending)
+        ask = Ask(rows, above, proposal.resume, only_best)
+        output = yield ask
+        assert output is not None, "a pass that was asked for must be answered"
         passed = perf_counter()
 
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
@@ -191,8 +248,8 @@ def _rounds(
         guard.observe(proposal, verdict, output)
         observed = perf_counter()
         stats.draft_ms += 1000 * (proposed - begun + observed - verified)
-        stats.verify_ms += 1000 * (passed - proposed)
-        guard.timed(proposal, 1000 * (proposed - begun), 1000 * (passed - proposed))
+        stats.verify_ms += ask.ms
+        guard.timed(proposal, 1000 * (proposed - begun), ask)
         if len(proposal):
             drafted, refused = proposal.tokens.tolist(), _refused(proposal, path)
         else:
@@ -257,11 +314,12 @@ class _Guard:
         except Exception as error:
             self._drop("observe", error)
 
-    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
-        if self._timed is None:
+    def timed(self, proposal: Proposal, draft_ms: float, ask: Ask) -> None:
+        # what a pass shared with other requests took says nothing of a pass over this proposal
+        if self._timed is None or ask.beside:
             return
         try:
-            self._timed(proposal, draft_ms, verify_ms)
+            self._timed(proposal, draft_ms, ask.ms)
         except Exception as error:
             self._drop("timed", error)
 

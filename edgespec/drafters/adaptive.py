@@ -100,6 +100,8 @@ class Adaptive:
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
         self.floor = 1.0
+        self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
         self._records: dict[int, _Record] = {}
@@ -139,7 +141,7 @@ class Adaptive:
             self._bucket = proposal.bucket
         else:
             self.plain += 1
-        return proposal if len(proposal) else EMPTY
+        return proposal
 
     def promised(self, budget: int) -> float:
         """Speed that a costly drafter's next proposal is predicted to give, at least 1; a cheap one's is not known."""
@@ -188,7 +190,7 @@ class Adaptive:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / (length * c + costs.v(rows[length]))
+            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(rows[length]))
             tried = max(tried, predicted)
             if predicted > gain:
                 best, gain = length, predicted
@@ -208,7 +210,7 @@ class Adaptive:
             for position in range(tested):
                 record.learn(position, position < len(verdict.path))
             if proposal.parents is not None:
-                self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
+                self._nodes_per_depth = len(proposal) / _deepest(proposal)
             if record.probing:
                 record.probing = False
                 if tested == len(verdict.path) and record.streak < _STREAK:
@@ -220,10 +222,13 @@ class Adaptive:
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
         """Learn what the round cost."""
         if not self._steady:
-            self.cost.observe_verify(len(proposal) + 1, verify_ms)
-            if len(proposal):
-                depth = len(proposal) if proposal.parents is None else max(map(proposal.depth, range(len(proposal))))
-                self.cost.observe_draft(depth, draft_ms)  # siblings come with the step
+            steps = 1 if self._at_once else _deepest(proposal)
+            if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
+                self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
+            else:
+                self.cost.observe_verify(len(proposal) + 1, verify_ms)
+                if len(proposal):
+                    self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
 
@@ -266,6 +271,13 @@ class Adaptive:
             "probes": self.probes,
             "reason": self._decision,
         } | getattr(self.inner, "used_summary", dict[str, object])()
+
+
+def _deepest(proposal: Proposal) -> int:
+    """Depth of the deepest guess."""
+    if proposal.parents is None:
+        return len(proposal)
+    return max(proposal.depth(i) for i in range(len(proposal)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:

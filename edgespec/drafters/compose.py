@@ -23,7 +23,7 @@ class Compose:
     then promise more than the costly ones after it, so that a vague guess from the text does not take the place of a
     good draft.  The winner observes the round as it was.  For the others it is a round without guesses whose pending
     token is the last one accepted: row 0 of their pass is that token's, so what they follow (hidden states, their own
-    slot) stays right.
+    slot) stays right.  One that always runs layers (early exits) belongs at the end.
 
     A proposer that fails is left out for the rest of the request.
 
@@ -41,6 +41,7 @@ class Compose:
         if not proposers:
             raise ValueError("expected at least one proposer, got none")
         self.proposers = list(proposers)
+        self.wants_hidden = any(getattr(proposer, "wants_hidden", False) for proposer in proposers)
         self.won = [0] * len(proposers)
         self.failed: dict[str, str] = {}
         self._out: set[int] = set()
