@@ -220,7 +220,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
             options = ExportOptions(
                 target,
                 folder / "bundle",
-                ("speculative", "self-spec"),
+                ("speculative", "self-spec", "swift"),
                 form,
                 draft=draft,
                 skip_set=fixed_skip_set(folder, target),

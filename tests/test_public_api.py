@@ -99,6 +99,7 @@ def test_settings() -> None:
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,
+        "proposer": None,
     }
     assert defaults(SamplingParams) == {
         "temperature": 0.0,

@@ -100,7 +100,10 @@ class Compose:
                 self._leave_out(at, error)
 
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
-        """Everyone learns what the pass took; time spent on looking belongs to whoever looked."""
+        """Everyone learns what the pass took; time spent on looking belongs to whoever looked.
+
+        A pass that began while drafting says nothing to the others.
+        """
         winner, bucket = self._whose(proposal)
         for at, proposer in self._in():
             try:
@@ -108,6 +111,8 @@ class Compose:
                     own = replace(proposal, bucket=bucket)
                     if timed := getattr(proposer, "timed", None):
                         timed(own, self._took[at], verify_ms)
+                elif proposal.resume is not None:
+                    continue
                 elif watched := getattr(proposer, "watched", None):
                     watched(len(proposal) + 1, self._took[at], verify_ms)
                 elif timed := getattr(proposer, "timed", None):

@@ -3,7 +3,7 @@
 Differences from the paper: the objective is predicted speed rather than matchness at a fixed ratio, so that the ratio
 too is searched; the set to start from is scored first; a set is judged on windows that slide along the text, and takes
 the lead only after a second one; a linear model of what each sub-layer costs in acceptance stands in for its Gaussian
-process.  The text is nowhere in here: only sets and counts.
+process, and lends every set what others have shown of its parts.  The text is nowhere in here: only sets and counts.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ _UNIFORM = 0.3  # share of the other candidates that are drawn anew rather than 
 _CONFIRM = 2  # windows before a set may lead
 _AGAIN = 8  # candidates after which the leading set is scored again: texts change
 _PATIENCE, _SURE_PATIENCE, _SURE = 100, 24, 0.94  # candidates without a better set; fewer above this acceptance
+_IN_SIGHT = 1.01  # a set that may well be so much faster is worth looking for
 _MOST = 1000  # candidates of one search
 _MEMORY = 256.0  # guesses a record remembers; older ones fade
-_TRUST = 4.0  # guesses that the prior acceptance counts as
+_TRUST = 8.0  # guesses that the model's acceptance counts as
 _KEPT = 64  # records that are kept
 _LOSS = {"attention": 0.03, "mlp": 0.06}  # prior loss of log acceptance: attention is about twice as skippable
-_SPREAD, _NOISE = 0.06, 0.9  # of that loss; of the log acceptance of one guess
+_SPREAD = 0.06  # of that loss
 
 
 @dataclass
@@ -90,13 +91,15 @@ class OnlineSearch:
         self._since = 0  # candidates since the lead changed
         self._since_best = 0  # candidates since the leading set was scored
         self._challenger: SkipSet | None = None
+        self._precision = np.eye(self._variables) / _SPREAD**2  # of the losses, [2 (layers - 2)] each way
+        self._loss = self._prior_loss  # [2 (layers - 2)]: of log acceptance, by sub-layer
 
     # -- judging -----------------------------------------------------------------------------------------------------
 
     def acceptance(self, skip: SkipSet) -> float:
         """Estimated acceptance of a set."""
-        prior = math.exp(-_LOSS["attention"] * len(skip.attention) - _LOSS["mlp"] * len(skip.mlp))
-        return self.records.get(skip, Record()).acceptance(prior)
+        modelled = math.exp(-float(self._loss @ self._bits(skip)))
+        return self.records.get(skip, Record()).acceptance(modelled)
 
     def speed(self, skip: SkipSet, acceptance: float | None = None) -> float:
         """Predicted speed over plain decoding with a set, at its best draft length."""
@@ -132,6 +135,7 @@ class OnlineSearch:
     def tell(self, skip: SkipSet, matched: int, seen: int) -> bool:
         """A window of ``skip`` was scored: so many right guesses of so many.  Returns whether the lead changed."""
         self.records.setdefault(skip, Record()).add(matched, seen)
+        self._fit()
         if skip == self.best:
             self._since_best = 0
         before = self.best
@@ -160,6 +164,7 @@ class OnlineSearch:
         for skip, record in records.items():
             if record.seen > self.records.get(skip, Record()).seen:
                 self.records[skip] = record
+        self._fit()
         proven = [skip for skip, record in self.records.items() if record.windows >= _CONFIRM or skip == self.initial]
         self.best = max(proven, key=self.speed, default=self.best)
         self._since, self._since_best = 0, _AGAIN  # the new text decides first whether it holds
@@ -167,8 +172,13 @@ class OnlineSearch:
 
     def _look_for_the_end(self) -> None:
         known = self.records.get(self.best, Record())
-        sure = known.windows >= _CONFIRM and self.acceptance(self.best) >= _SURE
-        patience = _SURE_PATIENCE if sure else _PATIENCE
+        patience = _PATIENCE
+        if known.windows >= _CONFIRM and self._since >= _SURE_PATIENCE and self.acceptance(self.best) >= _SURE:
+            hoped = np.maximum(self._loss - np.sqrt(np.diag(np.linalg.inv(self._precision))), 0)
+            in_sight = self._fastest(hoped)
+            promise = self.speed(in_sight, math.exp(-float(hoped @ self._bits(in_sight)))) if len(in_sight) else 0.0
+            if promise <= _IN_SIGHT * self.speed(self.best):
+                patience = _SURE_PATIENCE
         if self._challenger is None and (self._since >= patience or self.candidates >= _MOST):
             self.stopped = f"no better set among the last {self._since} candidates"
 
@@ -181,7 +191,7 @@ class OnlineSearch:
 
     @property
     def _variables(self) -> int:
-        return 2 * (self.layers - 2)
+        return max(0, 2 * (self.layers - 2))
 
     def _bits(self, skip: SkipSet) -> NDArray[np.bool_]:  # [2 (layers - 2)]
         bits = np.zeros(self._variables, bool)
@@ -208,24 +218,35 @@ class OnlineSearch:
         bits[self._random.choice(self._variables, count, replace=False)] ^= True
         return self._set(bits)
 
-    def _modelled(self) -> SkipSet:
-        """The fastest set by a linear model of the log acceptance, drawn from its posterior (Thompson sampling).
+    @property
+    def _prior_loss(self) -> NDArray[np.float64]:  # [2 (layers - 2)]
+        return np.repeat([_LOSS["attention"], _LOSS["mlp"]], self._variables // 2)
 
-        Losses add up in the model, so the best set of every size is close to the sub-layers of the smallest loss for
-        what they save: only those sets are looked at.
-        """
-        size, inner = self._variables, self.layers - 2
-        mean = np.repeat([_LOSS["attention"], _LOSS["mlp"]], inner)
-        precision = np.eye(size) / _SPREAD**2
-        moment = precision @ mean
+    def _fit(self) -> None:
+        """Bayesian linear regression of the log acceptance on what is left out."""
+        precision = np.eye(self._variables) / _SPREAD**2
+        moment = precision @ self._prior_loss
         for skip, record in self.records.items():
             if record.seen:
                 x = self._bits(skip).astype(np.float64)
-                weight = record.seen / _NOISE**2
+                rate = (record.matched + 0.5) / (record.seen + 0.5)
+                weight = record.seen * rate / (1.05 - rate)  # one over the variance of the logarithm of a share
                 precision += weight * np.outer(x, x)
-                moment -= weight * x * math.log(record.acceptance(0.5))
-        draw = np.linalg.solve(np.linalg.cholesky(precision).T, self._random.standard_normal(size))
-        loss = np.maximum(np.linalg.solve(precision, moment) + draw, 0)  # [2 (layers - 2)]
+                moment -= weight * x * math.log(rate)
+        self._precision, self._loss = precision, np.maximum(np.linalg.solve(precision, moment), 0)
+
+    def _modelled(self) -> SkipSet:
+        """The fastest new set by a model drawn from the posterior (Thompson sampling)."""
+        noise = self._random.standard_normal(self._variables)
+        return self._fastest(np.maximum(self._loss + np.linalg.solve(np.linalg.cholesky(self._precision).T, noise), 0))
+
+    def _fastest(self, loss: NDArray[np.float64]) -> SkipSet:  # [2 (layers - 2)]
+        """The fastest new set if sub-layers cost these losses; none, if every likely set is known.
+
+        Losses add up, so the best set of every size is close to the sub-layers of the smallest loss for what they save:
+        only those sets are looked at.
+        """
+        size, inner = self._variables, self.layers - 2
         saved = [1 - self.cost(SkipSet((1,))), 1 - self.cost(SkipSet((), (1,)))]
         order = np.argsort(loss / np.maximum(np.repeat(saved, inner), 1e-3))
         bits, best, fastest = np.zeros(size, bool), SkipSet(), 0.0
