@@ -136,6 +136,8 @@ def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
         truth = hash_logits(3, VOCAB, 1000)
 
         def guesses(tokens: list[int], budget: int) -> Proposal:
+            if right == 1 and len(tokens) % 4 == 0:  # where it passes, the other one shows what it can
+                return EMPTY
             found = np.array(plain(truth, VOCAB, tokens, budget))
             found[right:] = (found[right:] + 1) % VOCAB
             return chain(found)
