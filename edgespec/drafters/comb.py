@@ -200,16 +200,11 @@ def _siblings(levels: list[_Level], teeth: Teeth) -> list[int]:
 
 
 def _assemble(levels: list[_Level], siblings: list[int], bucket: int) -> Proposal:
-    tokens, parents, probs = list[int](), list[int](), list[NDArray[np.float64]]()
-    above = -1
-    for level, count in zip(levels, siblings, strict=True):
-        offered = level.tokens[: count + 1]
-        node = len(tokens)
-        tokens += offered
-        parents += [above] * len(offered)
-        if level.q is not None:
-            probs += [level.q] * len(offered)
-        above = node
-    drawn = np.stack(probs) if probs else None  # float64 [n, vocab]
+    """The chain first, so that its rows stand in the cache where plain decoding's would, then all siblings."""
+    depths = [*range(len(levels)), *(depth for depth, count in enumerate(siblings) for _ in range(count))]
+    ranks = [0] * len(levels) + [rank + 1 for count in siblings for rank in range(count)]
+    tokens = np.array([levels[depth].tokens[rank] for depth, rank in zip(depths, ranks, strict=True)], np.int64)
+    drawn = [q for depth in depths if (q := levels[depth].q) is not None]
+    probs = np.stack(drawn) if drawn else None  # float64 [n, vocab]
     chain = not any(siblings)
-    return Proposal(np.array(tokens, np.int64), None if chain else np.array(parents, np.int64), drawn, chain, bucket)
+    return Proposal(tokens, None if chain else np.array(depths, np.int64) - 1, probs, chain, bucket)

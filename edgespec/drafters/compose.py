@@ -42,6 +42,7 @@ class Compose:
             raise ValueError("expected at least one proposer, got none")
         self.proposers = list(proposers)
         self.wants_hidden = any(getattr(proposer, "wants_hidden", False) for proposer in proposers)
+        self.trees = any(getattr(proposer, "trees", False) for proposer in proposers)
         self.won = [0] * len(proposers)
         self.failed: dict[str, str] = {}
         self._out: set[int] = set()

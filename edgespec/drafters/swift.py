@@ -30,7 +30,6 @@ from edgespec.settings import DraftOptions
 ROWS, DEPTH = 16, 4  # of one scoring pass: its rows, in chains of this length
 _FRESH = 8  # tokens to be written before the next pass
 _SAVE_EVERY = 16  # scored windows
-_WIDTHS = (3,)  # most guesses per node where costs decide
 
 
 @dataclass
@@ -68,7 +67,8 @@ class Swift(SelfSpec):
         step_cost: what ``search`` predicts speeds with; learns from the clock.
         costs: the verify curve.
         share: most time that the search may take, as a share of the time of decoding.
-        branch: guesses per node by depth; None = as many as pay.
+        branch: most guesses per node by depth; siblings are offered where they pay.  None = chains.
+        always: offer siblings whether or not they pay; for tests.
         store: keeps what was found.
         params, noise, gamma_max: as for ``SelfSpec``.
         clock: seconds.
@@ -94,7 +94,10 @@ class Swift(SelfSpec):
         noise: Noise | None = None,
         gamma_max: int = 12,
         clock: Callable[[], float] = perf_counter,
+        always: bool = False,
     ) -> None:
+        self.always = always
+        self.trees = branch is not None and max(branch) > 1
         self.search, self.step_cost, self.costs = search, step_cost, costs
         self.share, self.branch, self.store, self.clock = share, branch, store, clock
         self.scoring = target if isinstance(target, ScoringTarget) else None
@@ -119,8 +122,8 @@ class Swift(SelfSpec):
         super().bind(params, noise)
         self._steady = params.seed is not None and not params.greedy and params.acceptance == "rejection"
         self._use(self.search.initial if self._steady else self.search.best)
-        if self.branch is not None:
-            self._teeth = Teeth(self.branch)
+        if self.branch is None or self.always:
+            self._teeth = Teeth(self.branch or (1,))
             return
         costs = self.costs.given() if self._steady else self.costs
         step = self._given if self._steady else self.step_cost
@@ -131,7 +134,7 @@ class Swift(SelfSpec):
             return max(rate, 1.0) * (costs.v(rows + 1) - costs.v(rows))
 
         least = min(costs.v(rows + 1) - costs.v(rows) for rows in range(2, 2 + self.gamma_max))
-        self._teeth = Teeth(_WIDTHS, price, least)
+        self._teeth = Teeth(self.branch, price, least)
 
     def begin(self, tokens: list[int]) -> None:
         """A request starts; another one may have found something meanwhile."""
@@ -160,10 +163,9 @@ class Swift(SelfSpec):
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Move the threshold by what happened to the chain."""
         if proposal.parents is not None:
-            above = [None, *proposal.parents.tolist()]  # siblings stand together, the chain's own node first
-            spine = [node for node, parent in enumerate(above[1:]) if parent != above[node]]
-            accepted = sum(node in spine for node in verdict.path)
-            proposal, verdict = Proposal(proposal.tokens[spine]), Verdict(range(accepted), verdict.next_token)
+            chain = int(proposal.parents.max()) + 2  # its nodes come first
+            accepted = sum(node < chain for node in verdict.path)
+            proposal, verdict = Proposal(proposal.tokens[:chain]), Verdict(range(accepted), verdict.next_token)
         super().observe(proposal, verdict, output)
 
     @property
@@ -181,7 +183,7 @@ class Swift(SelfSpec):
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
         """The round is over and its output read: learn what it took, and score a set if there is time for it."""
         if len(proposal) and self._unit_ms > 0 and not self._steady:
-            steps = len(proposal) if proposal.parents is None else proposal.depth(len(proposal) - 1)
+            steps = len(proposal) if proposal.parents is None else int(proposal.parents.max()) + 2
             self.step_cost.observe(self.skip, draft_ms / steps / self._unit_ms)
         self.watched(len(proposal) + 1, draft_ms, verify_ms)
 
