@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
 from edgespec.noise import Noise
@@ -24,6 +25,7 @@ from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
 
 Finish = Literal["eos", "length", "context"]
+_OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class DecodeOptions:
         eos: tokens that end the text; the one that ended it is emitted.
         sampling: how tokens are chosen.
         logprobs: report the model's own log-probability of each emitted token.
+        accept: which guesses stand.
 
     Raises:
         InvalidRequest: a count below 1.
@@ -46,6 +49,7 @@ class DecodeOptions:
     eos: frozenset[int] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: bool = False
+    accept: Accept = EXACT
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.gamma < 1:
@@ -134,7 +138,7 @@ def run_pass(target: Target, ask: Ask) -> Pass:
     start = perf_counter()
     if ask.resume is not None:
         assert isinstance(target, LayeredTarget)
-        output = target.forward_resumed(ask.tokens, ask.resume)
+        output = target.forward_resumed(ask.tokens, ask.resume, best=ask.best)
     elif ask.best:
         output = target.forward_best(ask.tokens, ask.parents)  # type: ignore[attr-defined]
     else:
@@ -194,12 +198,13 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     stats.reused_tokens += reused
     prefilled = perf_counter()
     stats.prefill_ms += 1000 * (prefilled - start)
-    guard = _Guard(drafter, stats, eos, target.vocab_size)
+    guard = _Guard(drafter, stats, eos, target)
     guard.begin(tokens, params, noise)
     stats.draft_ms += 1000 * (perf_counter() - prefilled)
 
     # where greedy decoding looks at nothing else, the logits need not leave the LM head
-    only_best = params.plain_greedy and not options.logprobs and isinstance(target, GreedyTarget)
+    bare = params.plain_greedy and not options.logprobs and options.accept.rule != "top-k"
+    only_best = bare and isinstance(target, GreedyTarget)
     left = options.max_new_tokens
     pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
     finish: Finish | None = None
@@ -222,7 +227,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         passed = perf_counter()
 
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
-        verdict = verify(proposal, sampler, noise)
+        verdict = verify(proposal, sampler, noise, options.accept)
         path = verdict.path
         emitted = proposal.tokens[list(path)].tolist() if path else []
         emitted.append(verdict.next_token)
@@ -271,12 +276,13 @@ def _refused(proposal: Proposal, path: Sequence[int]) -> list[int]:
 class _Guard:
     """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept."""
 
-    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], vocab: int) -> None:
+    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], target: Target) -> None:
         self._drafter: Drafter | None = drafter
         self._timed = getattr(drafter, "timed", None)
         self._stats = stats
         self._eos = eos
-        self._vocab = vocab
+        self._vocab = target.vocab_size
+        self._layered = isinstance(target, LayeredTarget)
 
     def _drop(self, where: str, error: Exception) -> None:
         name = getattr(self._drafter, "name", type(self._drafter).__name__)
@@ -299,9 +305,15 @@ class _Guard:
             return EMPTY
         try:
             proposal = self._drafter.propose(tokens, budget)
-            if not len(proposal):
-                return EMPTY if proposal.resume is None else proposal
-            return _checked(proposal, budget, self._eos, self._vocab)
+            if len(proposal):
+                proposal = _checked(proposal, budget, self._eos, self._vocab)
+            if proposal.resume is None:
+                return proposal if len(proposal) else EMPTY
+            if not self._layered:
+                raise ValueError("layers have run ahead, but the target cannot resume a pass")
+            if proposal.parents is not None or len(proposal.resume.hidden) != 1 + len(proposal):
+                raise ValueError(f"expected {1 + len(proposal)} rows of a chain to resume from")
+            return proposal
         except Exception as error:
             self._drop("propose", error)
             return EMPTY
@@ -336,8 +348,11 @@ def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -
         raise ValueError(f"a guess outside the vocabulary of {vocab}")
     if parents is not None and (parents.shape != tokens.shape or _out_of_order(parents)):
         raise ValueError("parents must come before their children")
-    if probs is not None and (probs.shape != (len(tokens), vocab) or not np.isfinite(probs.sum())):
-        raise ValueError(f"draft probabilities must be finite and of shape {(len(tokens), vocab)}")
+    if probs is not None and probs.shape != (len(tokens), vocab):
+        raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
+    # NaN fails the comparison too; with a q that is no distribution, rejection would change the text's
+    if probs is not None and not (np.abs(probs.sum(1) - 1) < _OFF).all():
+        raise ValueError("draft probabilities must be finite and sum to 1 for each guess")
     ends = [i for i, token in enumerate(tokens.tolist()) if token in eos] if eos else []
     if not ends:
         return proposal

@@ -16,6 +16,7 @@ from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.compose import Compose
 from edgespec.drafters.custom import Custom, Proposer
 from edgespec.drafters.parts import Parts
+from edgespec.drafters.store import NGramStore
 from edgespec.methods import MethodChoice, own_choice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
@@ -49,12 +50,19 @@ class Lane:
     """
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        model: Model,
+        draft: Callable[[], Model],
+        context: int,
+        times: Times,
+        store: NGramStore | None = None,
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = open_slot(model, context=context)
         self._draft_slot: Slot | None = None
-        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None))
+        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
         self._chains: dict[tuple[DraftOptions, int | None, bool, bool], Compose] = {}

@@ -81,7 +81,10 @@ class Stream:
         own = getattr(self._drafter, "inner", self._drafter)
         draws = choice.draws or getattr(own, "drew", False)
         drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
-        exact = engine.strict and not drawn and (choice.name == "ar" or engine.rows_exact())
+        # a row's sums run in another order there: near-ties may differ
+        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
+        same = settings.accept.lossless and not drawn and not trees
+        exact = engine.strict and same and (choice.name == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -90,9 +93,9 @@ class Stream:
             method_requested=settings.method,
             method_used=choice.name,
             reason=self._reason(),
-            lossless=True,
+            lossless=settings.accept.lossless,
             exact=exact,
-            approximations=engine.approximations,
+            approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
@@ -113,6 +116,7 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
             logprobs=settings.logprobs,
+            accept=settings.accept,
         )
 
     def _run(self) -> Generator[Chunk, None, None]:

@@ -96,10 +96,10 @@ def write_model(
             arch.build(ops)
             ops.graph.save(folder / graph.file.removeprefix(prefix))
     with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
-        native = NativeOps(arch, NativeFormat(form, arch.head.weight, head or form, chosen), packed, errors)
+        native = NativeOps(arch, NativeFormat(form, arch, head or form, chosen), packed, errors, plan)
         arch.build(native)
         native.graph.save(folder / NATIVE)
-    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, operators="native")
+    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     _write_index(folder / INDEX, weights, packed)
     source = arch.source
     facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})

@@ -31,20 +31,31 @@ PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS
 
 def builtin_names() -> list[str]:
     """Names of the embedded models, usable as ``builtin:NAME``."""
+    return _builtin_with("config.json")
+
+
+def builtin_heads() -> list[str]:
+    """Names of the embedded trained heads, usable as ``builtin:NAME`` where heads are asked for."""
+    return _builtin_with("edgespec_heads.json")
+
+
+def _builtin_with(file: str) -> list[str]:
     folder = resources.files("edgespec") / "builtin"
-    return sorted(item.name for item in folder.iterdir() if (item / "config.json").is_file()) if folder.is_dir() else []
+    return sorted(item.name for item in folder.iterdir() if (item / file).is_file()) if folder.is_dir() else []
 
 
 def resolve(model: str, revision: str | None = None) -> Path:
-    """Find the folder of a model: a local path, ``builtin:NAME``, or a hub id (downloaded to the hub's own cache).
+    """Find the folder of a model or of trained heads: a local path, ``builtin:NAME``, or a hub id (downloaded to the
+    hub's own cache).
 
     Raises:
         ExportError: nothing of that name; the message lists what was tried.
     """
     if model.startswith(BUILTIN):
         name = model.removeprefix(BUILTIN)
-        if name not in builtin_names():
-            raise ExportError(f"no embedded model {name!r}", f"embedded models: {', '.join(builtin_names())}")
+        if name not in (*builtin_names(), *builtin_heads()):
+            known = f"embedded models: {', '.join(builtin_names())}; heads: {', '.join(builtin_heads())}"
+            raise ExportError(f"no embedded model {name!r}", known)
         return Path(str(resources.files("edgespec") / "builtin" / name))
     path = Path(model).expanduser()
     if path.is_dir():

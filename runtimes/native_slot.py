@@ -7,7 +7,9 @@ the same bits whatever stands beside it; nothing is padded.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,9 +17,10 @@ from numpy.typing import NDArray
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.kv import BLOCK, LONGEST_PASS
 from edgespec.runtimes.kv_reader import read_cache
+from edgespec.runtimes.native_gates import Gates
 from edgespec.runtimes.session import Bound, Model
 from edgespec.runtimes.slot import Slot, depths_of
-from edgespec.runtimes.target import Pass, SkipSet
+from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
 TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
@@ -31,7 +34,11 @@ class NativeSlot(Slot):
         self.kv = model.kv
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
-        self._gates = self._bind("gates", Bound(np.ones(2 * self.layers, bool))).array
+        self._at = at = Gates(self.layers, len(model.part.heads))
+        self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
+        self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
+        self._gates = self._bind("gates", Bound(self._plain.copy())).array
+        self._bind("hidden_in", Bound(np.zeros((0, model.facts.hidden), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
@@ -53,16 +60,13 @@ class NativeSlot(Slot):
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         self._verify(tokens, parents)
-        return self._launch(len(tokens), rows=len(tokens))
+        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden)
 
     def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
         self._verify(tokens, parents)
-        self._control[TOP] = 1
-        try:
-            return self._launch(len(tokens), rows=len(tokens))
-        finally:
-            self._control[TOP] = 0
+        with self._top(1):
+            return self._likeliest(self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden))
 
     def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
         """The plan of a pass whose rows may be kept; [n], [n]."""
@@ -95,6 +99,99 @@ class NativeSlot(Slot):
             self._set_gates(None)
             self._read_codes(False)
 
+    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """Compute a group of heads from rows of the residual stream, [r, hidden].
+
+        Neither the cache nor the last forward is touched: its rows may still be kept afterwards.
+        """
+        number, found = self._group(group)
+        r = len(hidden)
+        plan = self._attach("plan", "plan", (6, r), np.int64)
+        plan[:], plan[PARENT] = 0, -1  # no layer runs: the rows stand nowhere
+        self._load(hidden, r)
+        with self._parts((), load=True, group=number), self._top(top):
+            output = self._launch(r, rows=r, times=found.count, columns=self._head_size(found))
+        if not top:
+            return Heads(output.logits.reshape(found.count, r, self._head_size(found)), self.head_tokens)
+        assert output.best is not None
+        ids, values = output.best
+        if self.head_tokens is not None:  # -1 where more are asked for than there are
+            ids = np.where(ids < 0, -1, self.head_tokens[ids])
+        shape = found.count, r, top
+        return Heads(None, self.head_tokens, (ids.reshape(shape), values.reshape(shape)))
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
+        if not 0 <= first <= last <= self.layers:
+            raise InvalidRequest(f"layers {first} to {last}: expected a range within 0 to {self.layers}")
+        past, n, load = len(self.tokens) + offset, len(rows), first > 0
+        plan = self._plan(np.zeros(n, np.int64) if load else rows.astype(np.int64, copy=False), past)
+        plan[VISIBLE] = past
+        self._furthest = max(self._furthest, past + n)
+        if load:
+            self._load(rows, n)
+        with self._parts(range(first, last), load):
+            hidden = self._launch(n, rows=0, hidden=True).hidden
+        assert hidden is not None
+        return hidden.copy()
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
+        if not 0 <= resume.layer <= self.layers:
+            raise InvalidRequest(f"resumed after {resume.layer} layers: expected 0 to {self.layers}")
+        n = len(tokens)
+        self._load(resume.hidden, n)
+        self._verify(tokens, None)
+        with self._parts(range(resume.layer, self.layers), load=True, lm=True), self._top(int(best)):
+            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden))
+
+    def _likeliest(self, output: Pass) -> Pass:
+        """A pass of the only best of each row, as tokens [n]."""
+        if output.best is not None:
+            ids, values = output.best[0][:, 0], output.best[1][:, 0]
+            if self.model.part.cut and self.head_tokens is not None:
+                ids = self.head_tokens[ids]
+            output.best = ids, values
+        return output
+
+    def _load(self, hidden: NDArray[np.float32] | NDArray[np.int64], n: int) -> None:
+        """Let the next pass begin with these rows of the residual stream, [n, hidden]."""
+        if hidden.shape != (n, self.model.facts.hidden):
+            raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self.model.facts.hidden}]")
+        self._attach("hidden_in", "hidden_in", hidden.shape, np.float32)[:] = hidden
+
+    @contextmanager
+    def _parts(
+        self, layers: Sequence[int], load: bool, *, lm: bool = False, group: int | None = None
+    ) -> Iterator[None]:
+        """Passes over these layers only, from tokens or hidden states, to the LM head or a group of heads."""
+        at, gates = self._at, self._gates
+        gates[:] = False
+        gates[[2 * layer + part for layer in layers for part in (0, 1)]] = True
+        gates[at.load if load else at.embed] = True
+        gates[at.lm] = lm
+        if group is not None:
+            gates[at.group(group)] = True
+        try:
+            yield
+        finally:
+            gates[:] = self._plain
+
+    @contextmanager
+    def _top(self, top: int) -> Iterator[None]:
+        """Passes that give only the best so many tokens of each row."""
+        self._control[TOP] = top
+        try:
+            yield
+        finally:
+            self._control[TOP] = 0
+
+    # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
+
     def forward_hypotheses(
         self,
         tokens: NDArray[np.int64],  # [n]
@@ -114,7 +211,7 @@ class NativeSlot(Slot):
         self._furthest = max(self._furthest, past + n)
         self._set_gates(skip)
         try:
-            return self._launch(n, rows=n)
+            return self._launch(n, rows=n, hidden=self.keep_hidden)
         finally:
             self._set_gates(None)
 
@@ -171,24 +268,37 @@ class NativeSlot(Slot):
         plan[PARENT] = np.arange(-1, n - 1)
         return plan
 
-    def _launch(self, n: int, rows: int) -> Pass:
-        """Run what the plan says; ``rows``: how many of the first rows reach the LM head, -1: the last one."""
-        count = 1 if rows < 0 else rows
+    def _launch(self, n: int, rows: int, *, hidden: bool = False, times: int = 1, columns: int | None = None) -> Pass:
+        """Run what the plan says.
+
+        Args:
+            n: rows of the plan.
+            rows: how many of the first reach the LM head, -1: the last one.
+            hidden: give the residual stream after the last layer.
+            times: rows of logits for each of them.
+            columns: of the logits; None = those of the model's own LM head.
+
+        Returns a pass whose ``best`` are columns and logits [rows * times, top].
+        """
+        model, count = self.model, 1 if rows < 0 else rows
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
+        self._gates[self._at.hidden] = hidden
         if self._moves:
             self._bind("moves", Bound(np.array([(0, *move) for move in self._moves], np.int64)))
-        top = int(self._control[TOP])
-        logits = self.model.buffer("logits", (0 if top else count, self.vocab_size), np.float32)
-        ids = self.model.buffer("ids", (count, top), np.int64)
-        values = self.model.buffer("values", (count, top), np.float32)
-        for name, bound in (("logits", logits), ("ids", ids), ("values", values)):
+        top, given = int(self._control[TOP]), count * times
+        logits = model.buffer("logits", (0 if top else given, columns or self.columns), np.float32)
+        ids = model.buffer("ids", (given, top), np.int64)
+        values = model.buffer("values", (given, top), np.float32)
+        stream = model.buffer("hidden", (n if hidden else 0, model.facts.hidden), np.float32)
+        for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
             self._bind_output(name, bound)
-        self.model.session.run_with_iobinding(self._io)
+        model.session.run_with_iobinding(self._io)
         if self._moves:
             self._moves = []
             self._bind("moves", self._no_moves)
-        return Pass(logits.array, best=(ids.array[:, 0], values.array[:, 0]) if top else None)
+        best = (ids.array, values.array) if top else None
+        return Pass(logits.array, stream.array if hidden else None, best)
 
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""
@@ -200,7 +310,7 @@ class NativeSlot(Slot):
     def _set_gates(self, skip: SkipSet | None) -> None:
         if skip is self._skip:
             return
-        self._gates[:] = True
+        self._gates[:] = self._plain
         if skip is not None:
             self._gates[[2 * layer for layer in skip.attention]] = False
             self._gates[[2 * layer + 1 for layer in skip.mlp]] = False
@@ -216,7 +326,7 @@ class NativeSlot(Slot):
             self._io.bind_ortvalue_output(name, bound.value)
             self._bound[name] = bound
 
-    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[np.int64]:
+    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
         bound = self.model.buffer(buffer, shape, dtype)
         if self._bound.get(name) is not bound:
             self._bind(name, bound)

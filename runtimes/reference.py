@@ -166,7 +166,7 @@ class LayeredFunctionTarget(FunctionTarget):
     def _prefix(self, at: int) -> tuple[int, ...]:
         return (*self.tokens, *self._draft_rows[: at + 1])
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         """See ``LayeredTarget.forward_resumed``."""
         self.layer_rows -= len(tokens) * resume.layer
         for at, row in enumerate(resume.hidden):

@@ -81,7 +81,7 @@ class Slot(ABC):
         """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
         raise self._no_hidden()
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
         raise self._no_hidden()
 

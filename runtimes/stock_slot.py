@@ -133,7 +133,7 @@ class StockSlot(Slot):
         assert output.hidden is not None
         return output.hidden.copy()
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
         with self._layers(resume.layer, self.layers, resume.hidden):
             return self._run(tokens, len(self.tokens), rows=len(tokens))

@@ -202,12 +202,13 @@ class LayeredTarget(HeadTarget, Protocol):
         """
         ...
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         """Like ``forward`` of a chain whose first layers have run (``forward_layers``): only the others do.
 
         Args:
             tokens: int64 [n], the pending token and its guesses.
             resume: [n] rows.
+            best: fill ``best`` instead of the logits, like ``forward_best``.
         """
         ...
 

@@ -13,10 +13,12 @@ from edgespec import __version__
 # name -> one line for the overview; the module of the same name defines `command`
 COMMANDS = {
     "export": "Turn a Hugging Face model into a bundle.",
+    "train": "Train heads or a draft for a model.",
     "run": "Generate text from a bundle.",
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
     "info": "Show what a bundle holds.",
+    "ngram": "Build, show and remove n-gram stores.",
 }
 
 
@@ -51,7 +53,15 @@ def cli() -> None:
 
 
 # modules that come with an extra, so that a missing one can be answered with what to install
-EXTRAS = {"ml_dtypes": "export", "onnx": "export", "optuna": "export", "matplotlib": "bench"}
+EXTRAS = {
+    "ml_dtypes": "export",
+    "onnx": "export",
+    "optuna": "export",
+    "matplotlib": "bench",
+    "torch": "train",
+    "transformers": "train",
+    "accelerate": "train",
+}
 
 
 def main() -> None:

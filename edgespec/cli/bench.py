@@ -43,6 +43,7 @@ def command(
     operators: Any,
     attention: str | None,
     draft_attention: str | None,
+    ngram_store: Path | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -70,7 +71,7 @@ def command(
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     if plot:
         check_plot(plot)  # before minutes of measuring
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")

@@ -10,7 +10,7 @@ import click
 from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, table_console
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.manifest import ModelPart
+    from edgespec.runtimes.manifest import Manifest, ModelPart
 
 
 @click.command("info")
@@ -71,28 +71,41 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("parity", _parity(manifest.parity)),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
+    if manifest.target.heads:
+        rows.insert(2, ("heads", _heads(manifest)))
     if manifest.draft:
         draft = manifest.draft.facts
-        rows.insert(
-            2, ("draft", f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers")
-        )
+        what = f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers"
+        rows.insert(2, ("draft", what + _cut(manifest.draft)))
     source = {key: str(value) for key, value in manifest.provenance.items() if key != "model"}
     rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
     table = Table(box=None, show_header=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    methods = Table("method", "acceptance", "draft cost", "predicted", "skips", box=None)
+    methods = Table("method", "acceptance", "draft cost", "predicted", "parts", box=None)
     for name, part in manifest.methods.items():
         measured = " ".join(f"{rate:.2f}" for rate in part.measured[0].acceptance) if part.measured else "-"
-        skips = f"attention {part.skip.attention}, mlp {part.skip.mlp}" if part.skip else "-"
+        parts = f"skips attention {part.skip.attention}, mlp {part.skip.mlp}" if part.skip else ", ".join(part.heads)
+        if part.threshold is not None:
+            parts += f" where {part.threshold:.0%} sure"
         cost = f"{part.draft_cost:.2f}" if part.draft_cost is not None else "-"
         gain = f"{part.predicted_speedup:.2f}x" if part.predicted_speedup else "-"
-        methods.add_row(name, measured, cost, gain, skips)
+        methods.add_row(name, measured, cost, gain, parts or "-")
     console.print(methods)
     for name, part in manifest.methods.items():
         if part.notes:
             console.print(f"{name}: {part.notes}", markup=False)
+
+
+def _heads(manifest: Manifest) -> str:
+    groups = [f"{group.name}{f' ({group.count})' if group.count > 1 else ''}" for group in manifest.target.heads]
+    size = manifest.memory.get("weight_bytes", {}).get("heads")
+    return ", ".join(groups) + _cut(manifest.target) + (f", {human_bytes(size)}" if size else "")
+
+
+def _cut(part: ModelPart) -> str:
+    return f", guessing {part.head_vocab.size} of {part.facts.vocab} tokens" if part.head_vocab else ""
 
 
 def _format(part: ModelPart) -> str:

@@ -18,9 +18,12 @@ and after each round:
 ``step_once() -> None``
     one draft step, which is timed before the first request.
 
+``rows(budget: int) -> list[int]``
+    [budget + 1] rows of the pass that verifies its proposal cut at each depth, for trees whose shape is known before.
+
 ``wants_hidden = True`` says that ``observe`` needs the hidden states of passes; ``steps_at_once = True`` that proposing
-costs the same however deep the proposal.  ``cheap = True`` says that proposing costs next to nothing, so that
-``Adaptive`` may look at a proposal before it decides how much of it to verify.
+costs the same however deep the proposal; ``trees = True`` that proposals may be trees.  ``cheap = True`` says that
+proposing costs next to nothing, so that ``Adaptive`` may look at a proposal before it decides how much of it to verify.
 """
 
 from __future__ import annotations

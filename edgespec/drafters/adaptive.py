@@ -101,9 +101,11 @@ class Adaptive:
         self.plain = self.drafted = self.probes = 0
         self.floor = 1.0
         self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self.trees = bool(getattr(inner, "trees", False))
         self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
+        self._inner_rows = getattr(inner, "rows", None)
         self._records: dict[int, _Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
         self._steady = frozen  # of this request
@@ -160,6 +162,8 @@ class Adaptive:
 
     def _expected_rows(self, budget: int) -> list[int]:
         """[budget + 1]: rows of a pass over a costly drafter's guesses down to each depth."""
+        if self._inner_rows is not None:
+            return self._inner_rows(budget)
         return [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
 
     def _decide(self, bucket: int, rows: list[int]) -> int:

@@ -45,19 +45,20 @@ class Custom:
         vocab: tokens that exist.
 
     Attributes:
-        drew: whether it ever reported a distribution.
+        drew: whether it reported a distribution in this request.
+        trees: whether it offered a tree.
     """
 
     def __init__(self, proposer: Proposer, vocab: int) -> None:
         self.proposer, self.vocab = proposer, vocab
         self.name = proposer_name(proposer)
         self.cheap = bool(getattr(proposer, "cheap", True))
-        self.drew = False
+        self.drew = self.trees = False
         self._observe = getattr(proposer, "observe", None)
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """How this request samples, for a proposer that wants to know."""
-        self.drew = False
+        self.drew = self.trees = False
         if bind := getattr(self.proposer, "bind", None):
             bind(params, noise)
 
@@ -96,6 +97,7 @@ class Custom:
         count, parents, probs = len(proposal), proposal.parents, proposal.probs
         if parents is not None and (parents.shape != (count,) or (parents >= np.arange(count)).any()):
             raise ValueError("expected parents before their children")
+        self.trees = self.trees or parents is not None
         if probs is None or not count:
             return proposal
         self.drew = True

@@ -42,7 +42,7 @@ class Medusa:
         self.name = name
         self.target, self.group, self.paths = target, group, list(paths)
         self._parents, self._heads, self._ranks = layout(self.paths)
-        self._chain = bool((self._parents == np.arange(len(self.paths)) - 1).all())
+        self.trees = not bool((self._parents == np.arange(len(self.paths)) - 1).all())
         self._top = 1 + max((max(path) for path in self.paths), default=0)
         self._hidden: NDArray[np.float32] | None = None  # [1, hidden]: of the row that chose the pending token
 
@@ -56,7 +56,7 @@ class Medusa:
             return EMPTY
         ids, _ = self._best(self._top)  # [count, top]
         guesses = ids[self._heads, self._ranks]  # [nodes]
-        return Proposal(guesses, None if self._chain else self._parents).truncated(budget)
+        return Proposal(guesses, self._parents if self.trees else None).truncated(budget)
 
     def _best(self, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """([count, top], [count, top]): each head's best tokens and their logits."""

@@ -145,7 +145,12 @@ def test_a_vague_cheap_guess_does_not_take_the_place_of_a_good_draft() -> None:
         return guesses
 
     poor, good = Watcher(guess(1), "poor", cheap=True), Watcher(guess(9), "good")
-    both = Compose([Adaptive(one, CostModel(COST, c), frozen=True) for one, c in ((poor, 0.0), (good, 0.05))])
+    first, second = (
+        Adaptive(poor, CostModel(COST, 0.0), frozen=True),
+        Adaptive(good, CostModel(COST, 0.05), frozen=True),
+    )
+    both = Compose([first, second])
+    list(decode(target(), Compose([second]), [1], DecodeOptions(100, 4)))  # it has shown what it can
     list(decode(target(), both, [1], DecodeOptions(300, 4)))
     assert both.won[1] > 3 * both.won[0]
     alone = Compose([Adaptive(poor, CostModel(COST, 0.0), frozen=True)])

@@ -19,7 +19,7 @@ from edgespec.runtimes.reference import Function, LayeredFunctionTarget
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats
 from edgespec.tree import chain
-from tests.toy import emitted, hash_logits, plain
+from tests.toy import chi_square, emitted, exact, hash_logits, plain, sample_texts
 
 VOCAB = 7
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]
@@ -140,3 +140,44 @@ def test_a_head_that_yields_nan_is_dropped() -> None:
         ]
         assert tokens == plain(model(1), VOCAB, [1], 30)
         assert "NaN" in str(stats.dropped_reason)
+
+
+# -- sampling by rejection: q is the exit's own distribution -----------------------------------------------------------
+
+
+def table(seed: int, vocab: int, scale: float) -> Function:
+    """A second-order Markov model."""
+    logits = np.random.default_rng(seed).normal(size=(vocab, vocab, vocab)) * scale
+
+    def function(prefix: tuple[int, ...]) -> NDArray[np.float32]:
+        return logits[prefix[-2], prefix[-1]].astype(np.float32)
+
+    return function
+
+
+SAMPLED: dict[str, tuple[tuple[int, ...], float, list[int] | None]] = {
+    "one exit": ((2,), 0.3, None),
+    "two exits": ((1, 3), 0.45, None),
+    "always": ((2,), 0.0, None),
+    "a cut vocabulary": ((2,), 0.3, [0, 2, 3]),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_early_exits_keep_the_distribution(name: str) -> None:
+    exits, threshold, tokens = SAMPLED[name]
+    function, vocab, new = table(1, 4, 1.3), 4, 3
+    near = {layer: table(10 + layer, 4, 0.6) for layer in exits}
+
+    def said(layer: int) -> Function:
+        return lambda prefix: function(prefix) + near[layer](prefix)
+
+    model_ = LayeredFunctionTarget(
+        function, vocab, exits={k: said(k) for k in exits}, tokens=None if tokens is None else np.array(tokens)
+    )
+    counts = sample_texts(
+        model_, ParaDecode(model_, exits, threshold), [1, 2, 1], new, lambda i: SamplingParams(1.0, seed=i), 10000
+    )
+    assert chi_square(counts, exact(function, vocab, [1, 2, 1], new, SamplingParams(1.0))) > 1e-3
+    if name == "always":  # the test has power: another model's distribution is refused
+        assert chi_square(counts, exact(said(2), vocab, [1, 2, 1], new, SamplingParams(1.0))) < 1e-6

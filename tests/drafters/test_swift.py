@@ -402,11 +402,12 @@ def unsure(prefix: tuple[int, ...]) -> NDArray[np.float32]:
     return logits
 
 
-def comb(branch: tuple[int, ...] | None, budget: int = 3, costs: CostModel = FLAT, **sampling: Any) -> Proposal:
+def comb(branch: tuple[int, ...] | None, budget: int = 3, costs: CostModel | None = None, **sampling: Any) -> Proposal:
     target = FunctionTarget(unsure, VOCAB)
     target.layers = LAYERS
-    step = StepCost(0.05, 0.05)
-    drafter = Swift(target, OnlineSearch(LAYERS, START, step, costs.v), step, costs, branch=branch)
+    step, curve = StepCost(0.05, 0.05), costs or FLAT
+    search = OnlineSearch(LAYERS, START, step, curve.v)
+    drafter = Swift(target, search, step, curve, branch=branch, always=costs is None)
     drafter.stop = 0.0
     drafter.bind(SamplingParams(**sampling), Noise(3))
     drafter.stop = 0.0
@@ -416,21 +417,22 @@ def comb(branch: tuple[int, ...] | None, budget: int = 3, costs: CostModel = FLA
 
 def test_a_comb_has_siblings_without_children() -> None:
     found = comb((2,))
-    assert found.tokens.tolist() == [3, 8, 4, 9, 5, 10]
+    assert found.tokens.tolist() == [3, 4, 5, 8, 9, 10]
     assert found.parents is not None
-    assert found.parents.tolist() == [-1, -1, 0, 0, 2, 2]
+    assert found.parents.tolist() == [-1, 0, 1, -1, 0, 1]
     assert comb((1,)).parents is None
-    assert comb((2, 1)).tokens.tolist() == [3, 8, 4, 5]
+    assert comb((2, 1)).tokens.tolist() == [3, 4, 5, 8]
+    assert comb(None).parents is None
     assert comb((2,), 1).tokens.tolist() == [3, 8]
     assert len(comb((10,), 2)) == 2 * paper_width(0.6, True)
 
 
 def test_siblings_are_offered_where_they_pay() -> None:
     dear, free = CostModel({1: 1.0, 2: 2.0, 3: 3.0}, 0.5), CostModel({1: 1.0, 16: 1.01}, 0.5)
-    assert comb(None, costs=dear).parents is None
-    assert comb(None, costs=free).parents is not None
-    middle = comb(None, costs=CostModel({1: 1.0, 2: 1.28, 3: 1.56}, 0.5))
-    assert middle.tokens.tolist() == [3, 8, 4, 5]  # only where the chain is sure to be reached
+    assert comb((3,), costs=dear).parents is None
+    assert comb((3,), costs=free).parents is not None
+    middle = comb((3,), costs=CostModel({1: 1.0, 2: 1.28, 3: 1.56}, 0.5))
+    assert middle.tokens.tolist() == [3, 4, 5, 8]  # only where the chain is sure to be reached
 
 
 def test_sampled_siblings_are_drawn_without_replacement_from_q() -> None:
@@ -440,12 +442,12 @@ def test_sampled_siblings_are_drawn_without_replacement_from_q() -> None:
     assert found.parents is not None
     prefix = [1, 1, 1]
     for depth in range(3):
-        level = slice(3 * depth, 3 * depth + 3)
+        level = [depth, 3 + 2 * depth, 4 + 2 * depth]
         assert len(set(found.tokens[level].tolist())) == 3
         q = distribution(unsure(tuple(prefix)), SamplingParams(1.0), prefix)
         for row in found.probs[level]:
             np.testing.assert_allclose(row, q)
-        prefix.append(int(found.tokens[3 * depth]))
+        prefix.append(int(found.tokens[depth]))
     assert comb((3,), temperature=1.0, seed=1, acceptance="coupled").probs is None
     assert comb((3,), temperature=1.0, seed=1, top_k=1).parents is None  # nothing else can be drawn
 
@@ -455,7 +457,7 @@ def test_the_first_of_the_siblings_is_what_a_chain_draws() -> None:
         for acceptance in ("rejection", "coupled"):
             wide = comb((3,), temperature=1.0, seed=seed, acceptance=acceptance)
             assert (
-                wide.tokens[::3].tolist()
+                wide.tokens[:3].tolist()
                 == comb((1,), temperature=1.0, seed=seed, acceptance=acceptance).tokens.tolist()
             )
 
@@ -468,10 +470,10 @@ def test_the_paper_widths() -> None:
 def test_the_threshold_follows_the_chain_alone() -> None:
     _, drafter = make()
     drafter._asked = 4
-    tree = Proposal(np.arange(6), np.array([-1, -1, 0, 0, 2, 2]))
-    drafter.observe(tree, Verdict([0, 2, 4], 1), NOTHING)
+    tree = Proposal(np.arange(6), np.array([-1, 0, 1, -1, 0, 1]))
+    drafter.observe(tree, Verdict([0, 1, 2], 1), NOTHING)
     assert drafter.matched == pytest.approx(0.5)
-    drafter.observe(tree, Verdict([0, 3], 1), NOTHING)  # a sibling is no match of the chain
+    drafter.observe(tree, Verdict([0, 4], 1), NOTHING)  # a sibling is no match of the chain
     assert drafter.matched == pytest.approx(0.25 + 1 / 6)
 
 
@@ -487,7 +489,7 @@ def test_greedy_and_coupled_text_is_plain_text(branch: tuple[int, ...] | None) -
         ):
             options = DecodeOptions(new, gamma, eos, sampling)
             wanted = emitted(PlantedTarget(seed), Plain(), [1, 2], options)
-            target, drafter = make(seed=seed, branch=branch)
+            target, drafter = make(seed=seed, branch=branch, always=bool(seed % 2))
             stats = Stats()
             found = [t for r in decode(target, drafter, [1, 2], options, stats) for t in r.tokens]
             assert found == wanted

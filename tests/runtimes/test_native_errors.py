@@ -41,7 +41,7 @@ TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)
 @pytest.mark.parametrize(
     "line, row, value, message",
     [
-        (TOKEN, 1, -1, "row 1 of the plan is out of range"),
+        (TOKEN, 1, -1, "token -1 is outside the vocabulary"),
         (TOKEN, 1, 10**6, "token 1000000 is outside the vocabulary"),
         (TOKEN, 1, 1 << 40, "is outside the vocabulary"),
         (POSITION, 2, -1, "row 2 of the plan is out of range"),
@@ -125,8 +125,8 @@ def test_inputs_of_another_shape(raw: Raw, name: str, array: NDArray[Any], messa
 
 
 def test_a_pass_of_no_rows(raw: Raw) -> None:
-    logits, ids, values = raw.run(raw.feeds([]))
-    assert (logits.shape, ids.shape, values.shape) == ((0, raw.facts.vocab), (0, 0), (0, 0))
+    shapes = [array.shape for array in raw.run(raw.feeds([]))]
+    assert shapes == [(0, raw.facts.vocab), (0, 0), (0, 0), (0, raw.facts.hidden)]
     with pytest.raises(Exception, match="a row that reaches the LM head does not exist"):
         raw.run(raw.feeds([]) | {"rows": np.array([0])})
 
@@ -227,7 +227,9 @@ def test_a_program_that_names_a_weight_that_is_not_there(written: Write, tmp_pat
 
 def test_a_program_without_attention_keeps_nothing(written: Write, tmp_path: Path) -> None:
     made = written(NAME, "int4")
-    lines = [line for line in program_text(made).splitlines() if line.split()[0] not in ("gate", "heads", "attend")]
+    lines = [
+        line for line in program_text(made).splitlines() if line.split()[0] not in ("gate", "load", "heads", "attend")
+    ]
     raw = Raw(made, path=with_program(made, tmp_path / "graph", "\n".join(lines)))
     feeds = raw.feeds([5, 6, 7])
     logits, *_ = raw.run(feeds)
@@ -343,10 +345,10 @@ def test_the_likeliest_are_those_of_all_logits(written: Write, name: str, form: 
     raw = Raw(made)
     tokens = np.random.default_rng(3).integers(2, made.part.facts.vocab, 20).tolist()
     feeds = raw.feeds(tokens)
-    logits, no_ids, _ = raw.run(feeds)
+    logits, no_ids, *_ = raw.run(feeds)
     assert no_ids.shape == (20, 0)
     feeds["control"][TOP] = top
-    none, ids, values = raw.run(feeds)
+    none, ids, values, _ = raw.run(feeds)
     assert none.shape == (0, made.part.facts.vocab)
     order = np.argsort(-logits, 1, kind="stable")[:, :top]
     np.testing.assert_array_equal(ids, order)
@@ -377,7 +379,7 @@ def test_more_than_there_are(written: Write) -> None:
     raw, vocab = Raw(made), made.part.facts.vocab
     feeds = raw.feeds([5])
     feeds["control"][TOP] = vocab + 3
-    _, ids, values = raw.run(feeds)
+    _, ids, values, _ = raw.run(feeds)
     assert sorted(ids[0, :vocab]) == list(range(vocab))
     assert ids[0, vocab:].tolist() == [-1] * 3
     assert np.isneginf(values[0, vocab:]).all()

@@ -1,0 +1,243 @@
+"""What is trained, as torch modules that turn tokens into a loss: ``Learner`` and the heads on the last hidden state.
+
+The arithmetic is that of ``runtimes.manifest.HeadGroup``; tensor names are those of ``export.heads``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from edgespec.export.training.options import HEAD_DECAY, Loss
+from edgespec.export.training.target import Target
+
+Logits = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
+
+
+class Learner(nn.Module):  # type: ignore[misc]
+    """A thing to train for a frozen target.
+
+    Its parameters are what is trained; the target is no part of it, so that it is neither saved nor synchronized.
+
+    Args:
+        target: the frozen model.
+        loss: ``kl`` from the target's distribution, or ``ce`` of the text.
+        recompute: compute logits again in the backward pass instead of keeping them.
+    """
+
+    def __init__(self, target: Target, loss: Loss, recompute: bool) -> None:
+        super().__init__()
+        self._frozen = (target,)  # a tuple hides it from nn.Module
+        self.loss, self.recompute = loss, recompute
+
+    @property
+    def target(self) -> Target:
+        """The frozen model."""
+        return self._frozen[0]
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """The loss, a scalar in nats, of tokens [B, T] of which ``lengths`` [B] are real."""
+        raise NotImplementedError
+
+    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """For each head: logits [B, T', vocab], what should have been guessed [B, T'], and where that counts [B, T'].
+
+        Row t of a head belongs to position t of the tokens.
+        """
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What is saved, by the names of ``export.heads``."""
+        raise NotImplementedError
+
+    def described(self) -> dict[str, Any]:
+        """Fields of ``HeadsFile`` that depend on the method."""
+        raise NotImplementedError
+
+    def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
+        """Mean loss of one head.
+
+        Args:
+            rows: what ``logits`` turns into logits, [n, hidden].
+            wanted: the target's distribution of the same tokens, [n, vocab], or the tokens themselves, int64 [n].
+        """
+
+        def compute(rows: Tensor) -> Tensor:
+            return F.cross_entropy(logits(rows).float(), wanted)
+
+        # the divergence is the cross entropy less the entropy of ``wanted``, which has no gradient: fewer passes
+        loss = checkpoint(compute, rows, use_reentrant=False) if self.recompute else compute(rows)
+        return loss if wanted.dim() == 1 else loss - torch.special.entr(wanted).sum(-1).mean()
+
+
+class LastHidden(Learner):
+    """Heads that guess tokens t + 2, t + 3, ... from the hidden state at t."""
+
+    count: int
+
+    def rows(self, hidden: Tensor) -> list[Tensor]:
+        """For each head the rows [..., hidden] that an LM head multiplies, of hidden states [..., hidden]."""
+        raise NotImplementedError
+
+    def logits(self, head: int, rows: Tensor) -> Tensor:
+        """Logits [..., vocab] of a head's rows; the LM head is the target's."""
+        return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """See Learner: heads are weighted by ``HEAD_DECAY ** head``, as Medusa's authors train (arXiv 2401.10774)."""
+        hidden = self.target.hidden(tokens)  # [B, T, H]
+        # the target's own distribution of token t + head + 2 stands at position t + head + 1
+        kl = self.loss == "kl"
+        teacher = self.target.logits(hidden).softmax(-1) if kl else tokens  # [B, T, V] or [B, T]
+        total = hidden.new_zeros((), dtype=torch.float32)
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        for head, rows in enumerate(self.rows(hidden.float())):
+            ahead = head + (1 if kl else 2)
+            valid = at[None, :-ahead] + ahead < lengths[:, None]  # [B, T - ahead]
+            if not bool(valid.any()):
+                continue
+            chosen = rows[:, : rows.shape[1] - ahead][valid]  # [n, H]
+            loss = self.one_loss(chosen, partial(self.logits, head), teacher[:, ahead:][valid])
+            total = total + HEAD_DECAY**head * loss
+        return total
+
+    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """See Learner."""
+        at = torch.arange(tokens.shape[1], device=tokens.device)
+        for head, rows in enumerate(self.rows(self.target.hidden(tokens).float())):
+            ahead = head + 2
+            valid = at[None, :-ahead] + ahead < lengths[:, None]
+            yield self.logits(head, rows[:, :-ahead]).float(), tokens[:, ahead:], valid
+
+
+class Medusa(LastHidden):
+    """y_i = h + silu(W_i h + b_i); W and b start at 0, so that training starts from next-token prediction.
+
+    Medusa-1 of arXiv 2401.10774: the target stays as it is.
+
+    Args:
+        count: heads.
+        own: each head has an LM head of its own, which starts as the target's.
+    """
+
+    def __init__(self, target: Target, loss: Loss, recompute: bool, count: int, own: bool) -> None:
+        super().__init__(target, loss, recompute)
+        hidden, device = target.facts.hidden, target.device
+        self.count, self.own = count, own
+        self.weight = nn.Parameter(torch.zeros(count, hidden, hidden, device=device))
+        self.bias = nn.Parameter(torch.zeros(count, hidden, device=device))
+        copies = target.lm_head.detach().float()
+        self.lm_heads = nn.ParameterList(nn.Parameter(copies.clone()) for _ in range(count if own else 0))
+
+    def rows(self, hidden: Tensor) -> list[Tensor]:
+        """See LastHidden."""
+        pairs = zip(self.weight, self.bias, strict=True)
+        return [hidden + F.silu(F.linear(hidden, weight, bias)) for weight, bias in pairs]
+
+    def logits(self, head: int, rows: Tensor) -> Tensor:
+        """See LastHidden."""
+        return F.linear(rows, self.lm_heads[head]) if self.own else super().logits(head, rows)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See Learner."""
+        found = {f"medusa.{i}.weight": self.weight[i] for i in range(self.count)}
+        found |= {f"medusa.{i}.bias": self.bias[i] for i in range(self.count)}
+        return found | {f"medusa.{i}.lm_head.weight": each for i, each in enumerate(self.lm_heads)}
+
+    def described(self) -> dict[str, Any]:
+        """See Learner."""
+        return {"kind": "medusa", "count": self.count, "own": self.own}
+
+
+class Blockwise(LastHidden):
+    """y_i = h + (W' silu(W h + b) + b')_i: one hidden layer for all heads, W' and b' start at 0 (arXiv 1811.03115).
+
+    The paper trains one head a step for want of memory; here the losses are summed, which has less noise.
+
+    Args:
+        count: heads.
+        inner: width of the hidden layer.
+        generator: draws W.
+    """
+
+    def __init__(
+        self, target: Target, loss: Loss, recompute: bool, count: int, inner: int, generator: torch.Generator
+    ) -> None:
+        super().__init__(target, loss, recompute)
+        hidden, device = target.facts.hidden, target.device
+        self.count, self.width = count, inner
+        first = torch.randn(inner, hidden, generator=generator) * hidden**-0.5
+        self.inner = nn.Parameter(first.to(device))
+        self.inner_bias = nn.Parameter(torch.zeros(inner, device=device))
+        self.outer = nn.Parameter(torch.zeros(count * hidden, inner, device=device))
+        self.outer_bias = nn.Parameter(torch.zeros(count * hidden, device=device))
+
+    def rows(self, hidden: Tensor) -> list[Tensor]:
+        """See LastHidden."""
+        inner = F.silu(F.linear(hidden, self.inner, self.inner_bias))
+        outer = F.linear(inner, self.outer, self.outer_bias)
+        return [hidden + part for part in outer.split(hidden.shape[-1], dim=-1)]
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See Learner."""
+        return {
+            "blockwise.inner.weight": self.inner,
+            "blockwise.inner.bias": self.inner_bias,
+            "blockwise.outer.weight": self.outer,
+            "blockwise.outer.bias": self.outer_bias,
+        }
+
+    def described(self) -> dict[str, Any]:
+        """See Learner."""
+        return {"kind": "blockwise", "count": self.count, "inner": self.width}
+
+
+class Exits(Learner):
+    """y = T h of the normed residual stream after some layers; T starts as the identity (arXiv 2506.03700).
+
+    Args:
+        layers: after how many layers the exits are, ascending.
+    """
+
+    def __init__(self, target: Target, loss: Loss, recompute: bool, layers: tuple[int, ...]) -> None:
+        super().__init__(target, loss, recompute)
+        identity = torch.eye(target.facts.hidden, device=target.device)
+        self.layers = layers
+        self.weight = nn.Parameter(identity.repeat(len(layers), 1, 1))
+
+    def _logits(self, rows: Tensor) -> Tensor:
+        return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
+
+    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """See Learner: the sum over exits of KL(final || exit), or of the cross entropy of the final's likeliest."""
+        final, exits = self.target.exits(tokens, self.layers)
+        valid = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
+        teacher = self.target.logits(final[valid])  # [n, V]
+        wanted = teacher.softmax(-1) if self.loss == "kl" else teacher.argmax(-1)
+        total = final.new_zeros((), dtype=torch.float32)
+        for weight, hidden in zip(self.weight, exits, strict=True):
+            total = total + self.one_loss(F.linear(hidden[valid].float(), weight), self._logits, wanted)
+        return total
+
+    def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """See Learner; what should be guessed is the target's own likeliest token."""
+        final, exits = self.target.exits(tokens, self.layers)
+        wanted = self.target.logits(final).argmax(-1)
+        # the last position is left out as it is for other heads: what it predicts is no part of the text
+        valid = torch.arange(tokens.shape[1], device=tokens.device)[None] + 1 < lengths[:, None]
+        for weight, hidden in zip(self.weight, exits, strict=True):
+            yield self._logits(F.linear(hidden.float(), weight)).float(), wanted, valid
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See Learner."""
+        return {f"exit.{at}.weight": self.weight[number] for number, at in enumerate(self.layers)}
+
+    def described(self) -> dict[str, Any]:
+        """See Learner."""
+        return {"kind": "paradecode", "count": len(self.layers), "exits": list(self.layers)}

@@ -1,0 +1,155 @@
+"""The steps of a training: batches, rate, gradients, checkpoints; the same with one process or several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edgespec.errors import TrainingError
+from edgespec.export.training.data import Windows, batch_rows
+from edgespec.export.training.learners import Learner
+from edgespec.export.training.options import TrainOptions, learning_rate
+from edgespec.export.training.state import TrainingState
+
+BETAS = (0.9, 0.99)
+CLIP = 1.0  # largest norm of the gradients
+LOWEST = 0.01  # of the peak rate, at the end
+LINES = 20  # reports of a whole training
+LOOKS = 5  # of them with held-out accuracy
+Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
+
+
+@dataclass
+class History:
+    """What a training has seen.
+
+    Attributes:
+        losses: of every step.
+        accuracy: {step: [top-1 of each head]} on held-out text.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    accuracy: dict[int, list[float]] = field(default_factory=dict)
+
+
+def total_steps(options: TrainOptions, windows: int) -> int:
+    """Steps of the whole training."""
+    return options.steps or max(1, math.ceil(options.epochs * windows / options.batch))
+
+
+def rate_at(step: int, steps: int, warmup: float) -> float:
+    """Share of the peak rate at a step (from 0): linear rise, then half a cosine."""
+    rise = max(1, round(warmup * steps))
+    if step < rise:
+        return (step + 1) / rise
+    done = (step - rise) / max(1, steps - rise)
+    return LOWEST + (1 - LOWEST) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def run_steps(
+    learner: Learner,
+    windows: Windows,
+    options: TrainOptions,
+    accelerator: Any,
+    state: TrainingState,
+    look: Callable[[], list[float]],
+    report: Progress,
+) -> History:
+    """Train a learner in place, from the last checkpoint if there is one.
+
+    Args:
+        learner: what is trained.
+        windows: what it is trained on.
+        accelerator: of accelerate; its processes share every batch.
+        state: where checkpoints are kept, by the main process alone.
+        look: measures held-out top-1 accuracy by head.
+
+    Raises:
+        TrainingError: the loss or the gradients are not finite; the last checkpoint is kept.
+    """
+    steps, peak = total_steps(options, len(windows)), learning_rate(options, learner.target.facts.hidden)
+    optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
+    history, first = History(), 0
+    if found := shared(accelerator, state.checkpoint() if accelerator.is_main_process else None):
+        learner.load_state_dict(found["learner"])
+        optimizer.load_state_dict(found["optimizer"])
+        history, first = History(found["losses"], found["accuracy"]), found["step"]
+        report("train", first, steps, f"goes on at step {first} of {steps}")
+    model, optimizer = accelerator.prepare(learner, optimizer)
+    scaler = accelerator.scaler  # only with fp16
+    if found and scaler is not None:
+        scaler.load_state_dict(found["scaler"])
+    look_every, line_every = max(1, math.ceil(steps / LOOKS)), max(1, math.ceil(steps / LINES))
+    for step in range(first, steps):
+        for group in optimizer.param_groups:
+            group["lr"] = peak * rate_at(step, steps, options.warmup)
+        loss = _one_step(model, optimizer, accelerator, _batch(windows, options, step, accelerator), step)
+        history.losses.append(loss)
+        done = step + 1
+        if done % look_every == 0 and done < steps:
+            history.accuracy[done] = look()
+        if done % line_every == 0 or done in (1, steps):
+            report("train", done, steps, _line(done, steps, history, line_every))
+        if done % options.save_every == 0 or done == steps:
+            if accelerator.is_main_process:
+                state.keep_checkpoint(
+                    {
+                        "step": done,
+                        "learner": learner.state_dict(),
+                        "optimizer": optimizer.state_dict(),
+                        "losses": history.losses,
+                        "accuracy": history.accuracy,
+                        "scaler": scaler.state_dict() if scaler is not None else {},
+                    }
+                )
+            accelerator.wait_for_everyone()
+    return history
+
+
+def _batch(windows: Windows, options: TrainOptions, step: int, accelerator: Any) -> Windows:
+    """This process's part of a step's batch."""
+    rows = batch_rows(len(windows), options.batch, step, options.seed)
+    return windows.take(rows[accelerator.process_index :: accelerator.num_processes])
+
+
+def _one_step(model: Any, optimizer: Any, accelerator: Any, batch: Windows, step: int) -> float:
+    tokens = torch.from_numpy(batch.tokens).to(accelerator.device)
+    loss = model(tokens, torch.from_numpy(batch.lengths).to(accelerator.device))
+    value = float(accelerator.reduce(loss.detach(), "mean"))
+    if not math.isfinite(value):
+        raise _broken(f"the loss of step {step + 1} is {value}")
+    optimizer.zero_grad()
+    accelerator.backward(loss)
+    norm = float(accelerator.clip_grad_norm_(model.parameters(), CLIP))
+    if not math.isfinite(norm) and accelerator.scaler is None:  # a scaler leaves such steps out by itself
+        raise _broken(f"the gradients of step {step + 1} are not finite")
+    optimizer.step()
+    return value
+
+
+def _broken(what: str) -> TrainingError:
+    return TrainingError(
+        f"{what}; the last checkpoint is kept", "train with a smaller --lr (and --restart), or with --precision no"
+    )
+
+
+def _line(done: int, steps: int, history: History, window: int) -> str:
+    recent = history.losses[-window:]
+    text = f"step {done}/{steps} loss {sum(recent) / len(recent):.4f}"
+    if history.accuracy:
+        at = max(history.accuracy)
+        text += f", held-out top-1 at {at}: " + " ".join(f"{share:.3f}" for share in history.accuracy[at])
+    return text
+
+
+def shared(accelerator: Any, value: Any) -> Any:
+    """The main process's value, in every process."""
+    if accelerator.num_processes == 1:
+        return value
+    from accelerate.utils import broadcast_object_list
+
+    return broadcast_object_list([value])[0]

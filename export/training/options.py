@@ -1,0 +1,215 @@
+"""What ``edgespec train`` is asked for: every option with its default, and which of them shape the result."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from edgespec.errors import TrainingError
+from edgespec.runtimes.manifest import ModelFacts
+
+Method = Literal["medusa", "blockwise", "paradecode", "draft"]
+METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft")
+Loss = Literal["kl", "ce"]
+Precision = Literal["no", "bf16", "fp16"]
+
+RATES: dict[Method, float] = {"medusa": 3e-3, "blockwise": 3e-3, "paradecode": 2e-3, "draft": 4e-3}
+WIDE = 1024  # hidden sizes beyond this get a smaller default rate
+HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
+PROMPT = 16  # tokens of a held-out text that are given, not measured
+MULTIPLE = 32  # sizes of a draft are multiples of it: a block of int4 levels
+# these change nothing of the result, so that a training may go on with others
+FREE = ("output", "threads", "save_every", "gradient_checkpointing", "overwrite", "restart", "revision", "plot")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """One training.
+
+    Attributes:
+        method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to
+        write. data: texts to train on. self_distill: texts that the target writes itself, besides or instead.
+        greedy_share: share of them that go on greedily after ``PROMPT`` sampled tokens. heads: guesses of medusa and
+        blockwise. own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width of the hidden
+        layer; None = heads * hidden. exits: paradecode: after how many layers; empty = about a quarter, half and
+        three quarters. draft_layers, draft_hidden, draft_intermediate, draft_heads: shape of the draft; None = about
+        a quarter of the target's width. loss: ``kl`` from the target's own distribution, or ``ce`` of the text.
+        ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a step, over all processes. length: tokens
+        of a window; None = 256 or the context. epochs: passes over the windows, unless ``steps`` are given. lr: peak
+        of the rate; None = the method's. warmup: share of the steps in which the rate rises; then it falls as a
+        cosine. held_out: texts that accuracy is measured on. new_tokens: of each, beyond the prompt. precision: of
+        the passes. gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass.
+        save_every: steps between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice.
+        overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub model. plot: a
+        PNG to draw.
+    """
+
+    method: Method
+    model: str
+    output: Path
+    data: tuple[Path, ...] = ()
+    self_distill: int = 0
+    greedy_share: float = 0.25
+    heads: int = 4
+    own_lm_heads: bool = False
+    inner: int | None = None
+    exits: tuple[int, ...] = ()
+    draft_layers: int = 2
+    draft_hidden: int | None = None
+    draft_intermediate: int | None = None
+    draft_heads: int | None = None
+    loss: Loss = "kl"
+    ce_share: float = 0.0
+    batch: int = 16
+    length: int | None = None
+    epochs: float = 4.0
+    steps: int | None = None
+    lr: float | None = None
+    warmup: float = 0.05
+    held_out: int = 20
+    new_tokens: int = 200
+    precision: Precision = "no"
+    gradient_checkpointing: bool = False
+    save_every: int = 100
+    seed: int = 0
+    threads: int | None = None
+    overwrite: bool = False
+    restart: bool = False
+    revision: str | None = None
+    plot: Path | None = None
+
+    def identity(self, facts: dict[str, Any]) -> dict[str, Any]:
+        """What an unfinished training must have in common with one that goes on with it, as JSON.
+
+        Args:
+            facts: fingerprints that take the place of ``model`` and ``data``, whose names say little.
+        """
+        kept = {key: value for key, value in asdict(self).items() if key not in (*FREE, "model", "data")}
+        return {**kept, "exits": list(self.exits), **facts}
+
+
+def check_options(options: TrainOptions) -> None:
+    """Refuse what cannot be trained, before anything is loaded.
+
+    Raises:
+        TrainingError: no data, or a number out of its range.
+    """
+    if not options.data and not options.self_distill:
+        raise TrainingError(
+            "nothing to train on", "give --data FILE, or --self-distill N to let the model write N texts itself"
+        )
+    whole = ("heads", "batch", "draft_layers", "held_out", "new_tokens", "save_every")
+    optional = ("inner", "length", "steps", "threads", "draft_hidden", "draft_intermediate", "draft_heads")
+    for name in (*whole, *optional):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            raise TrainingError(f"--{name.replace('_', '-')}: expected at least 1, got {value}")
+    if options.self_distill < 0:
+        raise TrainingError(f"--self-distill: expected a number of texts, got {options.self_distill}")
+    for name in ("lr", "epochs"):
+        value = getattr(options, name)
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise TrainingError(f"--{name}: expected a positive number, got {value}")
+    for name in ("greedy_share", "ce_share", "warmup"):
+        if not 0 <= (value := getattr(options, name)) <= 1:
+            raise TrainingError(f"--{name.replace('_', '-')}: expected a share between 0 and 1, got {value}")
+    if options.exits and options.method != "paradecode":
+        raise TrainingError(f"--exits is for paradecode, not for {options.method}")
+    if options.own_lm_heads and options.method != "medusa":
+        raise TrainingError(f"--own-lm-heads is for medusa, not for {options.method}")
+    if (options.inner is not None) and options.method != "blockwise":
+        raise TrainingError(f"--inner is for blockwise, not for {options.method}")
+    shape = ("draft_hidden", "draft_intermediate", "draft_heads")
+    if options.method != "draft" and (given := [name for name in shape if getattr(options, name) is not None]):
+        raise TrainingError(f"--{given[0].replace('_', '-')} is for draft, not for {options.method}")
+
+
+def window_length(options: TrainOptions, facts: ModelFacts) -> int:
+    """Tokens of a window.
+
+    Raises:
+        TrainingError: longer than the context, or too short for the heads.
+    """
+    length = options.length or min(256, facts.context)
+    least = options.heads + 4
+    if not least <= length <= facts.context:
+        raise TrainingError(
+            f"--length: expected {least} to {facts.context} tokens, the model's context, got {length}",
+            "choose a --length in this range",
+        )
+    return length
+
+
+def choose_exits(wanted: Sequence[int], layers: int) -> tuple[int, ...]:
+    """After how many layers the exits are, ascending.
+
+    Raises:
+        TrainingError: an exit that is not between the layers, or a model of one layer.
+    """
+    if layers < 2:
+        raise TrainingError(f"paradecode needs a model of two layers or more, this one has {layers}")
+    exits = tuple(sorted(set(wanted or (round(layers * share / 4) for share in (1, 2, 3)))))
+    if not wanted:
+        return tuple(at for at in exits if 0 < at < layers)
+    if beyond := [at for at in exits if not 0 < at < layers]:
+        raise TrainingError(
+            f"--exits: expected numbers from 1 to {layers - 1} (the model has {layers} layers), got {beyond[0]}"
+        )
+    return exits
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """Sizes of a draft model, in elements."""
+
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
+    """The draft's sizes: given, or in the target's proportions.
+
+    Raises:
+        TrainingError: a width that the heads do not divide.
+    """
+    hidden = options.draft_hidden or _up(facts.hidden / 4)
+    if hidden % 2:
+        raise TrainingError(f"--draft-hidden: expected an even number, got {hidden}")
+    heads = options.draft_heads or max(1, hidden // facts.head_dim)
+    if hidden % heads or (hidden // heads) % 2:
+        raise TrainingError(
+            f"--draft-heads: {heads} heads do not divide a width of {hidden} into even parts",
+            "choose a --draft-heads that does",
+        )
+    return DraftShape(
+        layers=options.draft_layers,
+        hidden=hidden,
+        intermediate=options.draft_intermediate or _up(hidden * facts.intermediate / facts.hidden),
+        heads=heads,
+        kv_heads=_divisor(heads, heads * facts.kv_heads / facts.heads),
+        head_dim=hidden // heads,
+    )
+
+
+def learning_rate(options: TrainOptions, hidden: int) -> float:
+    """The peak of the rate: as given, or the method's; wide models take smaller steps."""
+    return options.lr or RATES[options.method] * min(1.0, WIDE / hidden)
+
+
+def _up(size: float) -> int:
+    return max(1, math.ceil(size / MULTIPLE)) * MULTIPLE
+
+
+def _divisor(heads: int, wanted: float) -> int:
+    return max(number for number in range(1, heads + 1) if heads % number == 0 and number <= max(1, wanted))
+
+
+_FIELDS = {field.name for field in fields(TrainOptions)}
+assert set(FREE) <= _FIELDS  # a renamed option cannot silently start to matter

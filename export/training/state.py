@@ -1,0 +1,175 @@
+"""An unfinished training on disk, and the finished files: everything appears whole or not at all.
+
+``.training/`` in the output folder holds ``arguments.json`` (what was asked for), ``texts/`` (what the target wrote,
+a file a batch) and ``checkpoint.pt``.  It is removed once the finished files are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import TrainingError
+from edgespec.export.heads import DESCRIPTION
+from edgespec.export.training.data import Windows
+
+FOLDER = ".training"
+DRAFT_REPORT = "edgespec_draft.json"
+ARGUMENTS, CHECKPOINT, TEXTS = "arguments.json", "checkpoint.pt", "texts"
+
+
+def written(path: Path, write: Callable[[Path], None]) -> None:
+    """Write a file in one step: ``write`` gets a temporary name, which becomes ``path`` when all is on disk."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        write(part)
+        part.chmod(0o644)  # some writers make private files
+        with part.open("rb+") as file:
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise TrainingError(f"{path}: cannot be written: {error.strerror or error}", "free some space") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """``written`` for JSON."""
+    text = json.dumps(value, indent=1, ensure_ascii=False) + "\n"
+
+    def write(part: Path) -> None:
+        part.write_text(text, "utf-8")
+
+    written(path, write)
+
+
+class TrainingState:
+    """What is known of a training in a folder.
+
+    Args:
+        output: the folder of the finished files.
+    """
+
+    def __init__(self, output: Path) -> None:
+        self.output = output
+        self.folder = output / FOLDER
+
+    def begin(self, identity: Mapping[str, Any], restart: bool, overwrite: bool) -> bool:
+        """Start, or go on with what is there -> whether it goes on.
+
+        Args:
+            identity: ``TrainOptions.identity``.
+            restart: forget an unfinished training.
+            overwrite: replace finished heads at the end.
+
+        Raises:
+            TrainingError: an unfinished training with other arguments, finished heads, or a folder of something else.
+        """
+        arguments = self.folder / ARGUMENTS
+        if arguments.is_file() and not restart:
+            self._check(arguments, json.loads(json.dumps(identity)))
+            return True
+        if self.output.exists() and not self.output.is_dir():
+            raise TrainingError(f"{self.output}: expected a folder, found a file", "choose another with -o")
+        finished = any((self.output / name).is_file() for name in (DESCRIPTION, DRAFT_REPORT))
+        if finished and not overwrite and not arguments.is_file():
+            raise TrainingError(
+                f"{self.output}: trained heads are already there",
+                "pass --overwrite to replace them, or choose another -o",
+            )
+        others = (
+            [path for path in self.output.iterdir() if not path.name.startswith(".")] if self.output.is_dir() else []
+        )
+        if others and not finished:
+            raise TrainingError(f"{self.output}: exists and holds no trained heads", "choose another folder with -o")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        try:
+            (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise TrainingError(
+                f"{self.output}: cannot write here: {error.strerror}", "choose another folder with -o"
+            ) from error
+        write_json(arguments, identity)
+        return False
+
+    def _check(self, arguments: Path, identity: dict[str, Any]) -> None:
+        try:
+            before = json.loads(arguments.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise TrainingError(f"{arguments}: not readable: {error}", "pass --restart to begin anew") from error
+        keys = sorted(set(before) | set(identity))
+        if other := [key for key in keys if before.get(key) != identity.get(key)]:
+            said = "; ".join(f"{key} was {_short(before.get(key))}, is {_short(identity.get(key))}" for key in other)
+            raise TrainingError(
+                f"{self.output}: holds an unfinished training with other arguments: {said}",
+                "give the same arguments to go on, --restart to begin anew, or another -o",
+            )
+
+    # -- texts -----------------------------------------------------------------------------------------------------
+
+    def texts(self, name: str) -> Windows | None:
+        """A batch of texts by its name; None if it is not there."""
+        path = self.folder / TEXTS / f"{name}.npz"
+        if not path.is_file():
+            return None
+        with np.load(path) as arrays:
+            return Windows(arrays["tokens"].astype(np.int64), arrays["lengths"].astype(np.int64))
+
+    def keep_texts(self, name: str, texts: Windows) -> None:
+        """Write a batch of texts."""
+
+        def write(part: Path) -> None:
+            with part.open("wb") as file:
+                np.savez_compressed(file, tokens=texts.tokens.astype(np.int32), lengths=texts.lengths)
+
+        written(self.folder / TEXTS / f"{name}.npz", write)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The last checkpoint; None if there is none."""
+        import torch
+
+        path = self.folder / CHECKPOINT
+        if not path.is_file():
+            return None
+        try:
+            found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        except Exception as error:  # torch raises many kinds
+            raise TrainingError(f"{path}: not readable: {error}", "pass --restart to begin anew") from error
+        return found
+
+    def keep_checkpoint(self, value: Mapping[str, Any]) -> None:
+        """Replace the checkpoint."""
+        import torch
+
+        written(self.folder / CHECKPOINT, lambda part: torch.save(dict(value), part))
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self, files: Mapping[str, Callable[[Path], None]]) -> None:
+        """Write the finished files and forget the training.
+
+        Args:
+            files: name -> how it is written; the last one says that the others are there, and is removed first.
+        """
+        *_, last = files
+        (self.output / last).unlink(missing_ok=True)
+        for name, write in files.items():
+            written(self.output / name, write)
+        done = self.folder.with_name(f"{FOLDER}.done")
+        shutil.rmtree(done, ignore_errors=True)
+        self.folder.rename(done)  # in one step: half a state must not look like an unfinished training
+        shutil.rmtree(done, ignore_errors=True)
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_short, value)) + "]"
+    text = json.dumps(value)
+    return f"{text[1:13]}..." if isinstance(value, str) and len(value) >= 64 else text

@@ -1,0 +1,103 @@
+"""The frozen model that heads and drafts are trained for, through transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging
+
+from edgespec.errors import TrainingError
+from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.heads import model_fingerprint, tokenizer_fingerprint
+from edgespec.export.source import Checkpoint, resolve
+from edgespec.export.tokenizer import tokenizer_facts
+from edgespec.runtimes.text import TextCodec
+
+DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model's folder, read without torch.
+
+    Attributes:
+        path: its folder.
+        arch: its sizes and tensors.
+        codec: its tokenizer.
+        eos: ids that end a text.
+        fingerprints: ``model`` and ``tokenizer``, as heads carry them.
+    """
+
+    path: Path
+    arch: Architecture
+    codec: TextCodec
+    eos: tuple[int, ...]
+    fingerprints: dict[str, str]
+
+    @classmethod
+    def open(cls, model: str, revision: str | None = None) -> Source:
+        """Find and check a model: folder, hub id or ``builtin:NAME``.
+
+        Raises:
+            EdgespecError: not there, damaged, of an unknown architecture, or without a tokenizer.
+        """
+        path = resolve(model, revision)
+        arch = architecture(Checkpoint.open(path))
+        codec = TextCodec(path)
+        prints = {
+            "model": model_fingerprint(arch.source, arch.final_norm, arch.embedding),
+            "tokenizer": tokenizer_fingerprint(codec),
+        }
+        return cls(path, arch, codec, tuple(tokenizer_facts(arch, codec).eos), prints)
+
+
+class Target:
+    """A frozen model: hidden states, early exits, logits.
+
+    Args:
+        source: where it is.
+        precision: of its weights.
+        device: where it runs.
+    """
+
+    def __init__(self, source: Source, precision: str, device: Any) -> None:
+        self.source = source
+        self.facts = source.arch.facts
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        try:
+            model = AutoModelForCausalLM.from_pretrained(
+                source.path, dtype=DTYPES[precision], attn_implementation="sdpa", local_files_only=True
+            )
+        except (OSError, ValueError, RuntimeError) as error:
+            raise TrainingError(f"{source.path}: transformers cannot load this model: {error}") from error
+        self.model = model.to(device).eval().requires_grad_(False)
+        self.device = device
+        self.norm = self.model.base_model.norm
+
+    @property
+    def lm_head(self) -> Tensor:  # [vocab, hidden]
+        """The LM head's weight, frozen."""
+        return self.model.get_output_embeddings().weight
+
+    @torch.no_grad()
+    def hidden(self, tokens: Tensor) -> Tensor:
+        """Hidden states after the final norm, [B, T, hidden], of tokens [B, T]."""
+        return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    @torch.no_grad()
+    def exits(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
+        """``hidden``, and for each exit the final norm of the residual stream after so many layers, [B, T, hidden]."""
+        output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        return output.last_hidden_state, [self.norm(output.hidden_states[at]) for at in layers]
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """float32 logits [..., vocab] of hidden states [..., hidden]."""
+        return (hidden.to(self.lm_head.dtype) @ self.lm_head.T).float()

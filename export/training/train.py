@@ -1,0 +1,239 @@
+"""A training from beginning to end: model, texts, steps, measurement, files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import gather_object, set_seed
+
+from edgespec import __version__
+from edgespec.errors import TrainingError
+from edgespec.export.training.data import Windows, files_digest, read_texts, split_texts, without
+from edgespec.export.training.draft import Draft
+from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
+from edgespec.export.training.loop import History, Progress, run_steps, shared
+from edgespec.export.training.measure import draft_acceptance, rank_shares
+from edgespec.export.training.options import (
+    PROMPT,
+    TrainOptions,
+    check_options,
+    choose_exits,
+    draft_shape,
+    window_length,
+)
+from edgespec.export.training.save import finished_files
+from edgespec.export.training.state import TrainingState
+from edgespec.export.training.target import Source, Target
+from edgespec.export.training.texts import Order, greedy_texts, orders, write_texts
+
+LOOKED_AT = 8  # held-out texts that are looked at during the training
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What a training gave.
+
+    Attributes:
+        output: the folder. history: losses and accuracies. report: ranks of heads, or acceptance of a draft, and how it
+        was trained, as written beside the weights. windows: trained on.
+    """
+
+    output: Path
+    history: History
+    report: dict[str, Any]
+    windows: int
+
+
+class Trainer:
+    """One run of ``edgespec train``.
+
+    Args:
+        options: what is asked for.
+        report: called with (stage, done, of, detail), by the main process alone.
+    """
+
+    def __init__(self, options: TrainOptions, report: Progress | None = None) -> None:
+        check_options(options)
+        self.options = options
+        self.texts = read_texts(options.data)
+        self.source = Source.open(options.model, options.revision)
+        facts = self.source.arch.facts
+        self.length = window_length(options, facts)
+        self.measured = min(PROMPT + options.new_tokens, facts.context)  # tokens of a held-out text
+        if options.method == "paradecode":
+            self.options = options = replace(options, exits=choose_exits(options.exits, facts.layers))
+        if options.method == "draft":
+            draft_shape(options, facts)
+        if options.threads:
+            torch.set_num_threads(options.threads)
+        self.accelerator = _accelerator(options)
+        if options.batch % self.accelerator.num_processes:
+            raise TrainingError(
+                f"--batch {options.batch} is not a multiple of {self.accelerator.num_processes} processes",
+                "choose one that is",
+            )
+        self.state = TrainingState(options.output)
+        main = self.accelerator.is_main_process
+        self.report: Progress = report if report and main else lambda stage, done, of, detail: None
+
+    def run(self) -> Trained:
+        """Train, or go on with an interrupted training, and write the finished files."""
+        options, main = self.options, self.accelerator.is_main_process
+        if main:
+            self.state.begin(
+                options.identity({**self.source.fingerprints, "data": files_digest(options.data)}),
+                options.restart,
+                options.overwrite,
+            )
+        self.accelerator.wait_for_everyone()
+        set_seed(options.seed)
+        target = Target(self.source, options.precision, self.accelerator.device)
+        windows, held = self._windows(target)
+        learner = make_learner(target, options)
+        look = held["sampled"].first(LOOKED_AT)
+        history = run_steps(
+            learner,
+            windows,
+            options,
+            self.accelerator,
+            self.state,
+            lambda: [ranks[0] for ranks in rank_shares(learner, look, PROMPT)],
+            self.report,
+        )
+        found = self._measured(learner, held, history, len(windows)) if main else {}
+        if main:
+            self.state.finish(finished_files(learner, self.source, found, options.method))
+        self.accelerator.wait_for_everyone()
+        return Trained(options.output, history, found, len(windows))
+
+    # -- texts -----------------------------------------------------------------------------------------------------
+
+    def _windows(self, target: Target) -> tuple[Windows, dict[str, Windows]]:
+        """What is trained on, and held-out text by kind."""
+        options = self.options
+        train, held = [], {}
+        if self.texts:
+            text, held["text"] = split_texts(self.texts, self.source.codec, self.length, options.seed)
+            train.append(text)
+        sampled = self._written(target, orders("held", options.held_out, self.measured), "held-out texts")
+        prompt = min(PROMPT, self.measured - 1)
+        held["sampled"] = sampled.take((sampled.lengths > prompt).nonzero()[0])
+        if not len(held["sampled"]):
+            raise TrainingError(
+                f"none of the {options.held_out} held-out texts is longer than {prompt} tokens: the model ends at once",
+                "give a larger --held-out",
+            )
+        held["greedy"] = self._greedy(target, held["sampled"], prompt)
+        greedy = round(options.self_distill * options.greedy_share)
+        asked = [
+            *orders("drawn", options.self_distill - greedy, self.length),
+            *orders("greedy", greedy, self.length, PROMPT),
+        ]
+        train.append(without(self._written(target, asked, "texts"), held["sampled"], prompt))
+        windows = Windows.joined(train)
+        if not len(windows):
+            raise TrainingError("nothing to train on: every text is one of the held-out texts", "give more text")
+        return windows, held
+
+    def _written(self, target: Target, asked: list[Order], what: str) -> Windows:
+        """Texts of the target, from the state or written now; every process writes a part of them."""
+        accelerator, known = self.accelerator, {}
+        if accelerator.is_main_process:
+            known = {order.name: texts for order in asked if (texts := self.state.texts(order.name)) is not None}
+        known = shared(accelerator, known)
+        left = [order for order in asked if order.name not in known]
+        count, total = sum(order.count for order in asked), sum(order.count for order in left)
+        done = count - total
+        for start in range(0, len(left), accelerator.num_processes):
+            mine = left[start + accelerator.process_index :][:1]
+            self.report("texts", done, count, f"the model writes {count} {what}: {done} done")
+            made = [(order.name, write_texts(target, order, self.options.seed, self.texts)) for order in mine]
+            if accelerator.num_processes > 1:
+                made = gather_object(made)
+            for name, texts in made:
+                known[name] = texts
+                done += len(texts)
+                if accelerator.is_main_process:
+                    self.state.keep_texts(name, texts)
+        if count:
+            self.report("texts", count, count, f"{count} {what}")
+        return Windows.joined(known[order.name] for order in asked)
+
+    def _greedy(self, target: Target, sampled: Windows, prompt: int) -> Windows:
+        """Greedy continuations of held-out prompts."""
+        texts = None
+        if self.accelerator.is_main_process:
+            texts = self.state.texts("held-greedy")
+            if texts is None:
+                texts = greedy_texts(target, sampled, prompt, self.measured)
+                self.state.keep_texts("held-greedy", texts)
+        found: Windows = shared(self.accelerator, texts)
+        return found
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _measured(self, learner: Learner, held: dict[str, Windows], history: History, windows: int) -> dict[str, Any]:
+        """Accuracy of what is saved, on held-out text of every kind, and how it was trained."""
+        self.report("measure", 0, 1, "held-out accuracy")
+        _round(learner)
+        starts = {"text": 1}
+        options, recent = self.options, history.losses[-max(1, len(history.losses) // 20) :]
+        training = {
+            "edgespec": __version__,
+            "method": options.method,
+            "windows": windows,
+            "length": self.length,
+            "steps": len(history.losses),
+            "loss_at_end": sum(recent) / len(recent),
+            "processes": self.accelerator.num_processes,
+            **{
+                key: value
+                for key, value in asdict(options).items()
+                if key in ("self_distill", "greedy_share", "loss", "ce_share", "batch", "seed", "precision")
+            },
+            "data": [file.name for file in options.data],
+        }
+        found: dict[str, Any] = {"training": training}
+        if isinstance(learner, Draft):
+            found["acceptance"] = {
+                kind: draft_acceptance(learner.logits, learner.target, texts, starts.get(kind, PROMPT))
+                for kind, texts in held.items()
+            }
+        else:
+            found["ranks"] = {
+                kind: rank_shares(learner, texts, starts.get(kind, PROMPT)) for kind, texts in held.items()
+            }
+        self.report("measure", 1, 1, "measured")
+        return found
+
+
+def make_learner(target: Target, options: TrainOptions) -> Learner:
+    """What an options' method trains, at its start."""
+    recompute, facts = options.gradient_checkpointing, target.facts
+    if options.method == "medusa":
+        return Medusa(target, options.loss, recompute, options.heads, options.own_lm_heads)
+    if options.method == "blockwise":
+        inner = options.inner or options.heads * facts.hidden
+        generator = torch.Generator().manual_seed(options.seed)
+        return Blockwise(target, options.loss, recompute, options.heads, inner, generator)
+    if options.method == "paradecode":
+        return Exits(target, options.loss, recompute, options.exits)
+    return Draft(target, options.loss, recompute, draft_shape(options, facts), options.ce_share, options.seed)
+
+
+@torch.no_grad()
+def _round(learner: Learner) -> None:
+    """Give the parameters the values that float16 files hold."""
+    for value in learner.parameters():
+        value.copy_(value.half().float())
+
+
+def _accelerator(options: TrainOptions) -> Accelerator:
+    try:
+        return Accelerator(mixed_precision=options.precision)
+    except ValueError as error:
+        raise TrainingError(f"--precision {options.precision}: {error}", "train with --precision no or bf16") from error
