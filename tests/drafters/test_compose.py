@@ -33,7 +33,6 @@ class Watcher(Scripted):
     def __init__(self, guesses: Any, name: str = "watcher", cheap: bool = False) -> None:
         super().__init__(lambda tokens, budget: guesses(tokens, budget))
         self.name, self.cheap = name, cheap
-        self.rows: list[tuple[int, int, float]] = []  # guesses, next token, first logit of the row it came from
         self.times: list[tuple[int, float]] = []
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
