@@ -101,6 +101,7 @@ def test_settings() -> None:
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,
+        "proposer": None,
         "accept": Accept(),
     }
     assert defaults(SamplingParams) == {

@@ -73,8 +73,10 @@ def command(
         check_plot(plot)  # before minutes of measuring
     engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
+    if settings.drafts.proposers and not methods:
+        wanted.append("chain")
     for name in wanted:
-        engine.choose(name)
+        engine.choose_for(settings.changed(method=name))
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
         figures = bench(

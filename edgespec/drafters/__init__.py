@@ -12,6 +12,9 @@ and after each round:
 ``timed(proposal: Proposal, draft_ms: float, verify_ms: float) -> None``
     what proposing and the target's pass over it took: for control that follows the clock.
 
+``watched(rows: int, draft_ms: float, verify_ms: float) -> None``
+    instead of ``timed``, where another drafter's proposal was verified (``Compose``).
+
 ``step_once() -> None``
     one draft step, which is timed before the first request.
 
