@@ -63,7 +63,7 @@ def _fit(rows: Sequence[Row]) -> list[Row]:
 
 def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: bool = True) -> Advice:
     method = "ar" if row["method"] == BASELINE else row["method"]
-    if not row["lossless"]:
+    if not row["lossless"] and method != "ar":
         why += "; its text is not plain decoding's (lossy)"
     pays = method != "ar"
     return Advice(
@@ -124,7 +124,7 @@ def _memory(rows: Sequence[Row]) -> Advice:
 
 
 def _quality(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> Advice:
-    lossless = [row for row in rows if row["lossless"]]
+    lossless = [row for row in rows if row["lossless"] or row["method"] == BASELINE]
 
     def distance(bundle: str) -> tuple[float, float]:
         known = parity.get(bundle, {})

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.batch import BatchLanes, run_batch
+from edgespec.drafters.custom import proposer_name
+from edgespec.drafters.skip_store import forget_sets
 from edgespec.drafters.store import NGramStore
 from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
-from edgespec.methods import MethodChoice, choose_method
+from edgespec.methods import MethodChoice, choose_method, own_choice
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
@@ -80,7 +82,7 @@ class Engine:
             if share
             else choose_attention(manifest.target, self.operators.kind, attention, draft_attention)
         )
-        if self.attention.draft and "self-spec" not in manifest.methods:
+        if self.attention.draft and not {"self-spec", "swift"} & manifest.methods.keys():
             raise InvalidRequest(
                 f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
                 "export it with `--method self-spec`",
@@ -202,6 +204,28 @@ class Engine:
     def choose(self, method: str | None) -> MethodChoice:
         """The method for a request, with the reason."""
         return choose_method(self.bundle.manifest, method)
+
+    def choose_for(self, settings: Settings) -> MethodChoice:
+        """The same for whole settings: a chain's proposers, or a proposer of the caller's own.
+
+        Raises:
+            InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
+        """
+        if settings.proposer is None:
+            return choose_method(self.bundle.manifest, settings.method, settings.drafts)
+        if settings.method is not None or settings.drafts.proposers:
+            raise InvalidRequest(
+                "got a proposer of your own and a method: expected one of them", "leave out the method"
+            )
+        return own_choice(proposer_name(settings.proposer))
+
+    def forget_skip_sets(self) -> int:
+        """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.
+
+        Running lanes go on with what they have: do it after loading.
+        """
+        self.lanes.clear()
+        return forget_sets(self.bundle.manifest)
 
     def rows_exact(self) -> bool:
         """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edgespec.accept import EXACT, Accept
 from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from edgespec.drafters.custom import Proposer
 
 MAX_NEW_TOKENS = 128
 BATCH = 4
@@ -21,12 +24,13 @@ class DraftOptions:
     """What shapes the guesses of some methods; None = what the bundle or the method has found best.
 
     Attributes:
-        branch: speculative: guesses per node by depth; one number: at every node along the likeliest chain.
+        branch: speculative, swift: guesses per node by depth; one number: at every node along the likeliest chain.
         nodes: medusa: most guesses of a tree.
         threshold: paradecode: confidence from which an early exit is taken.
         kind: swift: the kind of text, of which a skip set is remembered.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.
+        search: swift: most time that the search may take, as a share of the time of decoding; 0 = no search.
 
     Raises:
         InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses.
@@ -38,6 +42,7 @@ class DraftOptions:
     kind: str = "text"
     cycles: int | None = None
     proposers: tuple[str, ...] = ()
+    search: float = 0.02
 
     def __post_init__(self) -> None:
         if self.branch is None:
@@ -70,9 +75,10 @@ class Settings:
         batch: sequences that ``generate_batch`` decodes at once.
         shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
         accept: which guesses stand; anything but the default gives losslessness away.
+        proposer: any object with ``propose(tokens, budget)``, instead of a method (``drafters.custom.Proposer``).
 
     Raises:
-        InvalidRequest: a gamma or a batch below 1, a shadow below 0.
+        InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.
     """
 
     method: str | None = None
@@ -88,6 +94,7 @@ class Settings:
     batch: int = BATCH
     shadow: int | None = None
     accept: Accept = EXACT
+    proposer: Proposer | None = None
 
     def __post_init__(self) -> None:
         counts = {
@@ -105,6 +112,12 @@ class Settings:
         if self.gamma is not None and self.gamma < 1:
             raise InvalidRequest(
                 f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"
+            )
+
+        if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):
+            raise InvalidRequest(
+                f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",
+                "see docs/methods.md",
             )
 
     def changed(self, **changes: Any) -> Settings:

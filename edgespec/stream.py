@@ -37,7 +37,7 @@ class Stream:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
         self._cancel = cancel or threading.Event()
-        self._choice = engine.choose(settings.method)
+        self._choice = engine.choose_for(settings)
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
@@ -48,9 +48,11 @@ class Stream:
         self._released = False
         try:
             with engine.lock:  # a new drafter's costs are measured with a few passes
-                self._drafter = self._lane.drafter(
-                    self._choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts
-                )
+                how = settings.gamma, settings.adaptive, settings.fallback
+                if settings.proposer is not None:
+                    self._drafter = self._lane.own(settings.proposer, *how)
+                else:
+                    self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
             self._rounds = rounds(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
@@ -89,8 +91,11 @@ class Stream:
         """The result so far; complete once the stream has ended."""
         engine, choice, settings = self._engine, self._choice, self._settings
         sampling = settings.sampling
-        drawn = not sampling.greedy and sampling.acceptance == "rejection" and choice.draws
-        trees = getattr(self._drafter, "trees", False)  # a row's sums run in another order there: near-ties may differ
+        own = getattr(self._drafter, "inner", self._drafter)
+        draws = choice.draws or getattr(own, "drew", False)
+        drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
+        # a row's sums run in another order there: near-ties may differ
+        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
         same = settings.accept.lossless and not drawn and not trees
         exact = engine.strict and same and (choice.name == "ar" or engine.rows_exact())
         return Result(
@@ -113,7 +118,8 @@ class Stream:
     @property
     def _draft_attention(self) -> str | None:
         """The coarser keys that this request's drafts read."""
-        return self._engine.attention.draft if self._choice.name == "self-spec" else None
+        skipping = self._choice.uses("self-spec") or self._choice.uses("swift")
+        return self._engine.attention.draft if skipping else None
 
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine

@@ -70,6 +70,9 @@ def test_lossy_rows_are_named_so_and_are_no_quality() -> None:
     chat, *_, quality = advise([PLAIN4, lossy, FREE], PARITY)
     assert "(lossy)" in chat.why
     assert quality.method == "self-spec"
+    # a run under a lossy rule calls all its rows lossy, but plain decoding gives nothing away
+    *_, quality = advise([PLAIN4 | {"lossless": False}, lossy], PARITY)
+    assert (quality.method, "(lossy)" in quality.why) == ("ar", False)
 
 
 def test_bundles_of_one_format_are_told_apart_by_folder() -> None:

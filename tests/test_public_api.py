@@ -103,6 +103,7 @@ def test_settings() -> None:
         "logprobs": False,
         "batch": 4,
         "shadow": None,
+        "proposer": None,
         "accept": Accept(),
     }
     assert defaults(SamplingParams) == {

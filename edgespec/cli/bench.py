@@ -23,6 +23,7 @@ from edgespec.cli.common import (
 if TYPE_CHECKING:
     from edgespec.advice import Advice
     from edgespec.engine import Engine
+    from edgespec.settings import Settings
 
 
 @click.command("bench")
@@ -85,7 +86,7 @@ def command(
         engine = open_engine(
             bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store
         )
-        entries.append(Entry(engine, _wanted(engine, methods, len(bundles) > 1)))
+        entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
     with progress() as report:
         figures = bench_all(
@@ -112,7 +113,7 @@ def command(
             }
         )
     else:
-        _show(rows, _padded(engine), strict, advice)
+        _show(rows, _padded(engine), strict, advice, settings.accept.approximations)
     if plot:  # last: whatever goes wrong, the figures are out
         if len(entries) > 1:
             for figure in figures:
@@ -122,17 +123,19 @@ def command(
         draw(figures, plot, f"{title}, {threads} threads")
 
 
-def _wanted(engine: Engine, methods: tuple[str, ...], several: bool) -> list[str]:
+def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, several: bool) -> list[str]:
     """The methods to measure of a bundle: those asked for, which one of several bundles need not have."""
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
+    if settings.drafts.proposers and not methods:
+        wanted.append("chain")
     if several:
-        wanted = [name for name in wanted if name in engine.methods]
+        wanted = [name for name in wanted if name in engine.methods or name == "chain"]
     for name in wanted:
-        engine.choose(name)
+        engine.choose_for(settings.changed(method=name))
     return wanted
 
 
-def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[Advice]) -> None:
+def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[Advice], lost: list[str]) -> None:
     """The table, the verdict of each bundle, and the advice."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
     short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
@@ -142,7 +145,7 @@ def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[A
         if len(names) > 1:
             click.echo(f"{label(of_it[0], rows).rsplit(' ', 1)[0]}:")
         if len(of_it) > 1:
-            _conclude(of_it, strict)
+            _conclude(of_it, strict, lost)
     click.echo("what to use:")
     for item in advice:
         row = {"bundle": item.bundle, "format": item.format, "method": item.method}
@@ -155,10 +158,12 @@ def _padded(engine: Engine) -> bool:
     return engine.strict and engine.operators.kind == "stock"
 
 
-def _conclude(rows: list[dict[str, Any]], strict: bool) -> None:
+def _conclude(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> None:
     """The verdict, the fastest method, and why the others are not."""
     verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
-    if strict:
+    if given_away:
+        click.echo(f"lossless: no, as was asked for: {', '.join(given_away)}")
+    elif strict:
         click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
     else:
         same = sum(row["same_text"] for row in rows[1:])

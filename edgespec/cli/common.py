@@ -119,6 +119,17 @@ def decode_options(function: F) -> F:
                 show_default=True,
                 help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
             ),
+            click.option(
+                "--proposers",
+                help="For --method chain: methods asked in turn, as in ngram,self-spec.",
+                metavar="LIST",
+            ),
+            click.option(
+                "--stream-kind",
+                default="text",
+                show_default=True,
+                help="For swift: the kind of text, such as chat or code; a skip set is kept for each.",
+            ),
             click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
         ]
     ):
@@ -155,9 +166,12 @@ def open_engine(
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
     """Settings from the options of ``decode_options``."""
+    if options["proposers"] and method not in (None, "chain"):
+        raise click.UsageError("--proposers belongs to --method chain")
     from edgespec.sampling import SamplingParams
     from edgespec.settings import DraftOptions, Settings
 
+    proposers = [name.strip() for name in (options["proposers"] or "").split(",")]
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance", "verification")
     return Settings(
         method=method,
@@ -165,7 +179,9 @@ def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
         gamma=options["gamma"],
         fallback=not options["no_fallback"],
         sampling=SamplingParams(**{name: options[name] for name in names}),
-        drafts=DraftOptions(branch=options["branch"]),
+        drafts=DraftOptions(
+            branch=options["branch"], kind=options["stream_kind"], proposers=tuple(filter(None, proposers))
+        ),
         stop=tuple(options["stop"]),
         accept=make_accept(options),
     )

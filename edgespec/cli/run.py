@@ -60,6 +60,8 @@ def command(
     \b
     edgespec run demo --prompt "ROMEO:"
     edgespec run demo --prompt "ROMEO:" --method self-spec --show-drafts
+    edgespec run demo --prompt "ROMEO:" --method chain --proposers ngram,self-spec
+    edgespec run demo --prompt "def f(" --method swift --stream-kind code
     echo "Summarise: ..." | edgespec run demo --prompt - --json
     edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
     edgespec run my-chat-model --chat

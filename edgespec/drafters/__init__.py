@@ -18,6 +18,8 @@ and after each round:
     before ``bind``: where it writes what it decides and expects, for statistics (``monitor.Control``);
 ``proposer: str``
     an attribute: the method that made the last proposal, where it is not ``name``.
+``watched(rows: int, draft_ms: float, verify_ms: float) -> None``
+    instead of ``timed``, where another drafter's proposal was verified (``Compose``).
 
 ``step_once() -> None``
     one draft step, which is timed before the first request.

@@ -82,6 +82,7 @@ class Adaptive:
         plain: rounds without a guess, by decision or because the inner drafter had none.
         drafted: rounds with guesses.
         probes: those of them that were probes.
+        floor: speed that a proposal must promise: 1 is plain decoding's, more where another drafter would offer more.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Adaptive:
         self.prior = prior
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
+        self.floor = 1.0
         self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
         self.trees = bool(getattr(inner, "trees", False))
         self._at_once = bool(getattr(inner, "steps_at_once", False))
@@ -154,11 +156,7 @@ class Adaptive:
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            if self._inner_rows is not None:
-                rows = self._inner_rows(budget)
-            else:
-                rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
-            length = self._decide(self._bucket, rows)
+            length = self._decide(self._expected_bucket, self._expected_rows(budget))
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
             self.drafted += 1
@@ -168,6 +166,27 @@ class Adaptive:
             self.plain += 1
             self._control.expected = None
         return proposal
+
+    def promised(self, budget: int) -> float:
+        """Speed that a costly drafter's next proposal is predicted to give, at least 1; a cheap one's is not known."""
+        if self._cheap:
+            return 1.0
+        before = self._last
+        self._best(self._record(self._expected_bucket), self._expected_rows(min(budget, self.gamma_max)))
+        found, self._last = max(self._last[1], 1.0) if self._last[0] else 1.0, before
+        return found
+
+    @property
+    def _expected_bucket(self) -> int:
+        """Of a costly drafter's next proposal: what it says, else that of the last one."""
+        bucket: int = getattr(self.inner, "bucket", self._bucket)
+        return bucket
+
+    def _expected_rows(self, budget: int) -> list[int]:
+        """[budget + 1]: rows of a pass over a costly drafter's guesses down to each depth."""
+        if self._inner_rows is not None:
+            return self._inner_rows(budget)
+        return [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
@@ -197,7 +216,7 @@ class Adaptive:
     def _best(self, record: _Record, rows: list[int]) -> int:
         """The length of the highest predicted speed."""
         costs = self._costs
-        best, gain, tried = 0, 1.0, 0.0
+        best, gain, tried = 0, self.floor, 0.0
         tokens = chance = 1.0
         # the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are waited for
         width = self._width
@@ -269,9 +288,22 @@ class Adaptive:
             if len(proposal) and proposal.resume is None:
                 self.cost.observe_draft(1 if self._at_once else _deepest(proposal), draft_ms)
 
+    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
+        """Another drafter's proposal was verified in a pass over so many rows: learn what that took."""
+        if not self._steady:
+            self.cost.observe_verify(rows, verify_ms)
+        if watched := getattr(self.inner, "watched", None):
+            watched(rows, draft_ms, verify_ms)
+        elif self._inner_timed is not None:
+            self._inner_timed(EMPTY, draft_ms, verify_ms)
+
     @property
     def reason(self) -> str:
-        """Why it drafts, or does not, in words."""
+        """Why it drafts, or does not, in words, and what the inner drafter adds."""
+        return "; ".join(filter(None, (self._decision, str(getattr(self.inner, "reason", "")))))
+
+    @property
+    def _decision(self) -> str:
         best, gain, acceptance = self._last
         if not self.plain + self.drafted:
             return "nothing was decoded yet"
@@ -293,8 +325,8 @@ class Adaptive:
             "plain_rounds": self.plain,
             "drafted_rounds": self.drafted,
             "probes": self.probes,
-            "reason": self.reason,
-        }
+            "reason": self._decision,
+        } | getattr(self.inner, "used_summary", dict[str, object])()
 
 
 def _deepest(proposal: Proposal) -> int:

@@ -174,7 +174,7 @@ def test_the_operators_run_on_the_installed_onnxruntime(writer: Callable[..., Wr
     assert [item.name for item in session.get_inputs()] == [
         "plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in",
     ]  # fmt: skip
-    assert [item.name for item in session.get_outputs()] == ["logits", "ids", "values"]
+    assert [item.name for item in session.get_outputs()] == ["logits", "ids", "values", "hidden"]
     assert made.slot(threads=2).forward(np.arange(2, 9)).logits.shape == (7, made.part.facts.vocab)
 
 
