@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.kv import BLOCK, LONGEST_PASS
-from edgespec.runtimes.native_slot import PARENT, SLOT, NativeSlot
+from edgespec.runtimes.native_runner import PARENT, SLOT
+from edgespec.runtimes.native_slot import NativeSlot
 from edgespec.runtimes.session import Bound, Model
 from edgespec.runtimes.target import Pass
 

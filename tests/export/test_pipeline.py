@@ -78,7 +78,8 @@ def below(folder: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     "methods",
-    [chosen for size in range(3) for chosen in combinations(("ngram", "speculative", "self-spec"), size)] + [METHODS],
+    [chosen for size in range(3) for chosen in combinations(("ngram", "speculative", "self-spec"), size)]
+    + [tuple(name for name in METHODS if name != "swift")],  # for which this model has too few layers
 )
 def test_every_combination_of_methods(
     tmp_path: Path, target: str, draft: str, skip_file: Path, heads: list[str], methods: tuple[str, ...]
@@ -141,7 +142,7 @@ def test_what_a_manifest_says(bundle: Callable[..., Path]) -> None:
         assert method["draft_cost"] > 0
         assert method["predicted_speedup"] > 0
     assert data["provenance"]["model"] == TARGET
-    assert set(data["memory"]["weight_bytes"]) == {"target", "draft"}
+    assert set(data["memory"]["weight_bytes"]) == {"target", "draft", "heads"}
     assert data["cost"]["plain_ms"] > 0
 
 

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.export.source import resolve
-from edgespec.runtimes.kv import ATTENTION
+from edgespec.runtimes.kv import ATTENTION, KvFormat
 from edgespec.runtimes.manifest import FORMATS, Attention, Format, HeadGroup, Operators
 from edgespec.runtimes.native_slot import NativeSlot
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import GreedyTarget, Heads, Resume
+from tests.coded import Prepared, prepare, random_tokens
 from tests.conftest import OPERATORS, TARGET, use_operators
 from tests.planned import COUNT, CUT_SIZE, GROUPS, PLANS, Array, Ids, Planned, with_heads
 
@@ -157,6 +158,36 @@ def test_layers_over_compact_caches(planned: Callable[..., Planned], attention: 
     expected = whole.forward(tokens[250:260]).logits.copy()
     front = np.concatenate([slot.forward_layers(tokens[250 + i : 251 + i], i, 0, 2) for i in range(10)])
     np.testing.assert_array_equal(slot.forward_resumed(tokens[250:260], Resume(front, 2)).logits, expected)
+
+
+@pytest.fixture(scope="module")
+def coded(native: None, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    return prepare(tmp_path_factory.mktemp("coded"), "padded")
+
+
+CODED = {
+    "int4": ATTENTION["int4"],
+    "nomad": ATTENTION["nomad"],
+    "codes for drafts": KvFormat("f16", "f16", codes="nomad2", sinks=4, draft_window=64),
+}
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_layers_over_coded_keys(coded: Prepared, name: str) -> None:
+    """With a ring of exact keys, and beside codes that only drafts read."""
+    slot, whole = coded.slot(CODED[name], 2), coded.slot(CODED[name])
+    tokens = np.array(random_tokens(slot.vocab_size, 340))
+    for one in (slot, whole):
+        one.prefill(tokens[:300].tolist())
+    for at in range(300, 340, 8):
+        rows = tokens[at : at + 8]
+        slot.forward_draft(rows[:1])
+        front = np.concatenate([slot.forward_layers(rows[i : i + 1], i, 0, 1) for i in range(8)])
+        got = slot.forward_resumed(rows, Resume(front, 1)).logits.copy()
+        np.testing.assert_array_equal(got, whole.forward(rows).logits)
+        slot.keep(range(8))
+        whole.keep(range(8))
+    same_kv(slot, whole)
 
 
 def test_hidden_states_are_kept_only_where_asked_for(planned: Callable[..., Planned]) -> None:
