@@ -17,7 +17,7 @@ from edgespec.runtimes.native_batch import NativeBatch, Wanted
 from tests.conftest import OPERATORS, PROMPTS, use_operators
 from tests.toy import Scripted, chain
 
-METHODS = ("ar", "ngram", "speculative", "self-spec")
+METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 Get = Callable[..., Engine]
 NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
 
