@@ -26,7 +26,7 @@ from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
-from edgespec.export.skip_sets import read_skip_set
+from edgespec.export.skip_sets import first_skip_set, read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.weights import WeightChoice
@@ -131,6 +131,11 @@ class Exporter:
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
         self.arch = open_model(resolve(options.model, options.revision), options.context)
+        if "swift" in self.methods and self.arch.facts.layers < 3:
+            raise ExportError(
+                f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
+                "use another method",
+            )
         self.codec = TextCodec(self.arch.source.path)
         self.draft: Architecture | None = None
         if options.draft is not None:
@@ -253,6 +258,10 @@ class Exporter:
         slot.follow([])
         slot.prefill(tokens)
         costs = measure_steps(slot, GAMMA, TREE_ROWS if self.heads.trained else ())
+        if "swift" in self.methods:
+            start = first_skip_set(slot.layers)
+            part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
+            methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
         if not set(self.methods) - {*ALWAYS, "swift"}:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")

@@ -211,7 +211,7 @@ def fixed_skip_set(folder: Path, model: str) -> Path:
 
 def method_parts(target: str) -> tuple[list[str], list[str]]:
     """Methods beside ar and ngram that a test bundle of this target has, and the folders of heads they need."""
-    methods = ["speculative", "self-spec"]
+    methods = ["speculative", "self-spec", "swift"]
     if target.startswith("builtin:"):  # embedded models have heads of their own
         return [*methods, *HEAD_METHODS], []
     trained = Path(target).parent / f"medusa-heads-{Path(target).name}"

@@ -237,7 +237,7 @@ class ResumingTarget(FunctionTarget):
     def forward_layers(self, rows, offset, first, last):  # type: ignore[no-untyped-def]
         raise NotImplementedError
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         assert len(tokens) == len(resume.hidden)
         self.resumed.append(len(tokens))
         return self.forward(tokens)

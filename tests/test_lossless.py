@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,11 +15,14 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.accept import EXACT, Accept
+from edgespec.cost import CostModel
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.draft_model import DraftModel
+from edgespec.drafters.online_search import OnlineSearch
 from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine import Engine
 from edgespec.noise import Noise
 from edgespec.proof import prove
@@ -34,9 +38,13 @@ from edgespec.verify import Rows
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.toy import chi_square
 
-METHODS = ("ar", "ngram", "self-spec", "speculative", "medusa", "blockwise", "paradecode")
+METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain")
 # chains instead of trees, and exits that are also wrong
-CHAINS: dict[str, dict[str, Any]] = {"medusa": {"nodes": 1}, "paradecode": {"threshold": 0.3}}
+CHAINS: dict[str, dict[str, Any]] = {
+    "medusa": {"nodes": 1},
+    "paradecode": {"threshold": 0.3},
+    "chain": {"proposers": ("ngram", "self-spec", "speculative")},
+}
 DRAFTING = METHODS[1:]
 TOKENS = 200
 STORIES = [f"{opening} {name}" for name in ("Tim", "a cat", "Lily and Ben", "the old tree", "Mum")
@@ -177,6 +185,23 @@ def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path,
     assert result.tokens == known["tokens"]
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_greedy_equals_plain_while_swift_searches(
+    engine: Callable[..., Engine], plainly: Greedy, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all the time it wants, also beside other proposers."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    made = engine(form)
+    expected = plainly(made, TARGET, PROMPTS, TOKENS)[:4]
+    more: dict[str, Any] = {"fallback": False, "search": 1.0, "kind": f"{form}-test"}
+    assert_equals_plain(made, "swift", PROMPTS[:4], expected, **more)
+    assert_equals_plain(made, "chain", PROMPTS[:4], expected, proposers=("ngram", "swift", "speculative"), **more)
+    assert_equals_plain(made, "chain", PROMPTS[:4], expected, proposers=("swift", "self-spec"), adaptive=False, **more)
+    result = made.generate(PROMPTS[0], method="swift", max_new_tokens=100, ignore_eos=True, **more)
+    assert re.search(r"[1-9]\d* sets tried", result.reason), result.reason
+    assert list((tmp_path / "swift").glob("*.json"))
+
+
 # -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
 
 
@@ -186,6 +211,8 @@ def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path,
         ("ngram", "rejection"),
         ("self-spec", "coupled"),
         ("speculative", "coupled"),
+        ("swift", "coupled"),
+        ("chain", "coupled"),
         ("medusa", "rejection"),
         ("blockwise", "rejection"),
         ("paradecode", "coupled"),
@@ -221,7 +248,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
 def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
     made = engine("int4")
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
-    for method in ("self-spec", "speculative", "paradecode"):
+    for method in ("self-spec", "speculative", "paradecode", "swift"):
         first = made.generate(PROMPTS[0], method=method, **settings)
         made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
         assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens
@@ -298,6 +325,11 @@ def drafted_pairs(
         skip = manifest.methods["self-spec"].skip
         assert skip is not None
         drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)), stop=0.0)
+    elif method == "swift":
+        step, costs = StepCost(0.1, 0.1), CostModel()
+        search = OnlineSearch(target.layers, SkipSet((1, 3), (1, 3)), step, costs.v)
+        drafter = Swift(target, search, step, costs, branch=(3,), always=True)
+        drafter._first_stop = 0.0
     seen: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     for seed in range(DRAWS):
@@ -319,7 +351,7 @@ def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, flo
     return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
 
 
-@pytest.mark.parametrize("method", ["self-spec", "speculative"])
+@pytest.mark.parametrize("method", ["self-spec", "speculative", "swift"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine], form: str, method: str) -> None:
     seen, expected, accepted = drafted_pairs(engine(form), method)

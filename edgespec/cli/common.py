@@ -27,10 +27,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def load_options(function: F) -> F:
+    """Which bundle, and how it is loaded."""
+    return click.argument("bundle", type=click.Path(path_type=Path))(engine_options(function))
+
+
+def engine_options(function: F) -> F:
     """How a bundle is loaded."""
     for option in reversed(
         [
-            click.argument("bundle", type=click.Path(path_type=Path)),
             click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]"),
             click.option(
                 "--context", type=click.IntRange(min=2), help="Most tokens, prompt included.  [default: the bundle's]"
@@ -115,6 +119,17 @@ def decode_options(function: F) -> F:
                 show_default=True,
                 help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
             ),
+            click.option(
+                "--proposers",
+                help="For --method chain: methods asked in turn, as in ngram,self-spec.",
+                metavar="LIST",
+            ),
+            click.option(
+                "--stream-kind",
+                default="text",
+                show_default=True,
+                help="For swift: the kind of text, such as chat or code; a skip set is kept for each.",
+            ),
             click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
         ]
     ):
@@ -151,9 +166,12 @@ def open_engine(
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
     """Settings from the options of ``decode_options``."""
+    if options["proposers"] and method not in (None, "chain"):
+        raise click.UsageError("--proposers belongs to --method chain")
     from edgespec.sampling import SamplingParams
     from edgespec.settings import DraftOptions, Settings
 
+    proposers = [name.strip() for name in (options["proposers"] or "").split(",")]
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance", "verification")
     return Settings(
         method=method,
@@ -161,7 +179,9 @@ def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
         gamma=options["gamma"],
         fallback=not options["no_fallback"],
         sampling=SamplingParams(**{name: options[name] for name in names}),
-        drafts=DraftOptions(branch=options["branch"]),
+        drafts=DraftOptions(
+            branch=options["branch"], kind=options["stream_kind"], proposers=tuple(filter(None, proposers))
+        ),
         stop=tuple(options["stop"]),
         accept=make_accept(options),
     )

@@ -80,6 +80,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
+    edgespec export ./my-model --method swift
     edgespec export ./target --method speculative --draft ./draft --context 4096
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./model --dry-run --json

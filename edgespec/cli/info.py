@@ -16,20 +16,25 @@ if TYPE_CHECKING:
 @click.command("info")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
+@click.option("--forget-skip-sets", is_flag=True, help="First delete the skip sets that swift has found and kept.")
 @json_option
-def command(bundle: Path, no_check: bool, as_json: bool) -> None:
+def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool) -> None:
     """Show what a bundle holds: model, methods, memory, provenance, operators.
 
     \b
     edgespec info demo
     edgespec info demo --json
+    edgespec info demo --forget-skip-sets
     """
+    from edgespec.drafters.skip_store import forget_sets, stored_sets
     from edgespec.runtimes.bundle import Bundle
     from edgespec.runtimes.operators import choose_operators
     from edgespec.runtimes.repack import repacked_bytes
 
     opened = Bundle.open(bundle, check=not no_check)
     manifest = opened.manifest
+    if forget_skip_sets:
+        click.echo(f"skip sets of swift: {forget_sets(manifest)} files deleted", err=True)
     choice = choose_operators("auto", manifest.target)
     operators = {
         "active": choice.kind,
@@ -62,6 +67,7 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
         ("operators", f"{choice.kind} ({choice.reason})"),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
+        *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]

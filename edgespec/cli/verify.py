@@ -64,8 +64,10 @@ def command(
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
+    if settings.drafts.proposers and not methods:
+        wanted.append("chain")
     for name in wanted:
-        engine.choose(name)
+        engine.choose_for(settings.changed(method=name))
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
         proofs = prove(engine, texts, settings, wanted, lambda done, of, what: report("verify", done, of, what))

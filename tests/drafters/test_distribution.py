@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,9 +17,13 @@ from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
 from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.ar import Plain
+from edgespec.drafters.compose import Compose
+from edgespec.drafters.custom import Custom
 from edgespec.drafters.draft_model import DraftModel
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.online_search import OnlineSearch
 from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.swift import StepCost, Swift
 from edgespec.noise import BLOCK, Noise
 from edgespec.noise import DRAFT as DRAWING
 from edgespec.proposal import Proposal
@@ -41,6 +46,11 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "ngram": lambda target: NGram(),
     "draft model": lambda target: DraftModel(TableTarget(DRAFT), VOCAB),
     "self-spec": lambda target: SelfSpec(target, SkipSet((0,)), stop=0.5),
+    "swift chain": lambda target: swift(target, (1,)),
+    "swift with siblings": lambda target: swift(target, (3,)),
+    "swift with siblings that pay": lambda target: swift(target, None),
+    "chain of drafters": lambda target: Compose([NGram(), swift(target, (2,))]),
+    "own proposer": lambda target: Custom(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
     "comb": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(2,)),
     "comb with replacement": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3,), replacement=True),
     "full tree": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
@@ -54,6 +64,18 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "tree with replacement": lambda target: SampledTree(Q, [2, 2], True),
     "tree without replacement": lambda target: SampledTree(Q, [3, 2], False),
 }
+
+
+def swift(target: TableTarget, branch: tuple[int, ...] | None) -> Swift:
+    """Stops after most guesses, so that what stops a draft and how many siblings there are depend on the text."""
+    target.layers = 4
+    step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.04, 3: 1.05, 4: 1.2}, 0.2)
+    search = OnlineSearch(4, SkipSet((1,)), step, costs.v)
+    drafter = Swift(target, search, step, costs, branch=branch or (3,), always=branch is not None)
+    drafter._first_stop = 0.5
+    return drafter
+
+
 PLAIN_SAMPLING = SamplingParams(1.0)
 
 
@@ -70,7 +92,7 @@ def test_every_drafter_keeps_the_distribution(name: str) -> None:
     assert p_value(name, PLAIN_SAMPLING) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["one-hot chain", "draft model", "tree without replacement"])
+@pytest.mark.parametrize("name", ["one-hot chain", "draft model", "tree without replacement", "swift with siblings"])
 def test_the_same_test_refuses_a_lossy_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("edgespec.decode.verify", verify_lossy_example)
     assert p_value(name, PLAIN_SAMPLING, DRAWS // 4) < 1e-6
