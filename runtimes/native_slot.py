@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.kv import LONGEST_PASS
-from edgespec.runtimes.native_runner import PARENT, POSITION, VISIBLE, NativeRunner
+from edgespec.runtimes.native_runner import PARENT, POSITION, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slot import depths_of
 from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
@@ -39,8 +39,11 @@ class NativeSlot(NativeRunner):
     def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
         self._verify(tokens, parents)
-        with self._top(1):
+        self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
+        try:
             return self._likeliest(self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden))
+        finally:
+            self._control[TOP] = 0
 
     def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
         """The plan of a pass whose rows may be kept; [n], [n]."""
