@@ -40,7 +40,9 @@ class Draft(Learner):
         _start_from(model, target)
         self.model = model.to(target.device)
         if recompute:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            # transformers 5 is renaming it
+            name = "activation_checkpointing_enable"
+            getattr(self.model, name, self.model.gradient_checkpointing_enable)({"use_reentrant": False})
             self.model.train()  # no dropout here: it only switches the recomputation on
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:

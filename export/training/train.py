@@ -238,7 +238,11 @@ def _round(learner: Learner) -> None:
 
 
 def _accelerator(options: TrainOptions) -> Accelerator:
+    other = f"--precision {options.precision}", "train with --precision no or bf16"
     try:
-        return Accelerator(mixed_precision=options.precision)
+        accelerator = Accelerator(mixed_precision=options.precision)
     except ValueError as error:
-        raise TrainingError(f"--precision {options.precision}: {error}", "train with --precision no or bf16") from error
+        raise TrainingError(f"{other[0]}: {error}", other[1]) from error
+    if options.precision == "fp16" and accelerator.device.type == "cpu":
+        raise TrainingError(f"{other[0]} needs a GPU, and accelerate found none", other[1])
+    return accelerator

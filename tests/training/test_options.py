@@ -25,7 +25,15 @@ from edgespec.runtimes.manifest import ModelFacts
 from tests.training.conftest import short
 
 FACTS = ModelFacts(
-    architecture="llama", layers=8, hidden=256, intermediate=688, heads=8, kv_heads=4, head_dim=32, vocab=512, context=128
+    architecture="llama",
+    layers=8,
+    hidden=256,
+    intermediate=688,
+    heads=8,
+    kv_heads=4,
+    head_dim=32,
+    vocab=512,
+    context=128,
 )
 
 
@@ -105,6 +113,8 @@ def test_wider_models_take_smaller_steps() -> None:
 
 def test_what_shapes_the_result_and_what_does_not() -> None:
     base = options().identity({"model": "x"})
-    assert base == options(output=Path("p"), save_every=9, threads=3, overwrite=True, model="y").identity({"model": "x"})
+    assert base == options(output=Path("p"), save_every=9, threads=3, overwrite=True, model="y").identity(
+        {"model": "x"}
+    )
     assert base != options(lr=0.5).identity({"model": "x"})
     assert base != options().identity({"model": "z"})
