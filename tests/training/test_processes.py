@@ -28,7 +28,7 @@ def python(*arguments: object, cwd: Path, **changes: str) -> subprocess.Complete
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        timeout=300,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
@@ -54,7 +54,7 @@ def test_killed_at_any_moment(model: Path, tmp_path: Path, method: str, kills: i
 @pytest.mark.usefixtures("torch")
 def test_two_processes(model: Path, tmp_path: Path) -> None:
     # `accelerate launch --cpu` starts one process however many are asked for, unless there is MPI: torchrun starts two
-    launch = "-m", "torch.distributed.run", "--nproc_per_node", 2, "--master_port", 0, "-m", "edgespec"
+    launch = "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", 2, "-m", "edgespec"
     command = *launch, "train", "medusa", model, *SHORT, "--json", "-o", tmp_path / "two"
     done = python(*command, cwd=tmp_path, ACCELERATE_USE_CPU="1")
     found = json.loads(done.stdout)  # of the main process alone
