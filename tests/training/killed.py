@@ -57,7 +57,8 @@ def main() -> None:
     model, output, method, kills, seed = sys.argv[1:]
     torch.set_num_threads(1)
     folder, numbers = Path(output), random.Random(int(seed))
-    options: Any = replace(short(model, folder / "whole"), method=method, save_every=1)
+    chosen: Any = method
+    options = replace(short(model, folder / "whole"), method=chosen, save_every=1)
     start = time.monotonic()
     assert trained(options, None)
     whole = time.monotonic() - start
