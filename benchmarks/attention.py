@@ -115,10 +115,11 @@ def _ours(folder: Path, facts: ModelFacts, kv: KvFormat, depth: int, arguments: 
         "kv": np.zeros((1, kv.nbytes(facts, depth + 256)), np.uint8),
         "control": np.array([0, *kv.controls()], np.int64),
         "tables": _tables(kv, facts, random),
+        "hidden_in": np.zeros((0, 0), np.float32),
         **weights,
     }
     inputs["plan"][:] = _chain(depth, rows)
-    outputs = {"logits": np.float32, "ids": np.int64, "values": np.float32}
+    outputs = {"logits": np.float32, "ids": np.int64, "values": np.float32, "hidden": np.float32}
     node = helper.make_node(
         "Decoder", list(inputs), list(outputs), domain=EDGESPEC, program="\n".join(steps), constant_weights=0
     )

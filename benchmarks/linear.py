@@ -82,7 +82,7 @@ def _passes(folder: Path, shapes: Any, kind: Any, threads: int) -> tuple[dict[st
     steps += ["quantize x=0 k=64 kind=f32 out=0 rows=1", f"logits act=0 w={len(weights)} kind=f32 n=16 k=64"]
     weights["head"] = aligned(np.zeros(Packed("f32", 16, 64).nbytes, np.uint8))
     runs: dict[str, Callable[[], None]] = {}
-    outputs = {"logits": np.float32, "ids": np.int64, "values": np.float32}
+    outputs = {"logits": np.float32, "ids": np.int64, "values": np.float32, "hidden": np.float32}
     session = None
     for rows in ROWS:
         at = np.arange(rows)
@@ -94,6 +94,7 @@ def _passes(folder: Path, shapes: Any, kind: Any, threads: int) -> tuple[dict[st
             "kv": np.zeros((1, 1 << 16), np.uint8),
             "control": np.array([0, 1, 1, 6, 0, 0, 0, 0], np.int64),
             "tables": np.zeros(0, np.float32),
+            "hidden_in": np.zeros((0, 0), np.float32),
             **weights,
         }
         if session is None:

@@ -125,6 +125,17 @@ class CostModel:
             self._draft_ms.extend([ms / n] * times)
             self._unread += times
 
+    def observe_round(self, n: int, steps: int, ms: float) -> None:
+        """Drafting in ``steps`` steps and verifying ``n`` rows took ``ms`` together: draft steps are the rest."""
+        one = self._one_ms()
+        if one and steps > 0:
+            self.observe_draft(steps, max(0.0, ms - one * self.v(n)))
+
+    def _one_ms(self) -> float | None:
+        """Time of a one-row pass, as observed."""
+        times = self._verify_ms.get(1)
+        return median(times) if times else None
+
     def _refresh(self) -> None:
         """Fold new timings in, now and then: medians of all windows are too dear for every round."""
         if self._unread < _REFRESH:

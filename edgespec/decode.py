@@ -14,16 +14,18 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.target import GreedyTarget, LayeredTarget, Pass, Target
+from edgespec.runtimes.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Resume, Target
 from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
 
 Finish = Literal["eos", "length", "context"]
+_OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,7 @@ class DecodeOptions:
         eos: tokens that end the text; the one that ended it is emitted.
         sampling: how tokens are chosen.
         logprobs: report the model's own log-probability of each emitted token.
+        accept: which guesses stand.
 
     Raises:
         InvalidRequest: a count below 1.
@@ -46,6 +49,7 @@ class DecodeOptions:
     eos: frozenset[int] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: bool = False
+    accept: Accept = EXACT
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1 or self.gamma < 1:
@@ -78,6 +82,30 @@ class Round:
     finish: Finish | None
 
 
+@dataclass(slots=True)
+class Ask:
+    """A pass that a request wants.  Whoever drives it runs the pass, perhaps together with those of other requests.
+
+    Attributes:
+        tokens: int64 [n], the pending token and its guesses.
+        parents: int64 [n], parent row of each row, -1 for row 0; None = a chain.
+        resume: [n] rows whose first layers have run; None = all are to run.
+        best: whether the likeliest token of each row and its logit are enough.
+        ms: set by the driver: what the pass took.
+        beside: set by the driver: rows of other requests in the same pass.
+    """
+
+    tokens: NDArray[np.int64]
+    parents: NDArray[np.int64] | None
+    resume: Resume | None
+    best: bool
+    ms: float = 0.0
+    beside: int = 0
+
+
+Rounds = Generator[Ask | Round, Pass | None, None]  # each Ask is answered by its Pass (``send``); then comes the Round
+
+
 def decode(
     target: Target,
     drafter: Drafter,
@@ -102,6 +130,44 @@ def decode(
         InvalidRequest: at once: an empty prompt, one that leaves no room in the context, an unknown token.
         EdgespecError: while decoding: the target failed or yields NaN.
     """
+    return _alone(target, rounds(target, drafter, prompt, options, stats))
+
+
+def run_pass(target: Target, ask: Ask) -> Pass:
+    """Run a pass by itself, and time it."""
+    start = perf_counter()
+    if ask.resume is not None:
+        assert isinstance(target, LayeredTarget)
+        output = target.forward_resumed(ask.tokens, ask.resume, best=ask.best)
+    elif ask.best:
+        output = target.forward_best(ask.tokens, ask.parents)  # type: ignore[attr-defined]
+    else:
+        output = target.forward(ask.tokens, ask.parents)
+    ask.ms = 1000 * (perf_counter() - start)
+    return output
+
+
+def _alone(target: Target, running: Rounds) -> Generator[Round, None, None]:
+    """Drive one request: each of its passes at once."""
+    for item in running:
+        if isinstance(item, Ask):
+            item = running.send(run_pass(target, item))
+        assert isinstance(item, Round)
+        yield item
+
+
+def rounds(
+    target: Target,
+    drafter: Drafter,
+    prompt: Sequence[int],
+    options: DecodeOptions,
+    stats: Stats | None = None,
+) -> Rounds:
+    """Like ``decode``, but the passes over the target are left to whoever drives the generator.
+
+    It yields an ``Ask``, wants its ``Pass`` sent, and yields the ``Round`` made of it; the arrays of the pass must
+    stay as they are until then.
+    """
     tokens = [int(token) for token in prompt]
     if not tokens:
         raise InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
@@ -118,13 +184,13 @@ def decode(
     return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
 
 
-def _rounds(
-    target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats
-) -> Generator[Round, None, None]:
+def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats) -> Rounds:
     """The rounds of a valid request."""
     params, gamma, eos, context = options.sampling, options.gamma, options.eos, target.context
     noise = Noise(params.seed)
     start = perf_counter()
+    if isinstance(target, HeadTarget):
+        target.keep_hidden = bool(getattr(drafter, "wants_hidden", False))
     reused = target.follow(tokens[:-1])
     if reused < len(tokens) - 1:
         target.prefill(tokens[reused:-1])
@@ -132,13 +198,13 @@ def _rounds(
     stats.reused_tokens += reused
     prefilled = perf_counter()
     stats.prefill_ms += 1000 * (prefilled - start)
-    guard = _Guard(drafter, stats, eos, target.vocab_size)
+    guard = _Guard(drafter, stats, eos, target)
     guard.begin(tokens, params, noise)
     stats.draft_ms += 1000 * (perf_counter() - prefilled)
 
     # where greedy decoding looks at nothing else, the logits need not leave the LM head
-    only_best = params.plain_greedy and not options.logprobs and isinstance(target, GreedyTarget)
-    forward = target.forward_best if only_best else target.forward  # type: ignore[attr-defined]
+    bare = params.plain_greedy and not options.logprobs and options.accept.rule != "top-k"
+    only_best = bare and isinstance(target, GreedyTarget)
     left = options.max_new_tokens
     pending = np.empty(1, np.int64)  # [1]: the whole input of a plain round
     finish: Finish | None = None
@@ -155,17 +221,13 @@ def _rounds(
             above = None if parents is None else np.concatenate(([-1], parents + 1))
         else:
             rows, above = pending, None
-        if proposal.resume is not None:
-            assert isinstance(target, LayeredTarget)
-            output = target.forward_resumed(rows, proposal.resume)
-        elif len(proposal):
-            output = forward(rows, above)
-        else:
-            output = forward(pending)
+        ask = Ask(rows, above, proposal.resume, only_best)
+        output = yield ask
+        assert output is not None, "a pass that was asked for must be answered"
         passed = perf_counter()
 
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)
-        verdict = verify(proposal, sampler, noise)
+        verdict = verify(proposal, sampler, noise, options.accept)
         path = verdict.path
         emitted = proposal.tokens[list(path)].tolist() if path else []
         emitted.append(verdict.next_token)
@@ -191,8 +253,8 @@ def _rounds(
         guard.observe(proposal, verdict, output)
         observed = perf_counter()
         stats.draft_ms += 1000 * (proposed - begun + observed - verified)
-        stats.verify_ms += 1000 * (passed - proposed)
-        guard.timed(proposal, 1000 * (proposed - begun), 1000 * (passed - proposed))
+        stats.verify_ms += ask.ms
+        guard.timed(proposal, 1000 * (proposed - begun), ask)
         if len(proposal):
             drafted, refused = proposal.tokens.tolist(), _refused(proposal, path)
         else:
@@ -214,12 +276,13 @@ def _refused(proposal: Proposal, path: Sequence[int]) -> list[int]:
 class _Guard:
     """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept."""
 
-    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], vocab: int) -> None:
+    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], target: Target) -> None:
         self._drafter: Drafter | None = drafter
         self._timed = getattr(drafter, "timed", None)
         self._stats = stats
         self._eos = eos
-        self._vocab = vocab
+        self._vocab = target.vocab_size
+        self._layered = isinstance(target, LayeredTarget)
 
     def _drop(self, where: str, error: Exception) -> None:
         name = getattr(self._drafter, "name", type(self._drafter).__name__)
@@ -242,9 +305,15 @@ class _Guard:
             return EMPTY
         try:
             proposal = self._drafter.propose(tokens, budget)
-            if not len(proposal):
-                return EMPTY if proposal.resume is None else proposal
-            return _checked(proposal, budget, self._eos, self._vocab)
+            if len(proposal):
+                proposal = _checked(proposal, budget, self._eos, self._vocab)
+            if proposal.resume is None:
+                return proposal if len(proposal) else EMPTY
+            if not self._layered:
+                raise ValueError("layers have run ahead, but the target cannot resume a pass")
+            if proposal.parents is not None or len(proposal.resume.hidden) != 1 + len(proposal):
+                raise ValueError(f"expected {1 + len(proposal)} rows of a chain to resume from")
+            return proposal
         except Exception as error:
             self._drop("propose", error)
             return EMPTY
@@ -257,11 +326,12 @@ class _Guard:
         except Exception as error:
             self._drop("observe", error)
 
-    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
-        if self._timed is None:
+    def timed(self, proposal: Proposal, draft_ms: float, ask: Ask) -> None:
+        # what a pass shared with other requests took says nothing of a pass over this proposal
+        if self._timed is None or ask.beside:
             return
         try:
-            self._timed(proposal, draft_ms, verify_ms)
+            self._timed(proposal, draft_ms, ask.ms)
         except Exception as error:
             self._drop("timed", error)
 
@@ -278,8 +348,11 @@ def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -
         raise ValueError(f"a guess outside the vocabulary of {vocab}")
     if parents is not None and (parents.shape != tokens.shape or _out_of_order(parents)):
         raise ValueError("parents must come before their children")
-    if probs is not None and (probs.shape != (len(tokens), vocab) or not np.isfinite(probs.sum())):
-        raise ValueError(f"draft probabilities must be finite and of shape {(len(tokens), vocab)}")
+    if probs is not None and probs.shape != (len(tokens), vocab):
+        raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
+    # NaN fails the comparison too; with a q that is no distribution, rejection would change the text's
+    if probs is not None and not (np.abs(probs.sum(1) - 1) < _OFF).all():
+        raise ValueError("draft probabilities must be finite and sum to 1 for each guess")
     ends = [i for i, token in enumerate(tokens.tolist()) if token in eos] if eos else []
     if not ends:
         return proposal

@@ -9,9 +9,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.drafters.custom import proposer_name
+from edgespec.drafters.skip_store import forget_sets
+from edgespec.drafters.store import NGramStore
 from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
-from edgespec.methods import MethodChoice, choose_method
+from edgespec.methods import MethodChoice, choose_method, own_choice
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
@@ -36,10 +39,12 @@ class Engine:
         attention: how keys and values are kept, and what self-drafts read.
         strict: whether a row has the same bits in every pass, so that speculation writes exactly plain decoding's text.
         context: most tokens of a sequence, prompt included.
+        store: n-grams of texts read earlier, for method ngram; None = none.
 
     Args (beyond those of ``load``):
         graph: which graph of the target; None = the one that can run every method.
         share: use this engine's session rather than a new one.
+        ngram_store: the opened store.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Engine:
         draft_attention: str | None = None,
         graph: str | None = None,
         share: Engine | None = None,
+        ngram_store: NGramStore | None = None,
     ) -> None:
         manifest = bundle.manifest
         facts = manifest.target.facts
@@ -62,6 +68,9 @@ class Engine:
         self.bundle, self.strict = bundle, strict
         self.context = context or facts.context
         self.codec = TextCodec(bundle.path)
+        self.store = ngram_store
+        if ngram_store is not None:
+            ngram_store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = threading.RLock()
         self.operators: OperatorChoice = share.operators if share else choose_operators(operators, manifest.target)
@@ -70,7 +79,7 @@ class Engine:
             if share
             else choose_attention(manifest.target, self.operators.kind, attention, draft_attention)
         )
-        if self.attention.draft and "self-spec" not in manifest.methods:
+        if self.attention.draft and not {"self-spec", "swift"} & manifest.methods.keys():
             raise InvalidRequest(
                 f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
                 "export it with `--method self-spec`",
@@ -179,6 +188,28 @@ class Engine:
         """The method for a request, with the reason."""
         return choose_method(self.bundle.manifest, method)
 
+    def choose_for(self, settings: Settings) -> MethodChoice:
+        """The same for whole settings: a chain's proposers, or a proposer of the caller's own.
+
+        Raises:
+            InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
+        """
+        if settings.proposer is None:
+            return choose_method(self.bundle.manifest, settings.method, settings.drafts)
+        if settings.method is not None or settings.drafts.proposers:
+            raise InvalidRequest(
+                "got a proposer of your own and a method: expected one of them", "leave out the method"
+            )
+        return own_choice(proposer_name(settings.proposer))
+
+    def forget_skip_sets(self) -> int:
+        """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.
+
+        Running lanes go on with what they have: do it after loading.
+        """
+        self.lanes.clear()
+        return forget_sets(self.bundle.manifest)
+
     def rows_exact(self) -> bool:
         """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""
         if self._rows_exact is None:
@@ -207,7 +238,9 @@ class Engine:
         return tokens
 
     def _new_lane(self) -> Lane:
-        return Lane(self.bundle.path, self.bundle.manifest, self.model, self._draft_model, self.context, self._times)
+        return Lane(
+            self.bundle.path, self.bundle.manifest, self.model, self._draft_model, self.context, self._times, self.store
+        )
 
     def _draft_model(self) -> Model:
         if self._draft is None:
@@ -226,6 +259,7 @@ def load(
     operators: Wanted = "auto",
     attention: str | None = None,
     draft_attention: str | None = None,
+    ngram_store: str | os.PathLike[str] | None = None,
 ) -> Engine:
     """Load a bundle.
 
@@ -241,10 +275,13 @@ def load(
             need tables: ``edgespec export --attention``); None = what the bundle was exported for.
         draft_attention: int4, nomad or nomad2: self-drafts read such keys, verification those of ``attention``, so the
             text stays that of plain decoding.
+        ngram_store: a file of ``edgespec ngram build``, where method ngram looks too.  It is only read: nothing of a
+            request is ever kept.
 
     Raises:
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
         InvalidRequest: a context or an attention that this bundle does not have.
+        StoreError: the store is damaged, newer than this version, or of another tokenizer.
     """
     opened = Bundle.open(bundle, check=check)
     return Engine(
@@ -255,4 +292,5 @@ def load(
         operators=operators,
         attention=attention,
         draft_attention=draft_attention,
+        ngram_store=None if ngram_store is None else NGramStore(Path(ngram_store), check=check),
     )

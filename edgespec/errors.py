@@ -40,6 +40,10 @@ class BundleError(EdgespecError):
     """A bundle is missing a part, was altered, or is newer than this program."""
 
 
+class StoreError(EdgespecError):
+    """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
+
+
 class InvalidRequest(EdgespecError):
     """A generation request that cannot be served: empty prompt, too long, nonsense settings."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -12,8 +13,11 @@ import numpy as np
 from edgespec.cost import ENOUGH, CostModel, measure
 from edgespec.drafters import Drafter
 from edgespec.drafters.adaptive import Adaptive
+from edgespec.drafters.compose import Compose
+from edgespec.drafters.custom import Custom, Proposer
 from edgespec.drafters.parts import Parts
-from edgespec.methods import MethodChoice
+from edgespec.drafters.store import NGramStore
+from edgespec.methods import MethodChoice, own_choice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
@@ -46,33 +50,71 @@ class Lane:
     """
 
     def __init__(
-        self, bundle: Path, manifest: Manifest, model: Model, draft: Callable[[], Model], context: int, times: Times
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        model: Model,
+        draft: Callable[[], Model],
+        context: int,
+        times: Times,
+        store: NGramStore | None = None,
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = open_slot(model, context=context)
         self._draft_slot: Slot | None = None
-        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None))
+        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
+        self._chains: dict[tuple[DraftOptions, int | None, bool, bool], Compose] = {}
+        self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def drafter(
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
     ) -> Drafter:
         """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
-        which = choice.name, options
-        inner = self._inner.get(which)
-        if inner is None:
-            module = import_module(f"edgespec.drafters.{BUILDERS[choice.name]}")
-            inner = self._inner[which] = module.build(self._parts, choice.part, options)
+        if choice.proposers:
+            return self._chain(choice, gamma, adaptive, fallback, options)
+        inner = self._bare(choice, options)
         if choice.name == "ar" or not adaptive:
             return inner
-        key = *which, gamma or choice.gamma, fallback
+        key = choice.name, options, gamma or choice.gamma, fallback
         if key not in self._adaptive:
-            control = Adaptive(inner, self._costs(choice, inner), gamma or choice.gamma, fallback)
-            if choice.part.measured and choice.part.measured[0].acceptance:
-                control.prior = choice.part.measured[0].acceptance[0]
-            self._adaptive[key] = control
+            self._adaptive[key] = self._controlled(choice, inner, gamma, fallback)
         return self._adaptive[key]
+
+    def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
+        """The drafter around a caller's proposer; the last one is kept with what was learned of it."""
+        if self._own is None or self._own[0] is not proposer or self._own[1:4] != (gamma, adaptive, fallback):
+            inner = Custom(proposer, self.target.vocab_size)
+            drafter = self._controlled(own_choice(inner.name), inner, gamma, fallback) if adaptive else inner
+            self._own = proposer, gamma, adaptive, fallback, drafter
+        return self._own[4]
+
+    def _chain(
+        self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
+    ) -> Drafter:
+        """Several drafters asked in turn, each inside control of its own: what pays depends on who else may draft."""
+        key = replace(options, proposers=tuple(one.name for one in choice.proposers)), gamma, adaptive, fallback
+        if key not in self._chains:
+            bare = [(one, self._bare(one, options)) for one in choice.proposers]
+            drafters = [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
+            self._chains[key] = Compose(drafters)
+        return self._chains[key]
+
+    def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
+        """The drafter of a method, without control."""
+        which = choice.name, replace(options, proposers=())
+        if which not in self._inner:
+            module = import_module(f"edgespec.drafters.{BUILDERS[choice.name]}")
+            self._inner[which] = module.build(self._parts, choice.part, options)
+        return self._inner[which]
+
+    def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
+        """A drafter inside new control."""
+        control = Adaptive(inner, self._costs(choice, inner), gamma or choice.gamma, fallback)
+        if choice.part.measured and choice.part.measured[0].acceptance:
+            control.prior = choice.part.measured[0].acceptance[0]
+        return control
 
     @property
     def kv_bytes(self) -> int:

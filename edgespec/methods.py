@@ -7,6 +7,10 @@ from dataclasses import dataclass
 from edgespec.cost import WORTH
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.manifest import METHODS, Manifest, MethodPart
+from edgespec.settings import DraftOptions
+
+CHAIN = "chain"  # several methods asked in turn: in every bundle
+DRAWING = ("speculative", "self-spec", "swift", "paradecode")
 
 
 @dataclass(frozen=True)
@@ -18,26 +22,35 @@ class MethodChoice:
         part: its parameters in the manifest.
         gamma: most guesses a round.
         reason: why this one.
+        proposers: of a chain: its methods.
     """
 
     name: str
     part: MethodPart
     gamma: int
     reason: str
+    proposers: tuple[MethodChoice, ...] = ()
 
     @property
     def draws(self) -> bool:
         """Whether guesses are drawn from a distribution when sampling (then rejection sampling decides)."""
-        return self.name in ("speculative", "self-spec", "swift", "paradecode")
+        return self.name in DRAWING or any(proposer.draws for proposer in self.proposers)
+
+    def uses(self, method: str) -> bool:
+        """Whether it is that method, or a chain with it."""
+        return self.name == method or any(proposer.name == method for proposer in self.proposers)
 
 
-def choose_method(manifest: Manifest, wanted: str | None) -> MethodChoice:
-    """The wanted method, or the one with the best predicted speed.
+def choose_method(manifest: Manifest, wanted: str | None, drafts: DraftOptions | None = None) -> MethodChoice:
+    """The wanted method, or the one with the best predicted speed; a chain where only proposers are named.
 
     Raises:
-        InvalidRequest: the bundle was not exported with that method.
+        InvalidRequest: the bundle was not exported with that method, or with one of the proposers.
     """
     methods = manifest.methods
+    proposers = drafts.proposers if drafts else ()
+    if wanted == CHAIN or (wanted is None and proposers):
+        return _chain(manifest, proposers)
     if wanted is not None:
         if wanted not in methods:
             raise InvalidRequest(
@@ -45,11 +58,40 @@ def choose_method(manifest: Manifest, wanted: str | None) -> MethodChoice:
                 f"export it with `--method {wanted}`" if wanted in METHODS else "check the spelling",
             )
         return _choice(manifest, wanted, "asked for")
-    predicted = {name: part.predicted_speedup for name, part in methods.items() if part.predicted_speedup}
-    best = max(predicted, key=lambda name: predicted[name] or 0, default=None)
-    if best is not None and (predicted[best] or 0) >= WORTH:
-        return _choice(manifest, best, f"predicted {predicted[best]:.2f}x on the exporting machine")
+    best = _fastest(manifest)
+    if best is not None and (methods[best].predicted_speedup or 0) >= WORTH:
+        return _choice(manifest, best, f"predicted {methods[best].predicted_speedup:.2f}x on the exporting machine")
     return _choice(manifest, "ngram", "default: costs little where text does not repeat")
+
+
+def _fastest(manifest: Manifest) -> str | None:
+    """The method of the best predicted speed; None = nothing was predicted."""
+    predicted = {name: part.predicted_speedup for name, part in manifest.methods.items() if part.predicted_speedup}
+    return max(predicted, key=lambda name: predicted[name] or 0, default=None)
+
+
+def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
+    """The proposers, or n-gram and the best other method of the bundle."""
+    usable = [name for name in manifest.methods if name != "ar"]
+    if not proposers:
+        others = [name for name in usable if name != "ngram"]
+        best = _fastest(manifest)
+        proposers = ("ngram", best if best in others else others[0]) if others else ("ngram",)
+    if unknown := [name for name in proposers if name not in usable]:
+        raise InvalidRequest(
+            f"proposer {unknown[0]!r} is not in this bundle; it has: {', '.join(usable)}",
+            f"export it with `--method {unknown[0]}`" if unknown[0] in METHODS[1:] else "check the spelling",
+        )
+    if len(set(proposers)) < len(proposers):
+        raise InvalidRequest(f"proposers {', '.join(proposers)}: expected each one once")
+    chosen = tuple(_choice(manifest, name, "") for name in proposers)
+    gamma = max(choice.gamma for choice in chosen)
+    return MethodChoice(CHAIN, MethodPart(), gamma, f"{', then '.join(proposers)}", chosen)
+
+
+def own_choice(name: str) -> MethodChoice:
+    """A caller's own proposer as a method."""
+    return MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
 
 
 def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:

@@ -23,9 +23,9 @@ class Result:
         method_requested: as asked for; None = the default was taken.
         method_used: what decoded.
         reason: why that method, and whether drafting paid.
-        lossless: the text has the distribution of plain decoding of this bundle.
+        lossless: the text has the distribution of plain decoding of this bundle; false by a lossy acceptance rule.
         exact: the text is bit for bit that of plain decoding in strict mode.
-        approximations: what differs from the source model.
+        approximations: what differs from the source model, and what a lossy acceptance rule gives away.
         operators: stock or native.
         draft_attention: the coarser keys that drafts read; None = those of verification.  No approximation of the text.
         logprobs: log-probability of each token by the unadjusted model, if asked for.

@@ -39,6 +39,8 @@ class SamplingParams:
         seed: None = a fresh one from the operating system.
         acceptance: how sampled guesses are verified; ``rejection`` (Leviathan, Chen) or ``coupled`` (text identical to
             plain decoding with the same seed, arXiv 2408.07978).
+        verification: how rejection judges a chain: ``token`` by token, or as a ``block``, of which on average no fewer
+            guesses stand (arXiv 2403.10444).  Both keep the distribution.
 
     Raises:
         InvalidRequest: a value outside its range.
@@ -52,6 +54,7 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     seed: int | None = None
     acceptance: Literal["rejection", "coupled"] = "rejection"
+    verification: Literal["token", "block"] = "token"
 
     def __post_init__(self) -> None:
         def need(valid: bool, name: str, allowed: str) -> None:
@@ -71,6 +74,7 @@ class SamplingParams:
         )
         need(self.seed is None or isinstance(self.seed, int), "seed", "an integer or None")
         need(self.acceptance in ("rejection", "coupled"), "acceptance", "'rejection' or 'coupled'")
+        need(self.verification in ("token", "block"), "verification", "'token' or 'block'")
 
     @property
     def greedy(self) -> bool:
@@ -172,6 +176,16 @@ def _top(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
     return kept if candidates is None else candidates[kept]
 
 
+def best_of(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """int64 [<= count]: indices of the ``count`` largest of ``values`` [k], the largest first, the lowest on a tie.
+
+    Those that are -inf are left out.
+    """
+    found = _top(values, min(count, len(values)))
+    found = found[values[found] > -np.inf]
+    return found[np.argsort(-values[found], kind="stable")][:count]
+
+
 def _scaled(row: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
     """float64 [k]: ``row`` float32 [k] over the temperature, shifted so that the largest is 0."""
     scaled = row.astype(np.float64)
@@ -259,7 +273,7 @@ class RowSampler:
         best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
     """
 
-    __slots__ = ("_best", "_plain", "logits", "matching", "noise", "params", "proposal", "tokens")
+    __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
 
     def __init__(
         self,
@@ -278,6 +292,7 @@ class RowSampler:
         self.noise = noise
         self._plain = params.plain_greedy
         self.matching = params.temperature == 0 or params.acceptance == "coupled"
+        self.block = params.verification == "block"
 
     def prefix(self, row: int) -> list[int]:
         """Committed tokens and the guesses on the path to ``row``."""
@@ -293,10 +308,12 @@ class RowSampler:
         proposal = self.proposal
         return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
 
-    def _support(self, row: int) -> Support:
+    def _seen(self, row: int) -> Sequence[int]:
         # Only the repetition penalty reads the prefix; a long one is not copied for nothing.
-        prefix = self.prefix(row) if self.params.repetition_penalty != 1 else ()
-        return support(self.logits[row], self.params, prefix)
+        return self.prefix(row) if self.params.repetition_penalty != 1 else ()
+
+    def _support(self, row: int) -> Support:
+        return support(self.logits[row], self.params, self._seen(row))
 
     def choose(self, row: int) -> int:
         """The token that plain decoding emits at ``row``.
@@ -304,24 +321,45 @@ class RowSampler:
         Raises:
             EdgespecError: the row has a NaN or infinite logit.
         """
-        if self._best is not None:
-            if not math.isfinite(self._best[1][row]):
-                raise _not_finite(self.position(row))
-            return int(self._best[0][row])
         if self._plain:
-            logits = self.logits[row]
-            best = int(logits.argmax())
-            if not math.isfinite(logits[best]):
-                raise _not_finite(self.position(row))
-            return best
+            return self.likeliest(row)
         return self._support(row).draw(self.noise, self.position(row))
 
     def distribution(self, row: int) -> NDArray[np.float64]:
         """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
-        found = self._support(row)
         probs = np.zeros(self.logits.shape[1])
-        probs[found.ids] = found.probs()
+        if self._plain:
+            probs[self.likeliest(row)] = 1
+        else:
+            found = self._support(row)
+            probs[found.ids] = found.probs()
         return probs
+
+    def likeliest(self, row: int) -> int:
+        """The token of the largest logit after bias and penalty, the lowest on a tie.  Raises like ``choose``."""
+        if self._best is not None:
+            best, logit = int(self._best[0][row]), float(self._best[1][row])
+        else:
+            logits = self.logits[row] if self._plain else adjusted(self.logits[row], self.params, self._seen(row))
+            best = int(logits.argmax())
+            logit = float(logits[best])
+        if not math.isfinite(logit):
+            raise _not_finite(self.position(row))
+        return best
+
+    def rank(self, row: int, token: int) -> int:
+        """How many tokens come before ``token`` by logit after bias and penalty, by id on a tie.
+
+        A forbidden token comes after all others.
+        Raises like ``choose``.
+        """
+        logits = adjusted(self.logits[row], self.params, self._seen(row))
+        if not math.isfinite(logits.max()):
+            raise _not_finite(self.position(row))
+        mine = logits[token]
+        if mine == -math.inf:
+            return len(logits)
+        return int((logits > mine).sum() + (logits[:token] == mine).sum())
 
     def logprob(self, row: int, token: int) -> float:
         """Log-probability of ``token`` at ``row`` by the model itself: before bias, penalty and truncation."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
+from edgespec.accept import EXACT, Accept
 from edgespec.errors import InvalidRequest
 from edgespec.sampling import SamplingParams
 
+if TYPE_CHECKING:
+    from edgespec.drafters.custom import Proposer
+
 MAX_NEW_TOKENS = 128
+MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
 
 
 @dataclass(frozen=True)
@@ -16,12 +22,16 @@ class DraftOptions:
     """What shapes the guesses of some methods; None = what the bundle or the method has found best.
 
     Attributes:
-        branch: speculative: guesses per node by depth; one number: at every node along the likeliest chain.
+        branch: speculative, swift: guesses per node by depth; one number: at every node along the likeliest chain.
         nodes: medusa: most guesses of a tree.
         threshold: paradecode: confidence from which an early exit is taken.
         kind: swift: the kind of text, of which a skip set is remembered.
         cycles: blockwise: passes that refine a block before it is verified.
         proposers: chain: methods that are asked in turn.
+        search: swift: most time that the search may take, as a share of the time of decoding; 0 = no search.
+
+    Raises:
+        InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses.
     """
 
     branch: tuple[int, ...] | None = None
@@ -30,6 +40,19 @@ class DraftOptions:
     kind: str = "text"
     cycles: int | None = None
     proposers: tuple[str, ...] = ()
+    search: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.branch is None:
+            return
+        if not (isinstance(self.branch, tuple) and self.branch and all(isinstance(b, int) for b in self.branch)):
+            raise InvalidRequest(f"branch is {self.branch!r}: expected one or several integers", "as in (2,) or (3, 2)")
+        nodes = sum(prod(self.branch[: depth + 1]) for depth in range(len(self.branch)))
+        if min(self.branch) < 1 or nodes > MOST_NODES:
+            raise InvalidRequest(
+                f"branch {self.branch} makes a tree of {nodes} guesses: expected numbers from 1, and at most "
+                f"{MOST_NODES} guesses"
+            )
 
 
 @dataclass(frozen=True)
@@ -47,9 +70,11 @@ class Settings:
         stop: strings that end the text.
         ignore_eos: go on after EOS; for measurements.
         logprobs: report log-probabilities.
+        accept: which guesses stand; anything but the default gives losslessness away.
+        proposer: any object with ``propose(tokens, budget)``, instead of a method (``drafters.custom.Proposer``).
 
     Raises:
-        InvalidRequest: a gamma below 1.
+        InvalidRequest: a gamma below 1, or a proposer that cannot propose.
     """
 
     method: str | None = None
@@ -62,6 +87,8 @@ class Settings:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     logprobs: bool = False
+    accept: Accept = EXACT
+    proposer: Proposer | None = None
 
     def __post_init__(self) -> None:
         counts = {"max_new_tokens": self.max_new_tokens, "gamma": 1 if self.gamma is None else self.gamma}
@@ -73,8 +100,16 @@ class Settings:
                 f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"
             )
 
+        if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):
+            raise InvalidRequest(
+                f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",
+                "see docs/methods.md",
+            )
+
     def changed(self, **changes: Any) -> Settings:
         """A copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
+
+        ``accept`` may be the text of a rule (``Accept.parse``), ``branch`` a number or a list.
 
         Raises:
             InvalidRequest: an unknown name, or a value outside its range.
@@ -85,6 +120,10 @@ class Settings:
             raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {known}")
         if isinstance(changes.get("stop"), str):
             changes["stop"] = (changes["stop"],)
+        if isinstance(changes.get("accept"), str):
+            changes["accept"] = Accept.parse(changes["accept"], self.accept.min_block)
+        if isinstance(branch := changes.get("branch"), (int, list)):
+            changes["branch"] = (branch,) if isinstance(branch, int) else tuple(branch)
         if drawn := {name: value for name, value in changes.items() if name in sampling}:
             changes["sampling"] = replace(changes.get("sampling", self.sampling), **drawn)
         if shaped := {name: value for name, value in changes.items() if name in drafts}:

@@ -26,7 +26,7 @@ class Stream:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
         self._cancel = cancel or threading.Event()
-        self._choice = engine.choose(settings.method)
+        self._choice = engine.choose_for(settings)
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
@@ -35,9 +35,11 @@ class Stream:
         self._released = False
         try:
             with engine.lock:  # a new drafter's costs are measured with a few passes
-                self._drafter = self._lane.drafter(
-                    self._choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts
-                )
+                how = settings.gamma, settings.adaptive, settings.fallback
+                if settings.proposer is not None:
+                    self._drafter = self._lane.own(settings.proposer, *how)
+                else:
+                    self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
             self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
@@ -76,8 +78,13 @@ class Stream:
         """The result so far; complete once the stream has ended."""
         engine, choice, settings = self._engine, self._choice, self._settings
         sampling = settings.sampling
-        drawn = not sampling.greedy and sampling.acceptance == "rejection" and choice.draws
-        exact = engine.strict and not drawn and (choice.name == "ar" or engine.rows_exact())
+        own = getattr(self._drafter, "inner", self._drafter)
+        draws = choice.draws or getattr(own, "drew", False)
+        drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
+        # a row's sums run in another order there: near-ties may differ
+        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
+        same = settings.accept.lossless and not drawn and not trees
+        exact = engine.strict and same and (choice.name == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -86,9 +93,9 @@ class Stream:
             method_requested=settings.method,
             method_used=choice.name,
             reason=self._reason(),
-            lossless=True,
+            lossless=settings.accept.lossless,
             exact=exact,
-            approximations=engine.approximations,
+            approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
@@ -98,7 +105,8 @@ class Stream:
     @property
     def _draft_attention(self) -> str | None:
         """The coarser keys that this request's drafts read."""
-        return self._engine.attention.draft if self._choice.name == "self-spec" else None
+        skipping = self._choice.uses("self-spec") or self._choice.uses("swift")
+        return self._engine.attention.draft if skipping else None
 
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine
@@ -108,6 +116,7 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
             logprobs=settings.logprobs,
+            accept=settings.accept,
         )
 
     def _run(self) -> Generator[Chunk, None, None]:

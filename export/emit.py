@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.emit_heads import head_logits
 from edgespec.export.formats import EmbeddingTable, Errors, LinearFormat, stacked_shape
 from edgespec.export.graph import MICROSOFT, GraphBuilder, WeightFile
+from edgespec.export.heads import CUT, HeadPlan, is_head
 from edgespec.export.ops import Kind, Linear
 from edgespec.export.vectors import rope_vectors, stacked_bias, vector
 
@@ -31,6 +34,10 @@ class GraphOps:
     every other operator computes a row the same whatever stands beside it (docs/runtime.md).  The dummy's KV lies
     after the pass's rows and is overwritten by the next.  Residuals are plain Adds, so that the gated and the ungated
     graph give the same bits.
+
+    With ``hidden`` the residual stream is an output, and with gate_embed off it is an input, ``hidden_in``, in place of
+    the embedded ids: layers can be run apart, and with all of them off only what comes after them runs: the LM head, or
+    a group of heads (emit_heads.py).
     """
 
     def __init__(
@@ -43,10 +50,13 @@ class GraphOps:
         head: LinearFormat | None = None,
         gates: bool = False,
         padded: bool = False,
+        hidden: bool = False,
+        plan: HeadPlan | None = None,
     ) -> None:
         self.arch, self.form, self.weights, self.errors = arch, form, weights, errors
         self.head_form = head or form  # of the LM head, and of the embedding tied to it
-        self.gates, self.padded = gates, padded
+        self.gates, self.padded, self.hidden = gates, padded, hidden
+        self.plan = plan or HeadPlan()
         self.graph = GraphBuilder(weights)
         facts = arch.facts
         self.kv_dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
@@ -58,6 +68,16 @@ class GraphOps:
         declare("total", INT32, [])
         declare("bias", FLOAT, [1, 1, "A", "P"])
         declare("rows", INT64, ["R"])
+        groups = len(self.plan.groups) if hidden else 0
+        if hidden:
+            declare("hidden_in", FLOAT, [1, "H", facts.hidden])
+            declare("gate_embed", BOOL, [])
+            self.graph.output("hidden", FLOAT, self.x_dims)
+        if groups:
+            declare("gate_lm", BOOL, [])
+            declare("gate_heads", BOOL, [groups])
+            names = [f"gate_heads.{i}" for i in range(groups)]
+            self.graph.node("Split", ["gate_heads"], names, num_outputs=groups)
         if gates:
             for kind in ("attn", "mlp"):
                 declare(f"gate_{kind}", BOOL, [facts.layers])
@@ -97,8 +117,8 @@ class GraphOps:
     def linear(self, x: str, *parts: Linear, joined: bool = False) -> tuple[str, ...]:
         # one node a part unless joined: a Split costs more than it saves for gate and up (docs/log.md)
         if not joined or not self.form.joins:
-            return tuple(self._multiply(x, part) for part in parts)
-        packed = self._multiply(x, *parts)
+            return tuple(self.multiply(x, part) for part in parts)
+        packed = self.multiply(x, *parts)
         sizes = np.array([self.arch.source.shape(part.weight)[0] for part in parts], np.int64)
         split = self.graph.constant("split_" + "_".join(map(str, sizes)), sizes)
         outputs = tuple(self.graph.unique("part") for _ in parts)
@@ -134,11 +154,14 @@ class GraphOps:
         return graph.node("Slice", [y, zero, minus, one])
 
     def gated(self, gate: str, up: str) -> str:
-        # QuickGelu with alpha 1 is x * sigmoid(x) in one operator
-        return self.graph.node("Mul", [self.graph.node("QuickGelu", [gate], domain=MICROSOFT, alpha=1.0), up])
+        return self.graph.node("Mul", [self.silu(gate), up])
 
     def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
         graph = self.graph
+        if self.hidden and layer == 0 and kind == "attention":
+            x = self.choose(
+                "gate_embed", "stream", self.arch.facts.hidden, lambda: self.same(x), lambda: self.same("hidden_in")
+            )
         kv = [f"present.{layer}.{name}" for name in ("key", "value")] if kind == "attention" else []
         if not self.gates:
             self._kv_names = (kv[0], kv[1]) if kv else ("", "")
@@ -162,15 +185,43 @@ class GraphOps:
         return graph.node("If", [gate], [graph.unique(kind), *kv], **branches)
 
     def head(self, x: str, norm: str, head: Linear) -> str:
-        chosen = self.graph.node("Gather", [x, "rows"], axis=1)
-        logits = self._multiply(self.norm(chosen, norm), head)
-        self.graph.node("Identity", [logits], ["logits"])
-        self.graph.output("logits", FLOAT, [1, "R", self.arch.facts.vocab])
+        graph, plan = self.graph, self.plan
+        if self.hidden:
+            graph.node("Identity", [x], ["hidden"])
+        h = self.norm(graph.node("Gather", [x, "rows"], axis=1), norm)  # [1, R, hidden]
+        head = Linear(CUT) if plan.only else head
+        logits = head_logits(self, h, head) if self.hidden and plan.groups else self.multiply(h, head)
+        graph.node("Identity", [logits], ["logits"])
+        one = not plan.groups or not self.hidden
+        graph.output("logits", FLOAT, [1, "R", self.arch.source.shape(head.weight)[0] if one else "V"])
         return "logits"
 
-    # -- parts -----------------------------------------------------------------------------------------------------
+    # -- what the heads' nodes are made of too ----------------------------------------------------------------------
 
-    def _multiply(self, x: str, *parts: Linear) -> str:
+    def silu(self, x: str) -> str:
+        """x * sigmoid(x), in one operator: QuickGelu with alpha 1."""
+        return self.graph.node("QuickGelu", [x], domain=MICROSOFT, alpha=1.0)
+
+    def same(self, x: str) -> str:
+        """x under another name, as a branch needs it."""
+        return self.graph.node("Identity", [x])
+
+    def choose(
+        self, gate: str, name: str, width: int | str, then: Callable[[], str], otherwise: Callable[[], str]
+    ) -> str:
+        """One of two values [1, rows, width]; what is left out costs nothing."""
+
+        def branch(side: str, body: Callable[[], str]) -> onnx.GraphProto:
+            # sizes of the same name share buffers: each branch has its own
+            columns = width if isinstance(width, int) else self.graph.unique(width)
+            dims: list[int | str] = [1, self.graph.unique("rows"), columns]
+            return self.graph.branch(f"{name}.{side}", lambda: [helper.make_tensor_value_info(body(), FLOAT, dims)])
+
+        branches = {"then_branch": branch("on", then), "else_branch": branch("off", otherwise)}
+        return self.graph.node("If", [gate], [self.graph.unique(name)], **branches)
+
+    def multiply(self, x: str, *parts: Linear) -> str:
+        """x [1, R, k] times matrices stacked along n -> [1, R, n]."""
         names = [part.weight for part in parts]
         name = "+".join(names)
         self._store(name, names)
@@ -178,8 +229,10 @@ class GraphOps:
         bias = stacked_bias(self.graph, self.arch.source, parts)
         return self._form(name).multiply(self.graph, x, name, k, n, bias)
 
+    # -- parts -----------------------------------------------------------------------------------------------------
+
     def _form(self, name: str) -> LinearFormat:
-        return self.head_form if name == self.arch.head.weight else self.form
+        return self.head_form if is_head(name, self.arch) else self.form
 
     def _pad(self, x: str, heads: int) -> str:
         """x [1, T, heads * head_dim] with a dummy row behind it, if this is a padded graph."""

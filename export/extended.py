@@ -79,6 +79,11 @@ class ExtendedCheckpoint(Checkpoint):
         super().__init__(base.path, base.config)
         self._base, self._extra = base, dict(extra)
 
+    @property
+    def extra(self) -> dict[str, Extra]:
+        """The tensors beside the checkpoint's own."""
+        return dict(self._extra)
+
     @cached_property
     def index(self) -> dict[str, Path]:
         """Which file holds which tensor of the checkpoint."""

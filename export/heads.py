@@ -65,7 +65,7 @@ class HeadsFile(BaseModel):
     kind: HeadKind
     count: int = Field(gt=0)
     hidden: int = Field(gt=0)
-    vocab: int = Field(gt=0)
+    vocab: int = Field(ge=0, description="0: not known")
     model: str | None = None
     tokenizer: str | None = None
     inner: int = Field(default=0, ge=0)
@@ -172,7 +172,7 @@ def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec, folde
     file, facts = heads.file, arch.facts
     again = "train heads for this model with `edgespec train`"
     for what, theirs, ours in (("hidden size", file.hidden, facts.hidden), ("vocabulary", file.vocab, facts.vocab)):
-        if theirs != ours:
+        if theirs not in (ours, 0):
             raise ExportError(f"{folder}: heads for a model of {what} {theirs}, but this model's is {ours}", again)
     theirs_is = f"{folder}: heads for a {{}} with fingerprint {{:.12}}, but this model's is {{:.12}}"
     if file.tokenizer is not None and file.tokenizer != (mine := tokenizer_fingerprint(codec)):
@@ -257,7 +257,7 @@ def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Traine
         kind="medusa",
         count=len(numbers),
         hidden=weight.shape[0],
-        vocab=vocab or 1,
+        vocab=vocab,
         own=own is not None,
         training={"published": path.name},
     )

@@ -11,12 +11,13 @@ from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.emit import GraphOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
+from edgespec.export.heads import HeadPlan
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.quantizers import LevelSource
 from edgespec.export.source import Checkpoint
 from edgespec.export.vectors import HEADROOM
-from edgespec.runtimes.manifest import Format, Graph, Layout, ModelPart
+from edgespec.runtimes.manifest import Format, Graph, HeadVocab, Layout, ModelPart
 
 WEIGHTS = "model.data"
 MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
@@ -56,6 +57,8 @@ def write_model(
     draft: bool = False,
     prefix: str = "",
     layout: Layout = "native",
+    plan: HeadPlan | None = None,
+    head_vocab: HeadVocab | None = None,
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
 
@@ -74,24 +77,29 @@ def write_model(
         draft: only the plain graph.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
         layout: which operators' weights are stored.
+        plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
+            (native graphs give them anyway).
+        head_vocab: the tokens of the plan's cut LM head.
     """
     linear = linear_format(form, chosen)
     head_linear = linear_format(head, chosen) if head else linear
     errors: Errors = {}
-    strict = Graph(file=prefix + MAIN, gated=gated, padded=True)
+    plan, hidden = plan or HeadPlan(), plan is not None and not draft
+    strict = Graph(file=prefix + MAIN, gated=gated, padded=True, hidden=hidden)
     graphs = {"plain": Graph(file=prefix + (MAIN if draft else PLAIN))}
     if not draft:
         graphs = {"gated" if gated else "strict": strict} | graphs
     with WeightFile(folder / WEIGHTS, plan=layout != "stock") as weights:
         for graph in graphs.values():  # the second graph finds every tensor already stored
-            ops = GraphOps(arch, linear, weights, errors, head=head_linear, gates=graph.gated, padded=graph.padded)
+            kind = {"gates": graph.gated, "padded": graph.padded, "hidden": graph.hidden}
+            ops = GraphOps(arch, linear, weights, errors, head=head_linear, plan=plan, **kind)
             arch.build(ops)
             ops.graph.save(folder / graph.file.removeprefix(prefix))
     with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
-        native = NativeOps(arch, NativeFormat(form, arch.head.weight, head or form, chosen), packed, errors)
+        native = NativeOps(arch, NativeFormat(form, arch, head or form, chosen), packed, errors, plan)
         arch.build(native)
         native.graph.save(folder / NATIVE)
-    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, operators="native")
+    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     _write_index(folder / INDEX, weights, packed)
     source = arch.source
     facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
@@ -106,6 +114,9 @@ def write_model(
         layout=layout,
         headroom=HEADROOM,
         min_rows=max(linear.min_rows, head_linear.min_rows),
+        heads=list(plan.groups),
+        head_vocab=head_vocab,
+        cut=plan.only,
     )
     return WrittenModel(part, errors)
 

@@ -44,7 +44,7 @@ def parity_report(
     return {
         "positions": len(rows),
         "weight_error_by_layer": _by_layer(errors, arch.facts.layers),
-        "weight_error": _relative(errors.values()),
+        "weight_error": _relative(sums for name, sums in errors.items() if name in arch.source.index),
         "logit_rms_error": float(np.sqrt(np.mean(np.square(difference)))),
         "logit_max_error": float(np.abs(difference).max()),
         "logit_std": float(exact.std()),
@@ -67,9 +67,9 @@ def _by_layer(errors: Errors, layers: int) -> list[float]:
     """Relative error (root of the ratio of squares) of each layer's matrices together."""
     groups: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
     for name, sums in errors.items():
-        numbers = [int(part) for part in name.split(".") if part.isdigit()]
-        if numbers:
-            groups[numbers[0]].append(sums)
+        words = name.split(".")
+        if "layers" in words[:-1]:  # heads have numbers, too
+            groups[int(words[words.index("layers") + 1])].append(sums)
     return [_relative(group) for group in groups]
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec import __version__
 from edgespec.cost import WORTH
 from edgespec.errors import ExportError
@@ -16,11 +19,14 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
+from edgespec.export.head_choice import KINDS, HeadChoice, choose_heads, cut_draft
+from edgespec.export.head_methods import measure_heads
+from edgespec.export.head_vocab import frequent_tokens, write_tokens
 from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
-from edgespec.export.skip_sets import read_skip_set
+from edgespec.export.skip_sets import first_skip_set, read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.weights import WeightChoice
@@ -42,8 +48,10 @@ from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.text import TextCodec
 
 ALWAYS = ("ar", "ngram")
+GATED = ("self-spec", "swift", *KINDS)  # methods that leave layers out of a pass
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
-POSITIONS = 40
+POSITIONS, HEAD_POSITIONS = 40, 160
+TREE_ROWS = (9, 17)  # rows of the passes that verify trees
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
@@ -62,7 +70,9 @@ class ExportOptions:
         search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
         keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
         unless ``stock``; either kind can run them, after a conversion.  attention: how keys may be kept; the first one
-        that passes its quality gate becomes the default; none = float16.
+        that passes its quality gate becomes the default; none = float16.  heads: folders of trained heads, for medusa,
+        blockwise and paradecode.  head_vocab, draft_vocab: rows of the heads' and of the draft's LM head: the most
+        frequent tokens of the calibration text; None = all.
     """
 
     model: str
@@ -83,6 +93,9 @@ class ExportOptions:
     keep_search: Path | None = None
     operators: Wanted = "auto"
     attention: Sequence[str] = ()
+    heads: Sequence[str] = ()
+    head_vocab: int | None = None
+    draft_vocab: int | None = None
 
     def wanted(self) -> list[str]:
         """All methods of the bundle, in the usual order.
@@ -99,6 +112,10 @@ class ExportOptions:
             raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
         if self.skip_set is not None and "self-spec" not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
+        if self.draft_vocab is not None and "speculative" not in methods:
+            raise ExportError("--draft-vocab was given, but not --method speculative", "add --method speculative")
+        if self.head_vocab is not None and not set(KINDS) & set(methods):
+            raise ExportError("--head-vocab was given, but no method with heads", f"methods: {', '.join(KINDS)}")
         return methods
 
 
@@ -114,20 +131,29 @@ class Exporter:
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
         self.arch = open_model(resolve(options.model, options.revision), options.context)
+        if "swift" in self.methods and self.arch.facts.layers < 3:
+            raise ExportError(
+                f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
+                "use another method",
+            )
         self.codec = TextCodec(self.arch.source.path)
         self.draft: Architecture | None = None
         if options.draft is not None:
             self.draft = open_model(resolve(options.draft), None)
             check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
+        heads = choose_heads(options.model, options.heads, self.methods, self.arch, self.codec)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.arch.source.path, self.codec)
+        self.heads = HeadChoice(heads, self._frequent(options.head_vocab, self.arch, "--head-vocab"))
+        self.heads.extend(self.arch)
+        self.draft_tokens = self._frequent(options.draft_vocab, self.draft or self.arch, "--draft-vocab")
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
 
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        return describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+        return self._described()
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -136,9 +162,11 @@ class Exporter:
             ExportError: anything about the source, the options or the disk; nothing is left behind.
         """
         options = self.options
-        gated = "self-spec" in self.methods
+        gated = bool(set(GATED) & set(self.methods))
         with staged_folder(options.output, options.overwrite) as folder:
-            written = self._write(folder, self.arch, "target", gated=gated)
+            scored = None if self.heads.tokens is None else write_tokens(folder, "", self.heads.tokens)
+            kind = {"gated": gated, "plan": self.heads.plan, "head_vocab": scored}
+            written = self._write(folder, self.arch, "target", **kind)
             draft_part = self._write_draft(folder)
             copy_tokenizer(self.arch.source.path, folder)
             self.progress("weights", 1, 1, "written")
@@ -177,7 +205,18 @@ class Exporter:
         if self.draft is None:
             return None
         (folder / "draft").mkdir()
-        return self._write(folder / "draft", self.draft, "draft", draft=True, prefix="draft/").part
+        kind: dict[str, Any] = {"draft": True, "prefix": "draft/"}
+        if self.draft_tokens is not None:
+            kind["head_vocab"] = write_tokens(folder / "draft", "draft/", self.draft_tokens)
+            kind["plan"] = cut_draft(self.draft, self.draft_tokens)
+        return self._write(folder / "draft", self.draft, "draft", **kind).part
+
+    def _frequent(self, size: int | None, arch: Architecture, option: str) -> NDArray[np.int64] | None:
+        """The tokens of a cut LM head, [size]."""
+        if size is None:
+            return None
+        always = tokenizer_facts(self.arch, self.codec).eos
+        return frequent_tokens(self.codec.encode(self.text), size, arch.facts.vocab, always, option)
 
     def _layout(self) -> Layout:
         return "stock" if self.options.operators == "stock" else "native"
@@ -218,8 +257,12 @@ class Exporter:
         methods = {name: MethodPart() for name in self.methods}
         slot.follow([])
         slot.prefill(tokens)
-        costs = measure_steps(slot, GAMMA)
-        if set(self.methods) == set(ALWAYS):
+        costs = measure_steps(slot, GAMMA, TREE_ROWS if self.heads.trained else ())
+        if "swift" in self.methods:
+            start = first_skip_set(slot.layers)
+            part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
+            methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
+        if not set(self.methods) - {*ALWAYS, "swift"}:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)
@@ -240,6 +283,11 @@ class Exporter:
             )
         if "self-spec" in self.methods:
             methods["self-spec"] = self._self_spec(slot, scorer, costs)
+        for name, heads in self.heads.trained.items():
+            self.progress("heads", 0, 1, f"{name} against the target")
+            chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)
+            methods[name] = measure_heads(name, heads, slot, chains, costs, self._measured)
+            self.progress("heads", 1, 1, f"{name} against the target")
         return methods, costs
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
@@ -265,6 +313,9 @@ class Exporter:
     def _tokens(self, limit: int) -> list[int]:
         return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]
 
+    def _described(self) -> dict[str, Any]:
+        return describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+
     def _search_store(self) -> Path | None:
         if self.options.keep_search is None:
             return None
@@ -274,7 +325,7 @@ class Exporter:
         return self.options.keep_search / f"skip-{_digest(f'{facts}{_digest(self.text)}')[:16]}.journal"
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
-        plan = describe_export(self.arch, self.choice, self.methods, self.draft, target.layout)
+        plan = self._described()
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
     def _provenance(self) -> dict[str, Any]:
@@ -291,8 +342,8 @@ class Exporter:
         return {key: value for key, value in found.items() if value is not None}
 
 
-def _chains(target: Slot, tokens: list[int]) -> ChainScorer:
-    return ChainScorer(target, tokens, positions=min(POSITIONS, len(tokens) // 4), gamma=GAMMA)
+def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> ChainScorer:
+    return ChainScorer(target, tokens, positions=min(positions, len(tokens) // 4), gamma=GAMMA)
 
 
 def _limited(draft: Architecture, context: int) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.export.architectures import Architecture
+from edgespec.export.extended import ExtendedCheckpoint
+from edgespec.export.heads import is_head
 from edgespec.export.quantize import BLOCK
 from edgespec.export.vectors import HEADROOM
 from edgespec.export.weights import WeightChoice
@@ -35,6 +37,22 @@ def weight_bytes(arch: Architecture, form: Format, head: Format | None = None, l
     return total + 2 * 4 * (arch.facts.context + HEADROOM) * (arch.facts.head_dim // 2)
 
 
+def head_bytes(arch: Architecture, form: Format, head: Format | None = None, layout: Layout = "native") -> int:
+    """Bytes of what the heads, or a cut LM head, add to the weight file."""
+    if not isinstance(arch.source, ExtendedCheckpoint):
+        return 0
+    scale, total = 2 if layout == "native" else 4, 0
+    for name, tensor in arch.source.extra.items():
+        shape, kind = tensor.shape, head if head and is_head(name, arch) else form
+        if len(shape) == 1 or kind == "fp32":
+            total += 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
+        elif kind == "w8a8":
+            total += shape[0] * (shape[1] + 4)
+        else:
+            total += shape[0] * -(-shape[1] // BLOCK) * (BLOCK * (4 if kind == "int4" else 8) // 8 + scale)
+    return total
+
+
 def describe_export(
     arch: Architecture,
     choice: WeightChoice,
@@ -45,6 +63,8 @@ def describe_export(
     """The plan as a JSON object; bytes are estimates good to a few percent."""
     models = {"target": arch} | ({"draft": draft} if draft else {})
     sizes = {name: weight_bytes(model, choice.format, choice.head, layout) for name, model in models.items()}
+    if extra := head_bytes(arch, choice.format, choice.head, layout):
+        sizes["heads"] = extra
     return {
         "model": str(arch.source.path),
         "architecture": arch.facts.architecture,

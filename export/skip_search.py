@@ -9,7 +9,7 @@ are scored first, and the greedy sets they suggest warm-start the search.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,14 +68,14 @@ class StepCosts:
         return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify)
 
 
-def measure_steps(slot: Slot, gamma: int, repeats: int = 5) -> StepCosts:
-    """Time passes on this machine, at the depth the slot is at."""
+def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: int = 5) -> StepCosts:
+    """Time passes on this machine, at the depth the slot is at; ``larger``: rows of further passes to time."""
     layers, token = tuple(range(slot.layers)), np.zeros(1, np.int64)
     sets: list[SkipSet | None] = [None]
     if slot.model.graph.gated:
         sets += [SkipSet(attention=layers), SkipSet(mlp=layers)]
     steps = measure(lambda i: _discard(slot.forward_draft(token, 0, sets[i])), range(len(sets)), repeats)
-    sizes = sorted({1, 2, 3, 4, 6, gamma + 1})
+    sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
     verify = measure(lambda n: _discard(slot.forward(np.zeros(n, np.int64))), sizes, repeats)
     saved = [max(0.0, (steps[0] - steps[i]) / slot.layers) for i in range(1, len(steps))] or [0.0, 0.0]
     return StepCosts(plain=steps[0], attention=saved[0], mlp=saved[1], verify=verify)

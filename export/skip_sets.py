@@ -58,3 +58,9 @@ def _layer(number: object) -> int:
     if not isinstance(number, int) or isinstance(number, bool):
         raise TypeError(f"not a layer: {number!r}")
     return number
+
+
+def first_skip_set(layers: int) -> SkipSet:
+    """Where SWIFT (arXiv 2410.06916) starts to search: every other layer, but for the first and the last."""
+    odd = tuple(range(1, layers - 1, 2))
+    return SkipSet(odd, odd)

@@ -76,6 +76,22 @@ def resolve(model: str, revision: str | None = None) -> Path:
         ) from error
 
 
+def resolve_heads(name: str) -> Path:
+    """Find a folder of trained heads: a local path, or ``builtin:NAME`` of those that come with an embedded model.
+
+    Raises:
+        ExportError: nothing of that name.
+    """
+    if not name.startswith(BUILTIN):
+        return Path(name).expanduser()
+    folder = Path(str(resources.files("edgespec") / "builtin" / name.removeprefix(BUILTIN)))
+    if not (folder / "edgespec_heads.json").is_file():
+        raise ExportError(
+            f"there are no embedded heads {name!r}", "train them with `edgespec train`, and add --heads DIR"
+        )
+    return folder
+
+
 @dataclass
 class Checkpoint:
     """Weights and configuration of a source model.

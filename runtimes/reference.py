@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.target import Pass, SkipSet
+from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 Function = Callable[[tuple[int, ...]], NDArray[np.float32]]  # prefix -> logits [vocab] of the token after it
 
@@ -100,6 +100,99 @@ class FunctionTarget:
         self.skipped += 1
         logits = self.draft((*self.tokens, *self._draft_rows))
         return Pass(logits[None].astype(np.float32))
+
+
+class LayeredFunctionTarget(FunctionTarget):
+    """A ``FunctionTarget`` whose layers can be run apart: its hidden states name a prefix and the layers it has run.
+
+    Args:
+        exits: what the exit after so many layers says: a function of the prefix.
+        heads: what group "medusa" says: for each head a function of the prefix whose last row chose the pending token.
+        layers: how many there are.
+        tokens: int64 [size], the vocabulary of heads and exits; None = all.
+    """
+
+    def __init__(
+        self,
+        function: Function,
+        vocab_size: int,
+        context: int = 512,
+        exits: dict[int, Function] | None = None,
+        heads: Sequence[Function] = (),
+        layers: int = 4,
+        tokens: NDArray[np.int64] | None = None,
+    ) -> None:
+        super().__init__(function, vocab_size, context)
+        self.layers = layers
+        self.exits, self.heads, self.head_tokens = exits or {}, list(heads), tokens
+        self.keep_hidden = False
+        self.layer_rows = 0  # rows times layers, for tests
+        self._states: list[tuple[tuple[int, ...], int]] = []  # (prefix, layers run) of each hidden state ever given
+
+    def _state(self, prefix: tuple[int, ...], layers: int) -> list[float]:
+        self._states.append((prefix, layers))
+        return [len(self._states) - 1.0]
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """See ``Target.forward``."""
+        output = super().forward(tokens, parents)
+        assert self._rows is not None
+        self.layer_rows += len(tokens) * self.layers
+        prefixes: list[tuple[int, ...]] = []
+        for token, parent in self._rows:
+            prefixes.append((*(tuple(self.tokens) if parent < 0 else prefixes[parent]), token))
+        hidden = np.array([self._state(prefix, self.layers) for prefix in prefixes], np.float32)
+        return Pass(output.logits, hidden if self.keep_hidden else None)
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """See ``LayeredTarget.forward_layers``."""
+        if self._rows is not None:
+            raise ValueError("layers run between forward and keep")
+        self.layer_rows += len(rows) * (last - first)
+        if first == 0:
+            self._check(rows.tolist(), len(self.tokens) + 1)
+            del self._draft_rows[offset:]
+            if len(self._draft_rows) != offset:
+                raise ValueError(f"rows at {offset}, but only {len(self._draft_rows)} have run")
+            self._draft_rows += [int(token) for token in rows]
+        else:
+            for at, row in enumerate(rows, offset):
+                if self._states[int(row[0])] != (self._prefix(at), first):
+                    raise ValueError(f"row {at} is not the state of that place after {first} layers")
+        return np.array([self._state(self._prefix(at), last) for at in range(offset, offset + len(rows))], np.float32)
+
+    def _prefix(self, at: int) -> tuple[int, ...]:
+        return (*self.tokens, *self._draft_rows[: at + 1])
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        """See ``LayeredTarget.forward_resumed``."""
+        self.layer_rows -= len(tokens) * resume.layer
+        for at, row in enumerate(resume.hidden):
+            wanted = (*self.tokens, *tokens[: at + 1].tolist()), resume.layer
+            if self._states[int(row[0])] != wanted:
+                raise ValueError(f"row {at} is not the state of that place after {resume.layer} layers")
+        if len(resume.hidden) != len(tokens):
+            raise ValueError(f"{len(tokens)} tokens, but {len(resume.hidden)} hidden states")
+        return self.forward(tokens)
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """See ``HeadTarget.forward_heads``."""
+        states = [self._states[int(row[0])] for row in hidden]
+        name, _, layer = group.partition(".")
+        functions = [self.exits[int(layer)]] if name == "exit" else self.heads
+        wanted = int(layer) if layer else self.layers
+        if any(layers != wanted for _, layers in states):
+            raise ValueError(f"heads of layer {wanted} asked about other layers")
+        logits = np.array([[function(prefix) for prefix, _ in states] for function in functions], np.float32)
+        if self.head_tokens is not None:
+            logits = logits[..., self.head_tokens]
+        if not top:
+            return Heads(logits, self.head_tokens)
+        ids = np.argsort(-logits, -1, kind="stable")[..., :top]
+        values = np.take_along_axis(logits, ids, -1)
+        return Heads(None, None, (ids if self.head_tokens is None else self.head_tokens[ids], values))
 
 
 class TableTarget(FunctionTarget):

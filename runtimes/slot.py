@@ -81,7 +81,7 @@ class Slot(ABC):
         """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
         raise self._no_hidden()
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
         raise self._no_hidden()
 
@@ -160,6 +160,23 @@ def depths_of(parents: Sequence[int]) -> NDArray[np.int64]:  # [n]
         if parent >= 0:
             depths[row] = depths[parent] + 1
     return depths
+
+
+def best_of(
+    logits: NDArray[np.float32],  # [.., size]
+    tokens: NDArray[np.int64] | None,  # [size]
+    top: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # [.., top], [.., top]
+    """The largest logits of each row and their tokens, in order; the lowest token wins a tie."""
+    top = min(top, logits.shape[-1])
+    # a stable sort of all would do the same, for much more
+    least = -np.partition(-logits, top - 1, -1)[..., top - 1 : top]  # [.., 1]
+    found = np.zeros((*logits.shape[:-1], top), np.int64)
+    for at in np.ndindex(logits.shape[:-1]):
+        near = np.flatnonzero(logits[at] >= least[at])  # ascending: ties stay in order
+        found[at] = near[np.argsort(-logits[at][near], kind="stable")[:top]]
+    values = np.take_along_axis(logits, found, -1)
+    return found if tokens is None else tokens[found], values
 
 
 def _head_tokens(model: Model) -> NDArray[np.int64] | None:

@@ -7,7 +7,8 @@ output that is not bound means that the cache is silently not written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.session import Bound, Model
-from edgespec.runtimes.slot import Slot, depths_of
-from edgespec.runtimes.target import Pass, SkipSet
+from edgespec.runtimes.slot import Slot, best_of, depths_of
+from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 ROUND_CAPACITY = 64
 HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
@@ -37,6 +38,12 @@ class StockSlot(Slot):
         if model.graph.gated:
             self._gate_attn = self._bind("gate_attn", Bound(np.ones(facts.layers, bool))).array
             self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
+        if model.graph.hidden:
+            self._gate_embed = self._bind("gate_embed", Bound(np.array(True))).array
+            self._no_hidden_in = self._bind("hidden_in", Bound(np.zeros((1, 1, facts.hidden), np.float32)))
+        if model.graph.hidden and model.part.heads:
+            self._gate_lm = self._bind("gate_lm", Bound(np.array(True))).array
+            self._gate_heads = self._bind("gate_heads", Bound(np.zeros(len(model.part.heads), bool))).array
         self._skip: SkipSet | None = None
         self.reserve(reserve)
 
@@ -91,9 +98,62 @@ class StockSlot(Slot):
             self._attach("rows", "hypotheses_rows", (n,), np.int64)[:] = np.arange(n)
             self._total[...] = past + count
             positions = np.append(visible + depths_of(parents.tolist()), [past + n] * self._extra)
-            return self._launch(tokens, positions, past, n, count)
+            return self._launch(tokens, positions, past, (n, self.columns), count, self.keep_hidden)
         finally:
             self._set_gates(None)
+
+    # -- parts of the model ------------------------------------------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        at, which = self._group(group)
+        r = len(hidden)
+        size = self._head_size(which)
+        self._gate_heads[at], self._gate_lm[...] = True, False
+        try:
+            with self._layers(0, 0, hidden):
+                # nothing of the cache is read or written
+                self._attach("rows", "rows", (r,), np.int64)[:] = np.arange(r)
+                self._attach("bias", "zero_bias", (1, 1, r + self._extra, self.capacity), np.float32)
+                self._total[...] = self.capacity
+                shape = which.count * r, size
+                logits = self._launch(np.zeros(r, np.int64), None, 0, shape, r + self._extra).logits
+        finally:
+            self._gate_heads[at], self._gate_lm[...] = False, True
+        logits = logits.reshape(which.count, r, size)
+        return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        n = len(rows)
+        tokens = rows if first == 0 else np.zeros(n, np.int64)  # [n]
+        with self._layers(first, last, None if first == 0 else np.asarray(rows, np.float32)):
+            output = self._run(np.asarray(tokens, np.int64), len(self.tokens) + offset,
+                               rows=self.model.part.min_rows, hidden=True)  # fmt: skip
+        assert output.hidden is not None
+        return output.hidden.copy()
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        self._pending = (tokens.tolist(), None)
+        with self._layers(resume.layer, self.layers, resume.hidden):
+            return self._run(tokens, len(self.tokens), rows=len(tokens))
+
+    @contextmanager
+    def _layers(self, first: int, last: int, hidden: NDArray[np.float32] | None) -> Iterator[None]:
+        """Passes inside run these layers only, from rows of the residual stream [n, hidden] if given."""
+        if not (self.model.graph.hidden and self.model.graph.gated):
+            raise self._no_hidden()
+        layers = np.arange(self.layers)
+        on = (layers >= first) & (layers < last)
+        self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = on, on, hidden is None
+        if hidden is not None:
+            self._attach("hidden_in", "hidden_in", (1, *hidden.shape), np.float32)[0] = hidden
+        try:
+            yield
+        finally:
+            self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = True, True, True
+            if hidden is not None:
+                self._bind("hidden_in", self._no_hidden_in)
 
     # -- memory ------------------------------------------------------------------------------------------------------
 
@@ -141,6 +201,7 @@ class StockSlot(Slot):
         rows: int,
         parents: list[int] | None = None,
         total: int | None = None,
+        hidden: bool = False,
     ) -> Pass:
         n = len(tokens)
         count = n + self._extra
@@ -152,22 +213,37 @@ class StockSlot(Slot):
             positions = None
         else:
             positions = self._tree(parents, past, count, width)
-        return self._launch(tokens, positions, past, self._choose_rows(rows, n), count)
+        shape = self._choose_rows(rows, n), self.columns
+        return self._launch(tokens, positions, past, shape, count, hidden or self.keep_hidden)
 
     def _launch(
-        self, tokens: NDArray[np.int64], positions: NDArray[np.int64] | None, past: int, rows: int, count: int
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        positions: NDArray[np.int64] | None,  # [count]
+        past: int,
+        shape: tuple[int, int],
+        count: int,
+        hidden: bool = False,
     ) -> Pass:
-        """Everything but mask and rows is bound and written here; attention has ``count`` rows."""
+        """Everything but mask and rows is bound and written here; attention has ``count`` rows, logits ``shape``."""
         self._attach("ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
         pos = self._attach("pos", "pos", (1, count), np.int64)
         pos[0] = np.arange(past, past + count) if positions is None else positions
         self._seqlens[0] = past + count - 1
-        logits = self.model.buffer("logits", (1, rows, self.vocab_size), np.float32)
-        if self._bound.get("logits") is not logits:
-            self._io.bind_ortvalue_output("logits", logits.value)
-            self._bound["logits"] = logits
+        logits = self._bind_output("logits", (1, *shape))
+        stream: NDArray[np.float32] | None = None
+        if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
+            stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
         self.model.session.run_with_iobinding(self._io)
-        return Pass(logits.array[0])
+        return Pass(logits[0], stream if hidden else None)
+
+    def _bind_output(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        bound = self.model.buffer(name, shape, np.float32)
+        if self._bound.get(name) is not bound:
+            self._io.bind_ortvalue_output(name, bound.value)
+            self._bound[name] = bound
+        array: NDArray[np.float32] = bound.array
+        return array
 
     def _choose_rows(self, rows: int, n: int) -> int:
         """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""

@@ -141,6 +141,30 @@ class SelfDraftTarget(Target, Protocol):
 
 
 @runtime_checkable
+class ScoringTarget(SelfDraftTarget, Protocol):
+    """A self-draft target that can score many hypotheses about its own text in one pass."""
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],
+        visible: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        """Run rows that each continue some beginning of the slot's text; logits of every row.
+
+        Args:
+            tokens: int64 [n], the rows.
+            visible: int64 [n], how many of the slot's tokens a row sees; the same along a chain.
+            parents: int64 [n], an earlier row that a row continues, -1: the slot's text.
+            skip: sub-layers to leave out.
+
+        Nothing is committed.
+        """
+        ...
+
+
+@runtime_checkable
 class HeadTarget(Target, Protocol):
     """A target with heads beside its LM head."""
 
@@ -178,12 +202,13 @@ class LayeredTarget(HeadTarget, Protocol):
         """
         ...
 
-    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume) -> Pass:
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         """Like ``forward`` of a chain whose first layers have run (``forward_layers``): only the others do.
 
         Args:
             tokens: int64 [n], the pending token and its guesses.
             resume: [n] rows.
+            best: fill ``best`` instead of the logits, like ``forward_best``.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,12 @@ class TextCodec:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included."""
         return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def vocabulary_sha256(self) -> str:
+        """SHA-256 of all tokens with their ids, as hex digits: equal where token ids mean the same."""
+        tokens = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        listed = "".join(f"{number} {len(token)} {token}" for token, number in tokens)
+        return hashlib.sha256(listed.encode("utf-8", "surrogatepass")).hexdigest()
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with ``special`` whatever the tokenizer puts around it (BOS)."""

@@ -33,6 +33,7 @@ from tests import hf
 OPERATORS: tuple[Operators, ...] = ("stock", "native")
 COMPILERS = ("c++", "g++", "clang++", "cl")
 TARGET, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
+HEAD_METHODS = "medusa", "blockwise", "paradecode"
 THREADS = 2
 REFERENCE = Path(__file__).parent / "data" / "reference"
 
@@ -208,6 +209,15 @@ def fixed_skip_set(folder: Path, model: str) -> Path:
     return file
 
 
+def method_parts(target: str) -> tuple[list[str], list[str]]:
+    """Methods beside ar and ngram that a test bundle of this target has, and the folders of heads they need."""
+    methods = ["speculative", "self-spec", "swift"]
+    if target.startswith("builtin:"):  # embedded models have heads of their own
+        return [*methods, *HEAD_METHODS], []
+    trained = Path(target).parent / f"medusa-heads-{Path(target).name}"
+    return ([*methods, "medusa"], [str(trained)]) if trained.is_dir() else (methods, [])
+
+
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock."""
@@ -217,11 +227,13 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         key = operators, target, draft, form
         if key not in made:
             folder = tmp_path_factory.mktemp("bundle")
+            methods, heads = method_parts(target)
             options = ExportOptions(
                 target,
                 folder / "bundle",
-                ("speculative", "self-spec"),
+                methods,
                 form,
+                heads=heads,
                 draft=draft,
                 skip_set=fixed_skip_set(folder, target),
                 threads=THREADS,

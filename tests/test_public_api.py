@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import edgespec
-from edgespec.cli.app import EXTRAS
+from edgespec.accept import Accept
 from edgespec.engine import Engine
 from edgespec.result import Chunk, Result
 from edgespec.sampling import SamplingParams
@@ -58,7 +58,8 @@ def test_public_names_are_imported_on_first_use() -> None:
             edgespec.load,
             "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
             "strict: bool = True, check: bool = True, operators: Wanted = auto, "
-            "attention: str | None = None, draft_attention: str | None = None) -> Engine",
+            "attention: str | None = None, draft_attention: str | None = None, "
+            "ngram_store: str | os.PathLike[str] | None = None) -> Engine",
         ),
         (
             Engine.generate,
@@ -100,6 +101,8 @@ def test_settings() -> None:
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,
+        "proposer": None,
+        "accept": Accept(),
     }
     assert defaults(SamplingParams) == {
         "temperature": 0.0,
@@ -110,6 +113,15 @@ def test_settings() -> None:
         "logit_bias": {},
         "seed": None,
         "acceptance": "rejection",
+        "verification": "token",
+    }
+    assert defaults(Accept) == {
+        "rule": "exact",
+        "epsilon": 0.09,
+        "delta": 0.3,
+        "k": 1,
+        "distance": 0,
+        "min_block": 0,
     }
 
 
@@ -149,14 +161,14 @@ def test_results() -> None:
     ]
 
 
-@pytest.mark.parametrize("value", [Settings(), SamplingParams(), Chunk("", None)])
-def test_values_cannot_be_changed(value: Settings | SamplingParams | Chunk) -> None:
+@pytest.mark.parametrize("value", [Settings(), SamplingParams(), Accept(), Chunk("", None)])
+def test_values_cannot_be_changed(value: Settings | SamplingParams | Accept | Chunk) -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(value, names(type(value))[0], None)
 
 
 def test_every_public_method_of_the_engine_is_documented() -> None:
-    for cls in (Engine, Stream, Result, Settings, SamplingParams, Stats):
+    for cls in (Engine, Stream, Result, Settings, SamplingParams, Accept, Stats):
         assert cls.__doc__
         for name, member in vars(cls).items():
             if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
@@ -218,10 +230,10 @@ def test_every_module_says_what_it_is_for(module: str) -> None:
 def test_every_module_can_be_imported_alone(module: str) -> None:
     try:
         importlib.import_module(module)
-    except ModuleNotFoundError as error:  # of the extra `train`, which the tests can do without
-        if EXTRAS.get(str(error.name)) != "train" or not inside(module, "edgespec.export.training"):
+    except ModuleNotFoundError as error:
+        if not inside(module, "edgespec.export.training") or error.name not in ("torch", "transformers", "accelerate"):
             raise
-        pytest.skip(f"needs {error.name}: pip install 'edgespec[train]'")
+        pytest.skip(f"training needs {error.name}: pip install 'edgespec[train]'")
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -231,7 +243,8 @@ def test_arrows_point_down_only(module: str) -> None:
     if inside(module, "edgespec.runtimes"):
         assert not [name for name in used if not inside(name, "edgespec.runtimes", "edgespec.errors")]
     elif inside(module, "edgespec.export"):
-        allowed = ("edgespec.export", "edgespec.runtimes", "edgespec.errors", "edgespec.cost", "edgespec.__version__")
+        formulas = ("edgespec.cost", "edgespec.tree")
+        allowed = ("edgespec.export", "edgespec.runtimes", "edgespec.errors", *formulas, "edgespec.__version__")
         assert not [name for name in used - {"edgespec"} if not inside(name, *allowed)]
     elif not inside(module, "edgespec.cli", "edgespec.__main__"):
         assert not [name for name in used if inside(name, "edgespec.export", "edgespec.cli")]

@@ -89,6 +89,7 @@ def test_a_wide_nucleus_of_a_large_vocabulary_widens_until_it_holds_the_mass() -
         {"logit_bias": {1: math.inf}},
         {"logit_bias": {-1: 1.0}},
         {"acceptance": "typical"},
+        {"verification": "chain"},
         {"seed": 1.5},
     ],
 )

@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.accept import EXACT, Accept
 from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.ar import Plain
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.reference import FunctionTarget
+from edgespec.runtimes.reference import FunctionTarget, TableTarget
 from edgespec.runtimes.target import Pass, Target
 from edgespec.sampling import SamplingParams
 
@@ -133,6 +134,19 @@ class SampledTree:
         pass
 
 
+class CutTarget(TableTarget):
+    """A draft whose LM head knows some tokens only: column i is token ``known[i]``."""
+
+    def __init__(self, table: NDArray[np.floating], known: Sequence[int], named: bool = True) -> None:
+        super().__init__(table)
+        self.columns = len(known)
+        self.known = np.array(known, np.int64)
+        self.head_tokens = self.known if named else None
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        return Pass(super().forward(tokens, parents).logits[:, self.known])
+
+
 def naive_distribution(logits: Sequence[float], params: SamplingParams, prefix: Sequence[int]) -> NDArray[np.float64]:
     """Hugging Face's processors and warpers, written naively: one full sort, no shortcuts."""
     row = np.array(logits, np.float64)
@@ -207,10 +221,12 @@ def sample_texts(
     params: Callable[[int], SamplingParams],
     count: int,
     gamma: int = 2,
+    accept: Accept = EXACT,
 ) -> Counter[tuple[int, ...]]:
     """Texts of ``count`` requests, each with the parameters that ``params`` gives for its number."""
     return Counter(
-        tuple(emitted(target, drafter, prompt, DecodeOptions(new, gamma, sampling=params(i)))) for i in range(count)
+        tuple(emitted(target, drafter, prompt, DecodeOptions(new, gamma, sampling=params(i), accept=accept)))
+        for i in range(count)
     )
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
     "info": "Show what a bundle holds.",
+    "ngram": "Build, show and remove n-gram stores.",
 }
 
 

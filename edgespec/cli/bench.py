@@ -43,6 +43,7 @@ def command(
     operators: Any,
     attention: str | None,
     draft_attention: str | None,
+    ngram_store: Path | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -70,10 +71,12 @@ def command(
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     if plot:
         check_plot(plot)  # before minutes of measuring
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
+    if settings.drafts.proposers and not methods:
+        wanted.append("chain")
     for name in wanted:
-        engine.choose(name)
+        engine.choose_for(settings.changed(method=name))
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
         figures = bench(
@@ -85,7 +88,7 @@ def command(
         emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
     else:
         _table(rows, _padded(engine))
-        _conclude(rows, engine.strict)
+        _conclude(rows, engine.strict, settings.accept.approximations)
     if plot:  # last: whatever goes wrong, the figures are out
         form, threads = engine.bundle.manifest.target.format, engine.model.threads
         draw(figures, plot, f"{bundle.resolve().name}: {form}, {threads} threads")
@@ -96,10 +99,12 @@ def _padded(engine: Engine) -> bool:
     return engine.strict and engine.operators.kind == "stock"
 
 
-def _conclude(rows: list[dict[str, Any]], strict: bool) -> None:
+def _conclude(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> None:
     """The verdict, the fastest method, and why the others are not."""
     verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
-    if strict:
+    if given_away:
+        click.echo(f"lossless: no, as was asked for: {', '.join(given_away)}")
+    elif strict:
         click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
     else:
         same = sum(row["same_text"] for row in rows[1:])

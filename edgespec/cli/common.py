@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from edgespec.cli.rules import make_accept, rule_options
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -57,6 +59,11 @@ def load_options(function: F) -> F:
                 type=click.Choice(["int4", "nomad", "nomad2"]),
                 help="Coarser keys that only self-drafts read; the text does not change.",
             ),
+            click.option(
+                "--ngram-store",
+                type=click.Path(path_type=Path),
+                help="A file of `edgespec ngram build`, where method ngram looks too; it is only read.",
+            ),
         ]
     ):
         function = option(function)
@@ -67,6 +74,7 @@ def decode_options(function: F) -> F:
     """How text is decoded; the names and defaults are those of Settings and SamplingParams."""
     from edgespec.settings import MAX_NEW_TOKENS
 
+    function = rule_options(function)
     for option in reversed(
         [
             click.option(
@@ -107,6 +115,17 @@ def decode_options(function: F) -> F:
                 show_default=True,
                 help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
             ),
+            click.option(
+                "--proposers",
+                help="For --method chain: methods asked in turn, as in ngram,self-spec.",
+                metavar="LIST",
+            ),
+            click.option(
+                "--stream-kind",
+                default="text",
+                show_default=True,
+                help="For swift: the kind of text, such as chat or code; a skip set is kept for each.",
+            ),
             click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
         ]
     ):
@@ -123,6 +142,7 @@ def open_engine(
     operators: Wanted = "auto",
     attention: str | None = None,
     draft_attention: str | None = None,
+    ngram_store: Path | None = None,
 ) -> Engine:
     """Load a bundle with the options of ``load_options``."""
     from edgespec.engine import load
@@ -136,22 +156,30 @@ def open_engine(
         operators=operators,
         attention=attention,
         draft_attention=draft_attention,
+        ngram_store=ngram_store,
     )
 
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
     """Settings from the options of ``decode_options``."""
+    if options["proposers"] and method not in (None, "chain"):
+        raise click.UsageError("--proposers belongs to --method chain")
     from edgespec.sampling import SamplingParams
-    from edgespec.settings import Settings
+    from edgespec.settings import DraftOptions, Settings
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance")
+    proposers = [name.strip() for name in (options["proposers"] or "").split(",")]
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance", "verification")
     return Settings(
         method=method,
         max_new_tokens=options["max_new_tokens"],
         gamma=options["gamma"],
         fallback=not options["no_fallback"],
         sampling=SamplingParams(**{name: options[name] for name in names}),
+        drafts=DraftOptions(
+            branch=options["branch"], kind=options["stream_kind"], proposers=tuple(filter(None, proposers))
+        ),
         stop=tuple(options["stop"]),
+        accept=make_accept(options),
     )
 
 

@@ -21,7 +21,10 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [default: NAME-edge]")
 @click.option(
-    "--method", "methods", multiple=True, help="self-spec or speculative; may be repeated.  ar and ngram always work."
+    "--method",
+    "methods",
+    multiple=True,
+    help="speculative, self-spec, swift, medusa, blockwise or paradecode; may be repeated.  ar and ngram always work.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
 @click.option(
@@ -35,6 +38,11 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     help="Of the LM head and the embedding tied to it.  [default: as --format]",
 )
 @click.option("--draft", help="Draft model for --method speculative: folder, hub id or builtin:NAME.")
+@click.option(
+    "--heads", multiple=True, help="Folder of trained heads, for medusa, blockwise or paradecode; may be repeated."
+)
+@click.option("--head-vocab", type=int, help="Heads guess only so many tokens, the most frequent ones.  [default: all]")
+@click.option("--draft-vocab", type=int, help="The same for the draft model.  [default: all]")
 @click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
 @click.option(
     "--calibration",
@@ -72,7 +80,9 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
+    edgespec export ./my-model --method swift
     edgespec export ./target --method speculative --draft ./draft --context 4096
+    edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./model --dry-run --json
     """
     from edgespec.export.pipeline import Exporter, ExportOptions
@@ -101,6 +111,9 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         keep_search=search,
         operators=rest["operators"],
         attention=rest["attention"],
+        heads=rest["heads"],
+        head_vocab=rest["head_vocab"],
+        draft_vocab=rest["draft_vocab"],
     )
     if dry_run:
         plan = Exporter(options).plan()

@@ -10,26 +10,31 @@ import click
 from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, table_console
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.manifest import ModelPart
+    from edgespec.runtimes.manifest import Manifest, ModelPart
 
 
 @click.command("info")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
+@click.option("--forget-skip-sets", is_flag=True, help="First delete the skip sets that swift has found and kept.")
 @json_option
-def command(bundle: Path, no_check: bool, as_json: bool) -> None:
+def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool) -> None:
     """Show what a bundle holds: model, methods, memory, provenance, operators.
 
     \b
     edgespec info demo
     edgespec info demo --json
+    edgespec info demo --forget-skip-sets
     """
+    from edgespec.drafters.skip_store import forget_sets, stored_sets
     from edgespec.runtimes.bundle import Bundle
     from edgespec.runtimes.operators import choose_operators
     from edgespec.runtimes.repack import repacked_bytes
 
     opened = Bundle.open(bundle, check=not no_check)
     manifest = opened.manifest
+    if forget_skip_sets:
+        click.echo(f"skip sets of swift: {forget_sets(manifest)} files deleted", err=True)
     choice = choose_operators("auto", manifest.target)
     operators = {
         "active": choice.kind,
@@ -62,31 +67,45 @@ def command(bundle: Path, no_check: bool, as_json: bool) -> None:
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
         ("operators", f"{choice.kind} ({choice.reason})"),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
+        *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
+    if manifest.target.heads:
+        rows.insert(2, ("heads", _heads(manifest)))
     if manifest.draft:
         draft = manifest.draft.facts
-        rows.insert(
-            2, ("draft", f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers")
-        )
+        what = f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers"
+        rows.insert(2, ("draft", what + _cut(manifest.draft)))
     source = {key: str(value) for key, value in manifest.provenance.items() if key != "model"}
     rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
     table = Table(box=None, show_header=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
-    methods = Table("method", "acceptance", "draft cost", "predicted", "skips", box=None)
+    methods = Table("method", "acceptance", "draft cost", "predicted", "parts", box=None)
     for name, part in manifest.methods.items():
         measured = " ".join(f"{rate:.2f}" for rate in part.measured[0].acceptance) if part.measured else "-"
-        skips = f"attention {part.skip.attention}, mlp {part.skip.mlp}" if part.skip else "-"
+        parts = f"skips attention {part.skip.attention}, mlp {part.skip.mlp}" if part.skip else ", ".join(part.heads)
+        if part.threshold is not None:
+            parts += f" where {part.threshold:.0%} sure"
         cost = f"{part.draft_cost:.2f}" if part.draft_cost is not None else "-"
         gain = f"{part.predicted_speedup:.2f}x" if part.predicted_speedup else "-"
-        methods.add_row(name, measured, cost, gain, skips)
+        methods.add_row(name, measured, cost, gain, parts or "-")
     console.print(methods)
     for name, part in manifest.methods.items():
         if part.notes:
             console.print(f"{name}: {part.notes}", markup=False)
+
+
+def _heads(manifest: Manifest) -> str:
+    groups = [f"{group.name}{f' ({group.count})' if group.count > 1 else ''}" for group in manifest.target.heads]
+    size = manifest.memory.get("weight_bytes", {}).get("heads")
+    return ", ".join(groups) + _cut(manifest.target) + (f", {human_bytes(size)}" if size else "")
+
+
+def _cut(part: ModelPart) -> str:
+    return f", guessing {part.head_vocab.size} of {part.facts.vocab} tokens" if part.head_vocab else ""
 
 
 def _format(part: ModelPart) -> str:

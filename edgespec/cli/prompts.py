@@ -1,8 +1,9 @@
-"""Where ``bench`` and ``verify`` take their prompts from."""
+"""Where ``bench`` and ``verify`` take their prompts from, and ``ngram build`` its texts."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,16 +26,32 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
         if not prompts:
             raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
         return prompts[:limit]
-    try:
-        lines = [line for line in file.read_text("utf-8-sig").splitlines() if line.strip()]
-        texts = [_of_json(json.loads(line)) for line in lines] if file.suffix == ".jsonl" else lines
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise InvalidRequest(
-            f"{file}: cannot read prompts: {error}", "one prompt a line, or .jsonl with `prompt`"
-        ) from error
-    if not texts:
-        raise InvalidRequest(f"{file}: has no prompts", "one prompt a line, or .jsonl with `prompt`")
+    texts = _read(file, "prompts", "one prompt a line, or .jsonl with `prompt`", lambda text: text.splitlines())
     return list(texts[:limit])
+
+
+def read_texts(file: Path) -> list[str]:
+    """Texts of a file: those that ``read_prompts`` finds in a .jsonl file; any other file is one text.
+
+    Raises:
+        InvalidRequest: the file cannot be read or has no text.
+    """
+    return _read(file, "text", "a text file, or .jsonl with `prompt`", lambda text: [text])
+
+
+def _read(file: Path, what: str, hint: str, split: Callable[[str], list[str]]) -> list[str]:
+    """Texts of a file that are not blank; one that is not .jsonl is parted by ``split``."""
+    try:
+        content = file.read_text("utf-8-sig")
+        if file.suffix == ".jsonl":
+            texts = [_of_json(json.loads(line)) for line in content.splitlines() if line.strip()]
+        else:
+            texts = [text for text in split(content) if text.strip()]
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise InvalidRequest(f"{file}: cannot read {what}: {error}", hint) from error
+    if not texts:
+        raise InvalidRequest(f"{file}: has no {what}", hint)
+    return texts
 
 
 def _of_json(item: dict[str, object]) -> str:

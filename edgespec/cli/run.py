@@ -38,6 +38,7 @@ def command(
     operators: Any,
     attention: str | None,
     draft_attention: str | None,
+    ngram_store: Path | None,
     prompt: str | None,
     chat: bool,
     system: str | None,
@@ -51,7 +52,10 @@ def command(
     \b
     edgespec run demo --prompt "ROMEO:"
     edgespec run demo --prompt "ROMEO:" --method self-spec --show-drafts
+    edgespec run demo --prompt "ROMEO:" --method chain --proposers ngram,self-spec
+    edgespec run demo --prompt "def f(" --method swift --stream-kind code
     echo "Summarise: ..." | edgespec run demo --prompt - --json
+    edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
     edgespec run my-chat-model --chat
     """
     if chat == (prompt is not None):
@@ -64,7 +68,7 @@ def command(
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     text = _read_stdin() if prompt == "-" else prompt
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     if chat:
         _converse(engine, settings, system, show_drafts)
         return

@@ -35,6 +35,7 @@ def command(
     operators: Any,
     attention: str | None,
     draft_attention: str | None,
+    ngram_store: Path | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -57,12 +58,16 @@ def command(
 
     settings = make_settings(None, options).changed(ignore_eos=True)
     sampling = settings.sampling
+    if not settings.accept.lossless:
+        raise click.UsageError("--accept and --min-block give losslessness away: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention)
+    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
+    if settings.drafts.proposers and not methods:
+        wanted.append("chain")
     for name in wanted:
-        engine.choose(name)
+        engine.choose_for(settings.changed(method=name))
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
         proofs = prove(engine, texts, settings, wanted, lambda done, of, what: report("verify", done, of, what))

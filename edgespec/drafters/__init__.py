@@ -12,11 +12,18 @@ and after each round:
 ``timed(proposal: Proposal, draft_ms: float, verify_ms: float) -> None``
     what proposing and the target's pass over it took: for control that follows the clock.
 
+``watched(rows: int, draft_ms: float, verify_ms: float) -> None``
+    instead of ``timed``, where another drafter's proposal was verified (``Compose``).
+
 ``step_once() -> None``
     one draft step, which is timed before the first request.
 
-``cheap = True`` says that proposing costs next to nothing, so that ``Adaptive`` may look at a proposal before it
-decides how much of it to verify.
+``rows(budget: int) -> list[int]``
+    [budget + 1] rows of the pass that verifies its proposal cut at each depth, for trees whose shape is known before.
+
+``wants_hidden = True`` says that ``observe`` needs the hidden states of passes; ``steps_at_once = True`` that proposing
+costs the same however deep the proposal; ``trees = True`` that proposals may be trees.  ``cheap = True`` says that
+proposing costs next to nothing, so that ``Adaptive`` may look at a proposal before it decides how much of it to verify.
 """
 
 from __future__ import annotations

@@ -79,6 +79,7 @@ class Adaptive:
         plain: rounds without a guess, by decision or because the inner drafter had none.
         drafted: rounds with guesses.
         probes: those of them that were probes.
+        floor: speed that a proposal must promise: 1 is plain decoding's, more where another drafter would offer more.
     """
 
     def __init__(
@@ -98,8 +99,13 @@ class Adaptive:
         self.prior = prior
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
+        self.floor = 1.0
+        self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self.trees = bool(getattr(inner, "trees", False))
+        self._at_once = bool(getattr(inner, "steps_at_once", False))
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
+        self._inner_rows = getattr(inner, "rows", None)
         self._records: dict[int, _Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
         self._steady = frozen  # of this request
@@ -130,15 +136,35 @@ class Adaptive:
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            rows = [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
-            length = self._decide(self._bucket, rows)
+            length = self._decide(self._expected_bucket, self._expected_rows(budget))
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
             self.drafted += 1
             self._bucket = proposal.bucket
         else:
             self.plain += 1
-        return proposal if len(proposal) else EMPTY
+        return proposal
+
+    def promised(self, budget: int) -> float:
+        """Speed that a costly drafter's next proposal is predicted to give, at least 1; a cheap one's is not known."""
+        if self._cheap:
+            return 1.0
+        before = self._last
+        self._best(self._record(self._expected_bucket), self._expected_rows(min(budget, self.gamma_max)))
+        found, self._last = max(self._last[1], 1.0) if self._last[0] else 1.0, before
+        return found
+
+    @property
+    def _expected_bucket(self) -> int:
+        """Of a costly drafter's next proposal: what it says, else that of the last one."""
+        bucket: int = getattr(self.inner, "bucket", self._bucket)
+        return bucket
+
+    def _expected_rows(self, budget: int) -> list[int]:
+        """[budget + 1]: rows of a pass over a costly drafter's guesses down to each depth."""
+        if self._inner_rows is not None:
+            return self._inner_rows(budget)
+        return [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
@@ -160,7 +186,7 @@ class Adaptive:
     def _best(self, record: _Record, rows: list[int]) -> int:
         """The length of the highest predicted speed."""
         costs = self._costs
-        best, gain, tried = 0, 1.0, 0.0
+        best, gain, tried = 0, self.floor, 0.0
         tokens = chance = 1.0
         c = costs.c
         for length in range(1, len(rows)):
@@ -168,7 +194,7 @@ class Adaptive:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / (length * c + costs.v(rows[length]))
+            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(rows[length]))
             tried = max(tried, predicted)
             if predicted > gain:
                 best, gain = length, predicted
@@ -188,7 +214,7 @@ class Adaptive:
             for position in range(tested):
                 record.learn(position, position < len(verdict.path))
             if proposal.parents is not None:
-                self._nodes_per_depth = len(proposal) / max(proposal.depth(i) for i in range(len(proposal)))
+                self._nodes_per_depth = len(proposal) / _deepest(proposal)
             if record.probing:
                 record.probing = False
                 if tested == len(verdict.path) and record.streak < _STREAK:
@@ -200,15 +226,32 @@ class Adaptive:
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
         """Learn what the round cost."""
         if not self._steady:
-            self.cost.observe_verify(len(proposal) + 1, verify_ms)
-            if len(proposal):
-                self.cost.observe_draft(len(proposal), draft_ms)
+            steps = 1 if self._at_once else _deepest(proposal)
+            if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
+                self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
+            else:
+                self.cost.observe_verify(len(proposal) + 1, verify_ms)
+                if len(proposal):
+                    self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
 
+    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
+        """Another drafter's proposal was verified in a pass over so many rows: learn what that took."""
+        if not self._steady:
+            self.cost.observe_verify(rows, verify_ms)
+        if watched := getattr(self.inner, "watched", None):
+            watched(rows, draft_ms, verify_ms)
+        elif self._inner_timed is not None:
+            self._inner_timed(EMPTY, draft_ms, verify_ms)
+
     @property
     def reason(self) -> str:
-        """Why it drafts, or does not, in words."""
+        """Why it drafts, or does not, in words, and what the inner drafter adds."""
+        return "; ".join(filter(None, (self._decision, str(getattr(self.inner, "reason", "")))))
+
+    @property
+    def _decision(self) -> str:
         best, gain, acceptance = self._last
         if not self.plain + self.drafted:
             return "nothing was decoded yet"
@@ -230,8 +273,15 @@ class Adaptive:
             "plain_rounds": self.plain,
             "drafted_rounds": self.drafted,
             "probes": self.probes,
-            "reason": self.reason,
-        }
+            "reason": self._decision,
+        } | getattr(self.inner, "used_summary", dict[str, object])()
+
+
+def _deepest(proposal: Proposal) -> int:
+    """Depth of the deepest guess."""
+    if proposal.parents is None:
+        return len(proposal)
+    return max(proposal.depth(i) for i in range(len(proposal)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.cost import CostModel
+from edgespec.drafters.store import NGramStore
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.slot import Slot
 
@@ -25,6 +26,7 @@ class Parts:
         target: the lane's target.
         draft: opens the lane's draft model, at the first call.
         costs: a cost model of this machine, for the measured verify curve.
+        store: n-grams of texts read earlier; None = none were given.
     """
 
     bundle: Path
@@ -32,3 +34,4 @@ class Parts:
     target: Slot
     draft: Callable[[], Slot]
     costs: Callable[[], CostModel]
+    store: NGramStore | None = None

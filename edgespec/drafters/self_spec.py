@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -68,6 +70,11 @@ class SelfSpec:
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """A chain that ends after the first guess below the threshold."""
         self._asked = min(budget, self.gamma_max)
+        step, vocab = self._steps(tokens), self.target.vocab_size
+        return draw_chain(step, tokens, self._asked, vocab, self.params, self.noise, self.stop)
+
+    def _steps(self, tokens: list[int]) -> Callable[[int | None], NDArray[np.float32]]:
+        """What runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
         target, skip = self.target, self.skip
         offset = 0
 
@@ -78,7 +85,7 @@ class SelfSpec:
             offset += 1
             return logits
 
-        return draw_chain(step, tokens, self._asked, target.vocab_size, self.params, self.noise, self.stop)
+        return step
 
     def step_once(self) -> None:
         """One draft step, to be timed."""

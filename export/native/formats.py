@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export import quantize
+from edgespec.export.architectures.base import Architecture
 from edgespec.export.formats import EmbeddingTable, Errors, add_error
 from edgespec.export.graph import WeightFile
+from edgespec.export.heads import is_head
 from edgespec.export.quantizers import QUANTIZERS, DirectLevels, LevelSource
 from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import Format
@@ -23,18 +25,18 @@ class NativeFormat:
 
     Args:
         form: of the model's matrices.
-        head: name of the LM head's matrix.
-        head_form: its format.
+        arch: the model.
+        head_form: of its LM heads, and of the embedding tied to one.
         chosen: chooses levels and scales; None = round to nearest.
     """
 
-    def __init__(self, form: Format, head: str, head_form: Format, chosen: LevelSource | None = None) -> None:
-        self.form, self.head, self.head_form = form, head, head_form
+    def __init__(self, form: Format, arch: Architecture, head_form: Format, chosen: LevelSource | None = None) -> None:
+        self.form, self.arch, self.head_form = form, arch, head_form
         self.chosen = chosen or DirectLevels(QUANTIZERS["rtn"])
 
     def kind(self, name: str) -> Kind:
         """How the matrix ``name`` is stored."""
-        return KINDS[self.head_form if name == self.head else self.form]
+        return KINDS[self.head_form if is_head(name, self.arch) else self.form]
 
     def can_lookup(self, k: int, tied: bool) -> bool:
         """Whether an embedding of this width is stored as a matrix rather than as rows, as the stock graphs do."""

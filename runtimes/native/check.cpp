@@ -10,23 +10,26 @@ namespace {
 
 [[noreturn]] void fail(const std::string& what) { throw std::invalid_argument("edgespec: " + what); }
 
+constexpr int kMostRows = 1 << 23;  // what a phase can count
+
 }  // namespace
 
 void Pass::check() const {
   const int64_t *tokens = plan(0), *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4),
                 *places = plan(5);
+  if (in_.rows > kMostRows || int64_t(in_.heads) * active_.times > kMostRows) fail("a pass of too many rows");
+  if (in_.rows && !active_.embeds && !active_.loads) fail("expected tokens or hidden states: neither gate is on");
   for (int r = 0; r < in_.rows; ++r) {
     if (slots[r] < 0 || slots[r] >= in_.slots) fail("slot " + std::to_string(slots[r]) + " does not exist");
     if (r && slots[r] < slots[r - 1]) fail("rows must be in order of their slots");
     if (places[r] < 0 || places[r] >= capacity_)
       fail("row " + std::to_string(r) + " goes to place " + std::to_string(places[r]) + " of a cache of " +
            std::to_string(capacity_) + " tokens");
-    if (visible[r] < 0 || visible[r] > capacity_ || parents[r] >= r || parents[r] < -1 || tokens[r] < 0 ||
-        positions[r] < 0)
+    if (visible[r] < 0 || visible[r] > capacity_ || parents[r] >= r || parents[r] < -1 || positions[r] < 0)
       fail("row " + std::to_string(r) + " of the plan is out of range");
     if (parents[r] >= 0 && slots[parents[r]] != slots[r]) fail("a parent lies in another slot");
   }
-  if (in_.layout.ring && in_.rows > in_.layout.ring - in_.layout.window + 1)
+  if (active_.attends && in_.layout.ring && in_.rows > in_.layout.ring - in_.layout.window + 1)
     fail("a pass of " + std::to_string(in_.rows) + " rows is longer than the exact recent window allows");
   for (int r = 0; r < in_.heads; ++r)
     if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
@@ -35,7 +38,6 @@ void Pass::check() const {
         std::min(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) < 0 ||
         std::max(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) >= capacity_)
       fail("a move is out of range");
-  if (in_.gate_count < program_.gates) fail("expected " + std::to_string(program_.gates) + " gates");
 
   const auto matrix = [&](int id, Kind kind, int n, int k) {
     const Tensor& t = in_.weights[id];
@@ -56,23 +58,15 @@ void Pass::check() const {
       case Op::kEmbed:
         matrix(s.w, s.kind, s.n, s.k);
         vector(s.bias, s.n);
-        for (int r = 0; r < in_.rows; ++r)
-          if (tokens[r] >= s.n) fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
         break;
-      case Op::kQuantize: vector(s.norm, s.k); break;
-      case Op::kHeads: {
+      case Op::kQuantize:
+      case Op::kNorm: vector(s.norm, s.k); break;
+      case Op::kHeads:
         matrix(s.w, s.kind, (s.heads + 2 * s.kv) * round_up(s.dim, kTile), s.k);
         vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
         vector(s.qnorm, s.dim);
         vector(s.knorm, s.dim);
-        if (!s.rotary) break;
-        int64_t last = 0;
-        for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
-        const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
-        if (static_cast<size_t>(last) >= angles)
-          fail("position " + std::to_string(last) + " is beyond the table of angles");
         break;
-      }
       case Op::kLinear:
         matrix(s.w, s.kind, s.n, s.k);
         vector(s.bias, s.n);
@@ -87,6 +81,23 @@ void Pass::check() const {
       default: break;
     }
   }
+  int64_t last = 0;
+  for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
+  program_.each(in_.gates, [&](const Step& s) {
+    if (s.op == Op::kEmbed) {
+      for (int r = 0; r < in_.rows; ++r)
+        if (tokens[r] < 0 || tokens[r] >= s.n)
+          fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
+    } else if (s.op == Op::kLoad) {
+      if (in_.hidden_rows != in_.rows || in_.hidden_width != s.k)
+        fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
+             "]: expected [" + std::to_string(in_.rows) + ", " + std::to_string(s.k) + "]");
+    } else if (s.op == Op::kHeads && s.rotary) {
+      const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
+      if (static_cast<size_t>(last) >= angles)
+        fail("position " + std::to_string(last) + " is beyond the table of angles");
+    }
+  });
 }
 
 void Pass::see() {

@@ -15,7 +15,7 @@ namespace {
 using namespace abi;
 
 constexpr int kMembers = 64;     // threads of the pool that may take part in a pass
-constexpr int kFixedInputs = 7;  // before the weights
+constexpr int kFixedInputs = 8;  // before the weights
 constexpr int kControls = 8;
 
 Api g_api = nullptr;
@@ -97,8 +97,10 @@ bool flag_attribute(const KernelInfo* info, const char* name) {
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
 //   moves int64 [M, 3], kv uint8 [S, bytes] (updated in place), control int64 [8] (top, keys, values, codes, read
 //   codes, window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with;
-//   cache.h), then the weights.
-// outputs: logits float [R, vocab] (no rows if top > 0), ids int64 [R, top], values float [R, top].
+//   cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded), then the weights.
+// outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
+// times
+//   the rows that the LM heads switched on give for each; hidden float [T, D] (no rows if not asked for by the gates).
 struct Decoder {
   Program program;
   bool constant = false;  // the weights are initializers: where they lie need be asked only once
@@ -140,14 +142,19 @@ void run(Decoder& decoder, KernelContext* context) {
   const Program& program = decoder.program;
   PassInputs in;
   const View plan = input(context, 0), rows = input(context, 1), gates = input(context, 2), moves = input(context, 3),
-             kv = input(context, 4), control = input(context, 5), tables = input(context, 6);
+             kv = input(context, 4), control = input(context, 5), tables = input(context, 6),
+             hidden = input(context, 7);
   if (plan.dims.size() != 2 || plan.dims[0] != 6) throw std::invalid_argument("edgespec: expected a plan [6, T]");
+  if (hidden.dims.size() != 2) throw std::invalid_argument("edgespec: expected hidden states [T, D]");
   if (kv.dims.size() != 2) throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
   if (control.count() != kControls) throw std::invalid_argument("edgespec: expected 8 controls");
   in.plan = static_cast<const int64_t*>(plan.data);
   in.rows = static_cast<int>(plan.dims[1]);
   in.head_rows = static_cast<const int64_t*>(rows.data);
   in.heads = static_cast<int>(rows.count());
+  in.hidden = static_cast<const float*>(hidden.data);
+  in.hidden_rows = hidden.dims[0];
+  in.hidden_width = hidden.dims[1];
   in.gates = static_cast<const bool*>(gates.data);
   in.gate_count = static_cast<int>(gates.count());
   in.moves = static_cast<const int64_t*>(moves.data);
@@ -194,10 +201,12 @@ void run(Decoder& decoder, KernelContext* context) {
     throw std::invalid_argument("edgespec: the tables do not fit the formats of the keys");
 
   PassOutputs out;
-  const int64_t heads = in.heads, top = in.top;
-  out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, program.vocab}));
+  const Active active = program.active(in.gates, in.gate_count);
+  const int64_t heads = int64_t(in.heads) * active.logits, top = in.top;
+  out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, active.columns}));
   out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
   out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
+  out.hidden = static_cast<float*>(output(context, 3, {active.hidden ? in.rows : 0, program.hidden}));
 
   auto scratch = decoder.take();
   struct Work {
@@ -247,10 +256,10 @@ CustomOp make_decoder() {
   op.provider = [](const CustomOp*) -> const char* { return nullptr; };
   op.input_count = [](const CustomOp*) -> size_t { return kFixedInputs + 1; };
   op.input_type = [](const CustomOp*, size_t i) -> int {
-    constexpr int types[] = {kInt64, kInt64, kBool, kInt64, kUint8, kInt64, kFloat, 0};  // 0: any
+    constexpr int types[] = {kInt64, kInt64, kBool, kInt64, kUint8, kInt64, kFloat, kFloat, 0};  // 0: any
     return types[i < kFixedInputs ? i : kFixedInputs];
   };
-  op.output_count = [](const CustomOp*) -> size_t { return 3; };
+  op.output_count = [](const CustomOp*) -> size_t { return 4; };
   op.output_type = [](const CustomOp*, size_t i) -> int { return i == 1 ? kInt64 : kFloat; };
   op.input_characteristic = [](const CustomOp*, size_t i) -> int { return i < kFixedInputs ? kRequired : kVariadic; };
   op.output_characteristic = [](const CustomOp*, size_t) -> int { return kRequired; };

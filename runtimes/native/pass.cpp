@@ -7,8 +7,6 @@
 namespace edgespec {
 namespace {
 
-constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
-
 size_t act_bytes(Kind kind, int k, int rows) {
   return kind == kF32 ? size_t(rows) * k * 4 : size_t(rows) * blocks_of(k) * sizeof(Act);
 }
@@ -22,12 +20,13 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
       in_(in),
       out_(out),
       scratch_(scratch),
+      active_(program.active(in.gates, in.gate_count)),
       capacity_(in.layout.capacity(in.kv_bytes)),
       dim_(in.layout.dim) {
   check();
   scratch_.floats.resize(program.floats.size());
   scratch_.acts.resize(program.acts.size());
-  const int rows = std::max(in.rows, in.heads);
+  const int rows = std::max(in.rows, in.heads * active_.times);
   for (size_t i = 0; i < program.floats.size(); ++i)  // to whole tiles, so that vectors may write past a row's end
     float_[i] = static_cast<float*>(scratch_.floats[i].get(size_t(rows) * program.floats[i] * 4 + 64));
   for (size_t i = 0; i < program.acts.size(); ++i) {
@@ -58,11 +57,12 @@ int Pass::open(int members) {
     return in_.rows * step_->kv;
   }
   merging_ = false;
-  if (step_ && step_->op == Op::kLogits && in_.top) merge_best();
+  if (step_ && step_->op == Op::kLogits && in_.top) merge_best(*step_);
   while (next_ < program_.steps.size()) {
     const Step& s = program_.steps[next_++];
     step_ = &s;
     const int rows = count(s);
+    if (!rows && s.op != Op::kGate) continue;
     switch (s.op) {
       case Op::kGate:
         if (!in_.gates[s.index]) next_ += s.skip;
@@ -70,22 +70,29 @@ int Pass::open(int members) {
       case Op::kEmbed:
         for (int r = 0; r < rows; ++r) embed(s, r);
         continue;
+      case Op::kLoad: load(s); continue;
+      case Op::kStore: store(s); continue;
       case Op::kQuantize:
-        if (rows * s.k <= kSerial || rows == 1) {
-          for (int r = 0; r < rows; ++r) quantize(s, r);
-          continue;
-        }
-        return rows;
+      case Op::kNorm:
+      case Op::kSplit:
+        if (int64_t(rows) * std::max(s.n, s.k) > kSerial && rows > 1) return rows;
+        for (int r = 0; r < rows; ++r) run(r);
+        continue;
+      case Op::kSilu: {
+        const int pieces = silu_pieces(s);
+        if (pieces * kPiece > kSerial) return pieces;
+        for (int i = 0; i < pieces; ++i) silu(s, i);
+        continue;
+      }
       case Op::kHeads: plan_attention(s); return s.heads + s.kv;
       case Op::kAttend: return static_cast<int>(groups_.size()) * (s.kv / item_heads_) * splits_;
       case Op::kLinear: return cut(tiles_of(s.n), members);
       case Op::kGlu: return cut((s.n + kBlock - 1) / kBlock, members);
       case Op::kLogits: {
-        if (!in_.heads) continue;
         const int chunks = cut(tiles_of(s.n), members);
         if (in_.top) {
-          scratch_.found_ids.get(size_t(chunks) * in_.heads * in_.top * 8);
-          scratch_.found_values.get(size_t(chunks) * in_.heads * in_.top * 4);
+          scratch_.found_ids.get(size_t(chunks) * rows * in_.top * 8);
+          scratch_.found_values.get(size_t(chunks) * rows * in_.top * 4);
         }
         return chunks;
       }
@@ -99,6 +106,9 @@ void Pass::run(int chunk) {
   const Step& s = *step_;
   switch (s.op) {
     case Op::kQuantize: return quantize(s, chunk);
+    case Op::kNorm: return norm(s, chunk);
+    case Op::kSilu: return silu(s, chunk);
+    case Op::kSplit: return split(s, chunk);
     case Op::kHeads: return heads(s, chunk < s.kv ? s.heads + chunk : chunk - s.kv);  // keys first: they take longer
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
     case Op::kLinear: return linear(s, chunk);
@@ -123,8 +133,7 @@ void Pass::embed(const Step& s, int row) {
 }
 
 void Pass::quantize(const Step& s, int row) {
-  const int source = s.rows ? static_cast<int>(in_.head_rows[row]) : row;
-  const float* x = floats(s.x) + size_t(source) * s.k;
+  const float* x = floats(s.x) + source(s, row) * s.k;
   float* target = s.kind == kF32 ? static_cast<float*>(act_[s.out]) + size_t(row) * s.k : nullptr;
   thread_local std::vector<float> normed;
   if (s.norm >= 0) {
@@ -244,72 +253,6 @@ void Pass::glu(const Step& s, int chunk) {
       }
     }
   }
-}
-
-void Pass::logits(const Step& s, int chunk) {
-  const int rows = in_.heads, last = bounds_[chunk + 1];
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
-  for (int tile = bounds_[chunk]; tile < last; ++tile)
-    for (int group = 0; group * kRowGroup < rows; ++group)
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), rows_in_group(rows, group),
-                        out_.logits + size_t(group) * kRowGroup * s.n + tile * kTile, s.n,
-                        std::min(kTile, s.n - tile * kTile));
-}
-
-namespace {
-
-// Keep the best `top` of what is offered, in order; the first of equals wins; a NaN wins over everything.
-void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
-  if (value <= values[top - 1]) return;  // false for NaN
-  int at = top - 1;
-  for (; at > 0 && !(value <= values[at - 1]); --at) {
-    ids[at] = ids[at - 1];
-    values[at] = values[at - 1];
-  }
-  ids[at] = id;
-  values[at] = value;
-}
-
-}  // namespace
-
-void Pass::best(const Step& s, int chunk) {
-  const int rows = in_.heads, last = bounds_[chunk + 1], top = in_.top;
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
-  int64_t* ids = static_cast<int64_t*>(scratch_.found_ids.get(0)) + size_t(chunk) * rows * top;
-  float* values = static_cast<float*>(scratch_.found_values.get(0)) + size_t(chunk) * rows * top;
-  std::fill_n(ids, size_t(rows) * top, -1);
-  std::fill_n(values, size_t(rows) * top, -HUGE_VALF);
-  alignas(64) float y[kRowGroup][kTile];
-  for (int tile = bounds_[chunk]; tile < last; ++tile) {
-    const int columns = std::min(kTile, s.n - tile * kTile);
-    for (int group = 0; group * kRowGroup < rows; ++group) {
-      const int n = rows_in_group(rows, group);
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
-      for (int i = 0; i < n; ++i) {
-        const size_t at = size_t(group * kRowGroup + i) * top;
-        if (k_.largest(y[i], kTile) <= values[at + top - 1]) continue;
-        for (int c = 0; c < columns; ++c)
-          if (!(y[i][c] <= values[at + top - 1])) offer(ids + at, values + at, top, tile * kTile + c, y[i][c]);
-      }
-    }
-  }
-}
-
-void Pass::merge_best() {
-  const int rows = in_.heads, top = in_.top;
-  const int64_t* ids = static_cast<const int64_t*>(scratch_.found_ids.get(0));
-  const float* values = static_cast<const float*>(scratch_.found_values.get(0));
-  std::fill_n(out_.top_ids, size_t(rows) * top, -1);
-  std::fill_n(out_.top_values, size_t(rows) * top, -HUGE_VALF);
-  for (size_t chunk = 0; chunk + 1 < bounds_.size(); ++chunk)
-    for (int r = 0; r < rows; ++r)
-      for (int i = 0; i < top; ++i) {
-        const size_t at = (chunk * rows + r) * top + i;
-        if (ids[at] >= 0)
-          offer(out_.top_ids + size_t(r) * top, out_.top_values + size_t(r) * top, top, ids[at], values[at]);
-      }
 }
 
 }  // namespace edgespec

@@ -11,6 +11,9 @@
 
 namespace edgespec {
 
+constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
+constexpr int kPiece = 1 << 10;   // numbers of a chunk of silu: whole vectors
+
 struct Tensor {
   const void* data = nullptr;
   size_t bytes = 0;
@@ -21,6 +24,8 @@ struct PassInputs {
   int rows = 0;
   const int64_t* head_rows = nullptr;  // rows that reach the LM head
   int heads = 0;
+  const float* hidden = nullptr;  // [hidden_rows, hidden_width]: the residual stream to start from
+  int64_t hidden_rows = 0, hidden_width = 0;
   const bool* gates = nullptr;
   int gate_count = 0;
   const int64_t* moves = nullptr;  // [count][3]: slot, from, to
@@ -36,9 +41,10 @@ struct PassInputs {
 };
 
 struct PassOutputs {
-  float* logits = nullptr;     // [heads, vocab]
-  int64_t* top_ids = nullptr;  // [heads, top]
+  float* logits = nullptr;     // [rows of logits, columns]: heads times what Program::active says
+  int64_t* top_ids = nullptr;  // [rows of logits, top]
   float* top_values = nullptr;
+  float* hidden = nullptr;  // [rows, hidden]
 };
 
 // 64-byte aligned memory that only grows; its contents do not outlive a step.
@@ -92,19 +98,29 @@ class Pass {
   float* floats(int id) const { return float_[id]; }
   const void* weight(int id) const { return id < 0 ? nullptr : in_.weights[id].data; }
   const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
-  int count(const Step& s) const { return s.rows ? in_.heads : in_.rows; }
+  int count(const Step& s) const { return s.rows == 2 ? in_.heads * s.times : s.rows ? in_.heads : in_.rows; }
+  // Row of the source that a row of this step is made of.
+  size_t source(const Step& s, int row) const {
+    return s.rows == 2 ? size_t(s.first) * in_.heads + row : s.rows ? in_.head_rows[row] : row;
+  }
   Cache cache(int slot) const { return Cache(in_.kv + size_t(slot) * in_.kv_bytes, in_.layout); }
   // Activations of a row group, for a matrix of that kind.
   const void* group_acts(int id, Kind kind, int k, int group) const;
 
   void embed(const Step& s, int row);
+  void load(const Step& s);
+  void store(const Step& s) const;
   void quantize(const Step& s, int row);
   void heads(const Step& s, int head);
   void linear(const Step& s, int chunk);
   void glu(const Step& s, int chunk);
+  void norm(const Step& s, int row);
+  int silu_pieces(const Step& s) const;
+  void silu(const Step& s, int piece);
+  void split(const Step& s, int row);
   void logits(const Step& s, int chunk);
   void best(const Step& s, int chunk);
-  void merge_best();
+  void merge_best(const Step& s);
   void plan_attention(const Step& s);
   void attend(const Step& s, int chunk);
   void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens, int first,
@@ -121,6 +137,7 @@ class Pass {
   const PassInputs& in_;
   const PassOutputs& out_;
   Scratch& scratch_;
+  const Active active_;
   int64_t capacity_;
   float* float_[64] = {};
   void* act_[64] = {};

@@ -13,11 +13,13 @@ namespace {
   throw std::invalid_argument("edgespec program: " + why + ": '" + line + "'");
 }
 
-constexpr int kBuffers = 64, kMaxWidth = 1 << 24, kMaxCount = 1 << 16;
+constexpr int kBuffers = 64, kMaxWidth = 1 << 24, kMaxCount = 1 << 16, kMaxTimes = 1 << 10;
 
-const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed}, {"gate", Op::kGate},     {"quantize", Op::kQuantize},
-                                        {"heads", Op::kHeads}, {"attend", Op::kAttend}, {"linear", Op::kLinear},
-                                        {"glu", Op::kGlu},     {"logits", Op::kLogits}};
+const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed},  {"load", Op::kLoad},         {"store", Op::kStore},
+                                        {"gate", Op::kGate},    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},
+                                        {"heads", Op::kHeads},  {"attend", Op::kAttend},     {"linear", Op::kLinear},
+                                        {"glu", Op::kGlu},      {"silu", Op::kSilu},         {"split", Op::kSplit},
+                                        {"logits", Op::kLogits}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
@@ -27,8 +29,10 @@ const std::map<std::string, int Step::*> kWeights = {
 const std::map<std::string, int Step::*> kNumbers = {
     {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},     {"rows", &Step::rows},
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},     {"rotary", &Step::rotary},
-    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index}, {"skip", &Step::skip}};
-const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x}, {"act", &Step::act}, {"out", &Step::out}};
+    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index}, {"skip", &Step::skip},
+    {"times", &Step::times}, {"first", &Step::first}};
+const std::map<std::string, int Step::*> kBufferKeys = {
+    {"x", &Step::x}, {"base", &Step::base}, {"act", &Step::act}, {"out", &Step::out}};
 const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}};
 
 int integer(const std::string& line, const std::string& value) {
@@ -86,6 +90,11 @@ void check(const std::string& line, const Program& p, const Step& s) {
           s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount && s.k <= kMaxWidth,
           "number out of range");
   require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
+  require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
+  const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear;
+  const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || (s.op == Op::kQuantize && s.rows == 2);
+  require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
+  require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
   switch (s.op) {
     case Op::kEmbed:
       matrix();
@@ -94,6 +103,27 @@ void check(const std::string& line, const Program& p, const Step& s) {
       floats(s.out, s.k);
       break;
     case Op::kGate: break;
+    case Op::kLoad:
+    case Op::kStore:
+      require(line, s.k > 0, "expected k");
+      floats(s.op == Op::kLoad ? s.out : s.x, s.k);
+      break;
+    case Op::kNorm:
+      require(line, s.k > 0 && s.norm >= 0 && s.x != s.out, "expected k, norm, and out beside x");
+      floats(s.x, s.k);
+      floats(s.out, s.k);
+      break;
+    case Op::kSilu:
+      require(line, s.k > 0, "expected k");
+      floats(s.x, s.k);
+      break;
+    case Op::kSplit:
+      require(line, s.n > 0 && s.n <= kMaxWidth / s.times && s.first == 0, "expected n, and times as often");
+      require(line, s.x != s.out && s.base != s.out, "expected out beside x and base");
+      floats(s.x, s.n * s.times);
+      if (s.base >= 0) floats(s.base, s.n);
+      floats(s.out, s.n);
+      break;
     case Op::kQuantize:
       require(line, s.k > 0, "expected k");
       floats(s.x, s.k);
@@ -151,12 +181,15 @@ Program Program::parse(const std::string& text) {
     }
     const auto found = kOps.find(kind);
     if (found == kOps.end()) fail(line, "unknown step");
-    const Step step = read_step(line, found->second, words, program.weights);
+    Step step = read_step(line, found->second, words, program.weights);
     check(line, program, step);
+    if (step.op == Op::kSilu) step.rows = 1;
+    if (step.op == Op::kSplit || step.op == Op::kLogits) step.rows = 2;
     if (step.op == Op::kGate) program.gates = std::max(program.gates, step.index + 1);
-    if (step.op == Op::kLogits) {
-      if (program.vocab) fail(line, "a second LM head");
-      program.vocab = step.n;
+    if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
+    if (step.op == Op::kLoad || step.op == Op::kStore) {
+      if (program.hidden && program.hidden != step.k) fail(line, "hidden states of different widths");
+      program.hidden = step.k;
     }
     if (step.op == Op::kAttend) {  // reads what the step before left
       const Step* queries = program.steps.empty() ? nullptr : &program.steps.back();
@@ -181,6 +214,27 @@ Program Program::parse(const std::string& text) {
       fail("gate skip=" + std::to_string(gate.skip), "skips to no step");
   }
   return program;
+}
+
+Active Program::active(const bool* gates_on, int count) const {
+  if (count < gates)
+    throw std::invalid_argument("edgespec: expected " + std::to_string(gates) + " gates, got " + std::to_string(count));
+  Active found;
+  each(gates_on, [&](const Step& s) {
+    found.embeds |= s.op == Op::kEmbed;
+    found.loads |= s.op == Op::kLoad;
+    found.attends |= s.op == Op::kHeads;
+    if (s.op == Op::kStore) found.hidden = s.k;
+    if (s.rows == 2) found.times = std::max(found.times, s.first + s.times);
+    if (s.op != Op::kLogits) return;
+    // every row of the output is written, by one of them
+    if (s.first != found.logits || (found.columns && found.columns != s.n))
+      throw std::invalid_argument("edgespec: the gates switch on LM heads whose rows do not fit together");
+    found.logits += s.times;
+    found.columns = s.n;
+  });
+  if (!found.columns) found.columns = vocab;
+  return found;
 }
 
 }  // namespace edgespec

@@ -177,3 +177,8 @@ def test_results_are_shown_even_if_the_plot_cannot_be_written(command: Command, 
     assert result.code == 1
     assert "error: " in result.err
     assert "lossless: yes" in result.out
+
+
+def test_a_lossy_rule_is_named(command: Command, demo: Path) -> None:
+    out = command("bench", demo, *QUICK, "--method", "speculative", "--accept", "all").out
+    assert "lossless: no, as was asked for: every guess accepted" in out

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from edgespec.accept import Accept
 from edgespec.cli.run import coloured as round_text
 from edgespec.decode import Round
 from edgespec.engine import Engine, load
@@ -140,13 +141,76 @@ def test_every_option_reaches_the_decoder(command: Command, demo: Path, monkeypa
         "min_p": 0.1,
     }
     given |= {"repetition_penalty": 1.5, "seed": 9, "acceptance": "coupled", "stop": "x", "method": "ngram"}
+    given |= {"verification": "block", "branch": "3,2,1", "accept": "top-k:3", "min_block": 2}
+    read = {"stop": ("x",), "branch": (3, 2, 1), "accept": Accept("top-k", k=3, min_block=2)}
     flags = [item for name, value in given.items() for item in (f"--{name.replace('_', '-')}", value)]
     assert command("run", demo, "--prompt", PROMPT, "--no-fallback", *flags).code == 130
     settings = seen[0]
     for name, value in given.items():
-        got = getattr(settings, name) if hasattr(settings, name) else getattr(settings.sampling, name)
-        assert got == (("x",) if name == "stop" else value)
+        holders = (settings, settings.sampling, settings.drafts, settings.accept)
+        got = next(getattr(holder, name) for holder in holders if hasattr(holder, name))
+        assert got == read.get(name, value)
     assert settings.fallback is False
+
+
+@pytest.mark.parametrize(
+    "option, value, parts",
+    [
+        ("--accept", "typcial", ["'--accept'", "acceptance rule 'typcial'", "top-k:K"]),
+        ("--accept", "top-k:0", ["'--accept'", "integer >= 1"]),
+        ("--accept", "distance", ["'--accept'", "distance:D"]),
+        ("--min-block", -1, ["'--min-block'"]),
+        ("--branch", "2,x", ["'--branch'", "like 2 or 3,2,1"]),
+        ("--branch", "0", ["'--branch'", "from 1"]),
+        ("--branch", "9,9", ["'--branch'", "90 guesses"]),
+        ("--branch", "", ["'--branch'"]),
+        ("--verification", "tree", ["'--verification'"]),
+    ],
+)
+def test_options_of_guesses_that_cannot_be_read(
+    command: Command, demo: Path, option: str, value: object, parts: list[str]
+) -> None:
+    command("run", demo, "--prompt", "x", option, value).refused(2, *parts)
+
+
+@pytest.mark.parametrize("rule", ["typical", "top-k:2", "distance:3", "all"])
+def test_a_lossy_rule_is_said_and_named(command: Command, demo: Path, rule: str) -> None:
+    sampled = ("--temperature", 1, "--seed", 1, "--method", "speculative", "--no-fallback", *SHORT)
+    made = command("run", demo, "--prompt", PROMPT, "--accept", rule, *sampled, "--json").json
+    assert made["lossless"] is False
+    assert made["exact"] is False
+    assert made["approximations"][-1:] == Accept.parse(rule).approximations
+    assert made["stats"]["dropped_reason"] is None
+    assert "lossless: no, exact: no" in command("run", demo, "--prompt", PROMPT, "--accept", rule, *sampled).err
+
+
+def test_all_guesses_stand_and_a_block_does(command: Command, demo: Path) -> None:
+    fixed = ("--method", "speculative", "--gamma", 3, "--no-fallback", "--max-new-tokens", 40)
+    every = command("run", demo, "--prompt", PROMPT, *fixed, "--accept", "all", "--json").json["stats"]
+    assert every["accepted"] == every["drafted"] > 0
+    block = command("run", demo, "--prompt", PROMPT, *fixed, "--min-block", 1, "--json").json
+    assert block["stats"]["histogram"][0] <= 1  # the last round may have no room for a guess
+    assert block["lossless"] is False
+
+
+@pytest.mark.parametrize("branch", ["2", "3,2,1"])
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
+def test_a_tree_of_guesses(command: Command, demo: Path, branch: str, operators: Operators) -> None:
+    more = ("--method", "speculative", "--branch", branch, "--no-fallback", "--operators", operators, *SHORT)
+    for sampled in ((), ("--temperature", 1, "--seed", 2)):
+        made = command("run", demo, "--prompt", PROMPT, *more, *sampled, "--json").json
+        assert made["lossless"] is True
+        assert made["exact"] is False
+        assert made["stats"]["dropped_reason"] is None
+        assert made["stats"]["drafted"] >= 2 * made["stats"]["accepted"] > 0
+        assert made["tokens"] == command("run", demo, "--prompt", PROMPT, *more, *sampled, "--json").json["tokens"]
+
+
+def test_a_block_is_lossless_and_repeats_with_its_seed(command: Command, demo: Path) -> None:
+    more = ("--method", "speculative", "--verification", "block", "--temperature", 1, "--seed", 2, *SHORT)
+    first = command("run", demo, "--prompt", PROMPT, *more, "--json").json
+    assert (first["lossless"], first["exact"]) == (True, False)
+    assert first["tokens"] == command("run", demo, "--prompt", PROMPT, *more, "--json").json["tokens"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from edgespec.accept import Accept
 from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
 from edgespec.verify import Rows
@@ -22,7 +23,7 @@ DRAFTING = ["ngram", "speculative", "self-spec"]
 def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance that believes every draft."""
 
-    def believe(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+    def believe(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict(range(len(proposal)), rows.choose(len(proposal)))
 
     monkeypatch.setattr("edgespec.decode.verify", believe)
@@ -70,7 +71,7 @@ def test_without_strict_only_near_ties_may_differ(command: Command, demo: Path) 
 def wild(monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance that ends every draft with a token that nobody proposed."""
 
-    def invent(proposal: Proposal, rows: Rows, noise: Noise) -> Verdict:
+    def invent(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict((), (rows.choose(0) + (len(proposal) > 0)) % 1024)
 
     monkeypatch.setattr("edgespec.decode.verify", invent)
@@ -137,3 +138,8 @@ def test_wrong_input(command: Command, demo: Path, tmp_path: Path) -> None:
     command("verify", demo, "--prompts", tmp_path / "none").refused(1, "cannot read prompts", "hint: ")
     command("verify", demo, "--gamma", 0).refused(1, "gamma 0", "hint: ")
     command("verify", tmp_path).refused(1, "expected a bundle", "hint: ")
+
+
+@pytest.mark.parametrize("lossy", [("--accept", "typical"), ("--min-block", 2)])
+def test_a_lossy_rule_has_nothing_to_prove(command: Command, demo: Path, lossy: tuple[object, ...]) -> None:
+    command("verify", demo, *lossy).refused(2, "nothing to prove")

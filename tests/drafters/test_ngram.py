@@ -41,8 +41,8 @@ def test_n_min_refuses_short_matches() -> None:
 
 def test_a_loop_is_followed_round_and_round() -> None:
     text = [5, 1, 2, 3, 1, 2, 3, 1, 2, 3]
-    for policy in ("map", "lookup"):
-        assert guesses(NGram(policy=policy), text, 7) == [1, 2, 3, 1, 2, 3, 1]
+    for policy in ("map", "lookup", "automaton"):
+        assert guesses(NGram(policy=policy, extra=1), text, 7) == [1, 2, 3, 1, 2, 3, 1]
 
 
 def test_the_map_goes_on_only_with_what_mostly_followed() -> None:
@@ -81,7 +81,7 @@ def test_nonsense_settings_are_refused(bad: dict[str, int]) -> None:
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=60),
     st.lists(st.tuples(st.integers(0, 60), st.lists(st.integers(0, 3), max_size=20)), max_size=4),
-    st.sampled_from(["map", "lookup"]),
+    st.sampled_from(["map", "lookup", "automaton"]),
 )
 @settings(max_examples=150, deadline=None)
 def test_the_index_follows_a_text_that_grows_shrinks_and_changes(
@@ -119,7 +119,7 @@ def test_the_map_counts_every_continuation(text: list[int], share: float) -> Non
     assert found == []
 
 
-@pytest.mark.parametrize("policy", ["map", "lookup"])
+@pytest.mark.parametrize("policy", ["map", "lookup", "automaton"])
 def test_the_text_is_plain_text_and_loops_are_fast(policy: str) -> None:
     for seed in range(60):
         prompt = np.random.default_rng(seed).integers(4, size=12).tolist()

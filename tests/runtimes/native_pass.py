@@ -12,6 +12,7 @@ import onnx
 from numpy.typing import NDArray
 
 from edgespec.runtimes.kv import KvFormat
+from edgespec.runtimes.native_gates import Gates
 from edgespec.runtimes.ort import make_session
 from edgespec.runtimes.session import Bound
 from tests.conftest import Written
@@ -31,6 +32,7 @@ class Raw:
 
     def __init__(self, made: Written, slots: int = 1, tokens: int = 128, path: Path | None = None) -> None:
         self.facts = made.part.facts
+        self.at = Gates(self.facts.layers, len(made.part.heads))
         self.session = make_session(path or made.folder / made.part.graphs["native"].file, 2, True)
         self.kv = Bound(np.zeros((slots, F32.nbytes(self.facts, tokens)), np.uint8))
 
@@ -42,19 +44,28 @@ class Raw:
         return {
             "plan": plan.reshape(6, n).astype(np.int64),
             "rows": np.arange(n),
-            "gates": np.ones(2 * self.facts.layers, bool),
+            "gates": self.gates(),
             "moves": np.zeros((0, 3), np.int64),
             "control": np.array([0, *F32.controls()], np.int64),
             "tables": np.zeros(0, np.float32),
+            "hidden_in": np.zeros((0, self.facts.hidden), np.float32),
         }
 
+    def gates(self, *on: int, off: Sequence[int] = ()) -> NDArray[np.bool_]:
+        """The gates of a plain pass, some of them changed."""
+        gates = np.zeros(self.at.count, bool)
+        gates[: 2 * self.at.layers] = True
+        gates[[self.at.embed, self.at.lm, *on]] = True
+        gates[list(off)] = False
+        return gates
+
     def run(self, feeds: dict[str, NDArray[Any]]) -> tuple[NDArray[Any], ...]:
-        """logits, ids and values of a pass; the cache is updated."""
+        """logits, ids, values and hidden states of a pass; the cache is updated."""
         io = self.session.io_binding()
         kept = {name: Bound(np.ascontiguousarray(array)) for name, array in feeds.items()}
         for name, bound in ({"kv": self.kv} | kept).items():
             io.bind_ortvalue_input(name, bound.value)
-        for name in ("logits", "ids", "values"):
+        for name in ("logits", "ids", "values", "hidden"):
             io.bind_output(name)
         self.session.run_with_iobinding(io)
         return tuple(value.numpy() for value in io.get_outputs())

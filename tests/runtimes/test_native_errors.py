@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.manifest import FORMATS, Format, Operators
+from edgespec.runtimes.native_gates import Gates
 from tests.conftest import Written, use_operators
+from tests.planned import CUT_SIZE, PLANS, with_heads
 from tests.runtimes.native_pass import Raw, doctored, program_text, with_program
 
 NAME = "qwen2_untied"
@@ -41,7 +43,7 @@ TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)
 @pytest.mark.parametrize(
     "line, row, value, message",
     [
-        (TOKEN, 1, -1, "row 1 of the plan is out of range"),
+        (TOKEN, 1, -1, "token -1 is outside the vocabulary"),
         (TOKEN, 1, 10**6, "token 1000000 is outside the vocabulary"),
         (TOKEN, 1, 1 << 40, "is outside the vocabulary"),
         (POSITION, 2, -1, "row 2 of the plan is out of range"),
@@ -117,6 +119,8 @@ def test_controls_out_of_range(raw: Raw, at: int, value: int, message: str) -> N
         ("kv", np.zeros(100, np.uint8), "kv"),
         ("kv", np.zeros((1, 100), np.uint8), "of a cache of 0 tokens"),
         ("kv", np.zeros((0, 100), np.uint8), "slot 0 does not exist"),
+        ("hidden_in", np.zeros(7, np.float32), "hidden"),
+        ("hidden_in", np.zeros((3, 64), np.float64), "tensor.double."),
     ],
 )
 def test_inputs_of_another_shape(raw: Raw, name: str, array: NDArray[Any], message: str) -> None:
@@ -125,8 +129,8 @@ def test_inputs_of_another_shape(raw: Raw, name: str, array: NDArray[Any], messa
 
 
 def test_a_pass_of_no_rows(raw: Raw) -> None:
-    logits, ids, values = raw.run(raw.feeds([]))
-    assert (logits.shape, ids.shape, values.shape) == ((0, raw.facts.vocab), (0, 0), (0, 0))
+    shapes = [array.shape for array in raw.run(raw.feeds([]))]
+    assert shapes == [(0, raw.facts.vocab), (0, 0), (0, 0), (0, raw.facts.hidden)]
     with pytest.raises(Exception, match="a row that reaches the LM head does not exist"):
         raw.run(raw.feeds([]) | {"rows": np.array([0])})
 
@@ -135,6 +139,65 @@ def test_no_row_need_reach_the_head(raw: Raw) -> None:
     logits, *_ = raw.run(raw.feeds([5, 6]) | {"rows": np.zeros(0, np.int64)})
     assert logits.shape == (0, raw.facts.vocab)
     assert raw.kv.array[0].any()
+
+
+# -- hidden states and heads -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def headed(native: None, checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """A model with heads of every kind."""
+    return with_heads(tmp_path_factory.mktemp("headed"), checkpoint(NAME), PLANS["cut"], "int4").written
+
+
+def test_gates_that_do_not_fit_together(headed: Written) -> None:
+    raw = Raw(headed)
+    at, feeds = raw.at, raw.feeds([5, 6, 7])
+    for gates, message in (
+        (raw.gates(off=[at.embed]), "neither gate is on"),
+        (raw.gates(at.load), r"hidden states \[0, 64\]: expected \[3, 64\]"),
+        (raw.gates(at.group(0)), "LM heads whose rows do not fit together"),
+        (raw.gates(at.group(0), at.group(1), off=[at.lm]), "LM heads whose rows do not fit together"),
+        (raw.gates()[:-1], rf"expected {at.count} gates|gates"),
+    ):
+        with pytest.raises(Exception, match=message):
+            raw.run(feeds | {"gates": gates})
+    for shape in ((2, 64), (4, 64), (3, 63), (3, 65), (0, 0)):
+        with pytest.raises(Exception, match=r"expected \[3, 64\]|hidden_in"):
+            raw.run(feeds | {"gates": raw.gates(at.load), "hidden_in": np.zeros(shape, np.float32)})
+    assert not raw.kv.array.any()
+
+
+def test_tokens_are_not_looked_at_where_hidden_states_come_in(headed: Written) -> None:
+    raw, other = Raw(headed), Raw(headed)
+    at, feeds = raw.at, raw.feeds([5, 6, 7])
+    embedded = raw.run(feeds | {"gates": feeds["gates"] & (np.arange(at.count) >= at.embed) | _only(at, at.hidden)})[3]
+    assert embedded.shape == (3, raw.facts.hidden)
+    expected = raw.run(feeds)[0]
+    feeds["plan"][TOKEN] = [-1, 1 << 40, 7]
+    loaded = {"gates": raw.gates(at.load, off=[at.embed]), "hidden_in": embedded}
+    np.testing.assert_array_equal(other.run(feeds | loaded)[0], expected)
+    with pytest.raises(Exception, match="token -1 is outside the vocabulary"):
+        raw.run(feeds | loaded | {"gates": raw.gates(at.load)})
+
+
+def test_the_rows_that_heads_give(headed: Written) -> None:
+    raw = Raw(headed)
+    at, feeds = raw.at, raw.feeds([5, 6, 7]) | {"rows": np.array([2, 0])}
+    for number, group in enumerate(headed.part.heads):
+        gates = raw.gates(at.group(number), off=[at.lm])
+        logits, ids, _, hidden = raw.run(feeds | {"gates": gates})
+        assert (logits.shape, ids.shape, hidden.shape) == ((2 * group.count, CUT_SIZE), (2 * group.count, 0), (0, 64))
+        none = raw.run(feeds | {"gates": gates, "rows": np.zeros(0, np.int64)})[0]
+        assert none.shape == (0, CUT_SIZE)
+    nothing = raw.run(feeds | {"gates": raw.gates(at.hidden, off=[at.lm])})
+    assert [array.shape for array in nothing] == [(0, raw.facts.vocab), (0, 0), (0, 0), (3, 64)]
+
+
+def _only(at: Gates, *on: int) -> NDArray[np.bool_]:
+    gates = np.zeros(at.count, bool)
+    gates[list(on)] = True
+    return gates
 
 
 # -- weights and programs --------------------------------------------------------------------------------------------
@@ -217,6 +280,37 @@ def test_a_program_that_cannot_be_read(written: Write, tmp_path: Path, old: str,
         Raw(made, path=with_program(made, tmp_path / "graph", text.replace(old, new, 1)))
 
 
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("load out=0", "load out=-1", "no such buffer"),
+        ("load out=0 k=64", "load out=0 k=0", "expected k"),
+        ("load out=0 k=64", "load out=0 k=32", "hidden states of different widths"),
+        ("store x=0 k=64", "store x=0 k=65", "too narrow"),
+        ("norm x=", "norm x=99 eps=", "no such buffer|expected k, norm"),
+        ("silu x=", "silu x=63 eps=", "no such buffer|unknown key|expected"),
+        ("n=64 times=3 out", "n=64 times=0 out", "times or first out of range"),
+        ("split x=", "split first=1 x=", "expected n, and times as often"),
+        ("times=3", "times=1025", "times or first out of range"),
+        ("n=64 times=3 out", "n=64 times=4 out", "too narrow"),
+        ("first=0", "first=1025", "times or first out of range"),
+        ("rows=2", "rows=3", "rows out of place"),
+        ("rows=2 times=3", "rows=1 times=3", "times or first out of place"),
+        ("rows=1\nsilu", "rows=2\nsilu", "rows out of place"),
+        ("heads act=", "heads rows=1 act=", "rows out of place"),
+        ("glu act=", "glu rows=1 act=", "rows out of place"),
+        ("attend layer=", "attend times=2 layer=", "times or first out of place"),
+    ],
+)
+def test_a_program_of_heads_that_cannot_be_read(
+    headed: Written, tmp_path: Path, old: str, new: str, message: str
+) -> None:
+    text = program_text(headed)
+    at = text.rindex(old)  # among the heads, not the layers
+    with pytest.raises(BundleError, match=message):
+        Raw(headed, path=with_program(headed, tmp_path / "graph", text[:at] + new + text[at + len(old) :]))
+
+
 def test_a_program_that_names_a_weight_that_is_not_there(written: Write, tmp_path: Path) -> None:
     made = written(NAME, "int4")
     text = program_text(made).replace("w=0", "w=999", 1)
@@ -227,7 +321,9 @@ def test_a_program_that_names_a_weight_that_is_not_there(written: Write, tmp_pat
 
 def test_a_program_without_attention_keeps_nothing(written: Write, tmp_path: Path) -> None:
     made = written(NAME, "int4")
-    lines = [line for line in program_text(made).splitlines() if line.split()[0] not in ("gate", "heads", "attend")]
+    lines = [
+        line for line in program_text(made).splitlines() if line.split()[0] not in ("gate", "load", "heads", "attend")
+    ]
     raw = Raw(made, path=with_program(made, tmp_path / "graph", "\n".join(lines)))
     feeds = raw.feeds([5, 6, 7])
     logits, *_ = raw.run(feeds)
@@ -258,7 +354,13 @@ for _ in range(120):
         words[at] = key + equals + new if equals and value.lstrip("-").isdigit() else other
     try:
         raw = Raw(made, path=with_program(made, folder.parent / "fuzz", " ".join(words)))
-        raw.run(raw.feeds([5, 6, 7]))
+        feeds = raw.feeds([5, 6, 7])
+        if random.integers(2):
+            group = raw.at.group(int(random.integers(len(made.part.heads))))
+            feeds["gates"] = raw.gates(raw.at.hidden, raw.at.load, group, off=[raw.at.lm, raw.at.embed])
+            feeds["hidden_in"] = random.standard_normal((3, raw.facts.hidden)).astype(np.float32)
+        feeds["control"][0] = random.integers(3)
+        raw.run(feeds)
         ran += 1
     except Exception as error:
         assert str(error), "an error without words"
@@ -267,11 +369,11 @@ print(ran, refused)
 """
 
 
-@pytest.mark.parametrize("form", ["int4", "fp32"])
+@pytest.mark.parametrize("form, name", [("int4", "shared"), ("fp32", "own")])
 def test_no_program_ends_the_process(
-    written: Write, checkpoint: Callable[[str], Path], tmp_path: Path, form: Format
+    native: None, checkpoint: Callable[[str], Path], tmp_path: Path, form: Format, name: str
 ) -> None:
-    made = written(NAME, form)
+    made = with_heads(tmp_path, checkpoint(NAME), PLANS[name], form).written
     doctored(made, tmp_path / "model", lambda model: None)
     arguments = [str(tmp_path / "model"), str(checkpoint(NAME)), made.part.model_dump_json(), "1"]
     command = [sys.executable, "-c", FUZZ, *arguments]
@@ -343,10 +445,10 @@ def test_the_likeliest_are_those_of_all_logits(written: Write, name: str, form: 
     raw = Raw(made)
     tokens = np.random.default_rng(3).integers(2, made.part.facts.vocab, 20).tolist()
     feeds = raw.feeds(tokens)
-    logits, no_ids, _ = raw.run(feeds)
+    logits, no_ids, *_ = raw.run(feeds)
     assert no_ids.shape == (20, 0)
     feeds["control"][TOP] = top
-    none, ids, values = raw.run(feeds)
+    none, ids, values, _ = raw.run(feeds)
     assert none.shape == (0, made.part.facts.vocab)
     order = np.argsort(-logits, 1, kind="stable")[:, :top]
     np.testing.assert_array_equal(ids, order)
@@ -377,7 +479,7 @@ def test_more_than_there_are(written: Write) -> None:
     raw, vocab = Raw(made), made.part.facts.vocab
     feeds = raw.feeds([5])
     feeds["control"][TOP] = vocab + 3
-    _, ids, values = raw.run(feeds)
+    _, ids, values, _ = raw.run(feeds)
     assert sorted(ids[0, :vocab]) == list(range(vocab))
     assert ids[0, vocab:].tolist() == [-1] * 3
     assert np.isneginf(values[0, vocab:]).all()

@@ -26,9 +26,9 @@ ISA_FLAGS = {
     ),
     "isa_neon": ("-march=armv8.2-a+dotprod",),
 }
-SOURCES = ("program", "cache", "check", "pass", "attention", "dispatch",
+SOURCES = ("program", "cache", "check", "pass", "lm_heads", "attention", "dispatch",
            "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")  # fmt: skip
-PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass")
+PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)

@@ -172,9 +172,9 @@ def test_the_operators_run_on_the_installed_onnxruntime(writer: Callable[..., Wr
     made = writer("native", "llama_biases_mqa", "int4")
     session = make_session(made.folder / made.part.graphs["native"].file, 1, True)
     assert [item.name for item in session.get_inputs()] == [
-        "plan", "rows", "gates", "moves", "kv", "control", "tables",
+        "plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in",
     ]  # fmt: skip
-    assert [item.name for item in session.get_outputs()] == ["logits", "ids", "values"]
+    assert [item.name for item in session.get_outputs()] == ["logits", "ids", "values", "hidden"]
     assert made.slot(threads=2).forward(np.arange(2, 9)).logits.shape == (7, made.part.facts.vocab)
 
 

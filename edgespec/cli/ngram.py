@@ -1,0 +1,177 @@
+"""``edgespec ngram``: stores of n-grams, for drafting without a model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from edgespec.cli.common import emit_json, human_bytes, json_option, progress, table_console
+from edgespec.drafters.store_build import MAX_BYTES, build_store, refuse_existing
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from edgespec.drafters.store import StoreFacts
+
+_UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_PIECE = 1 << 16  # characters that are tokenized at once, up to the end of a line
+
+
+def _size(value: str) -> int:
+    """ "64MiB" -> 67108864."""
+    match = re.fullmatch(r"(\d+) ?(B|KiB|MiB|GiB)?", value)
+    if match is None:
+        raise click.BadParameter(f"{value!r}: expected bytes like 500KiB, 64MiB or 1GiB", param_hint="'--max-size'")
+    return int(match[1]) * _UNITS[match[2] or "B"]
+
+
+@click.group("ngram")
+def command() -> None:
+    """Build, show and remove stores of n-grams, with which method ngram guesses from more than the text at hand.
+
+    A store keeps, in a form that can be read back, what your texts say: treat it like them.  edgespec keeps nothing
+    unless you call build, and never adds to a store while it decodes.  Every subcommand has --json.
+
+    \b
+    edgespec ngram build notes.txt old-chats.jsonl --tokenizer demo -o my-texts.store
+    edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
+    edgespec ngram info my-texts.store
+    edgespec ngram clear my-texts.store
+    """
+
+
+@command.command("build")
+@click.argument("texts", type=click.Path(path_type=Path), nargs=-1, required=True)
+@click.option(
+    "--tokenizer", type=click.Path(path_type=Path), required=True, help="The bundle, or model folder, to guess for."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The store to write.")
+@click.option(
+    "--max-size",
+    type=_size,
+    metavar="SIZE",
+    default=f"{MAX_BYTES >> 20}MiB",
+    show_default=True,
+    help="Largest store; what occurred least often is left out.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an older store of that name.")
+@json_option
+def build(
+    texts: tuple[Path, ...], tokenizer: Path, output: Path, max_size: int, overwrite: bool, as_json: bool
+) -> None:
+    """Build a store from texts; it keeps what they say, so treat it like them.
+
+    A text file is one text; a .jsonl file has objects with `prompt` or `turns`, as for bench.
+
+    \b
+    edgespec ngram build notes.txt old-chats.jsonl --tokenizer demo -o my-texts.store
+    edgespec ngram build *.txt --tokenizer demo -o my-texts.store --max-size 8MiB --overwrite --json
+    """
+    import numpy as np
+
+    from edgespec.cli.prompts import read_texts
+    from edgespec.runtimes.text import TextCodec
+
+    refuse_existing(output, overwrite)  # before minutes of reading
+    codec = TextCodec(tokenizer)
+    found: list[NDArray[np.int32]] = []
+    with progress() as report:
+        parts = [text for file in texts for text in read_texts(file)]
+        of, done = sum(len(text) for text in parts), 0
+        for text in parts:
+            pieces: list[NDArray[np.int32]] = []
+            for piece in _pieces(text):
+                pieces.append(np.array(codec.encode(piece, special=False), np.int32))
+                done += len(piece)
+                report("read", done, of, f"characters of {len(texts)} files")
+            found.append(np.concatenate(pieces))
+        facts = build_store(
+            output,
+            found,
+            codec.vocab_size,
+            codec.vocabulary_sha256(),
+            max_size,
+            overwrite,
+            lambda done, of: report("count", done, of, "n-grams of 1 to 4 tokens"),
+        )
+    if as_json:
+        emit_json({"store": str(output)} | facts.as_dict())
+        return
+    size = human_bytes(facts.file_bytes)
+    click.echo(f"{output}: {facts.entries} n-grams of {facts.tokens} tokens in {_texts(facts)}, {size}")
+    if facts.left_out:
+        click.echo(f"no room for {facts.left_out} n-grams that occurred least often; --max-size allows more")
+
+
+@command.command("info")
+@click.argument("store", type=click.Path(path_type=Path))
+@json_option
+def info(store: Path, as_json: bool) -> None:
+    """Show what a store holds, and check all of it.
+
+    \b
+    edgespec ngram info my-texts.store
+    """
+    from rich.table import Table
+
+    from edgespec.drafters.store import NGramStore
+
+    facts = NGramStore(store).facts
+    if as_json:
+        emit_json({"store": str(store)} | facts.as_dict())
+        return
+    table = Table(box=None, show_header=False)
+    lengths = ", ".join(f"{count} of {n + 1}" for n, count in enumerate(facts.by_length))
+    table.add_row("n-grams", f"{facts.entries}; by tokens: {lengths}")
+    table.add_row("left out", f"{facts.left_out} for want of room")
+    table.add_row("read", f"{facts.tokens} tokens in {_texts(facts)}")
+    table.add_row("size", human_bytes(facts.file_bytes))
+    table.add_row("vocabulary", f"{facts.vocab} tokens, SHA-256 {facts.vocabulary[:12]}...")
+    table_console().print(table)
+
+
+@command.command("clear")
+@click.argument("stores", type=click.Path(path_type=Path), nargs=-1, required=True)
+@json_option
+def clear(stores: tuple[Path, ...], as_json: bool) -> None:
+    """Remove stores, damaged ones too; if any of the files is not a store, none is removed.
+
+    \b
+    edgespec ngram clear my-texts.store
+    """
+    from edgespec.drafters.store import is_store
+    from edgespec.errors import StoreError
+
+    files = list(dict.fromkeys(stores))
+    for file in files:
+        if file.is_symlink():
+            raise StoreError(f"{file}: is a link, so removing it would keep the store", "name the store itself")
+        if not is_store(file):
+            raise StoreError(f"{file}: not an n-gram store, so nothing was removed")
+    freed = sum(file.stat().st_size for file in files)
+    for file in files:
+        file.unlink()
+    if as_json:
+        emit_json({"removed": [str(file) for file in files], "bytes": freed})
+    else:
+        click.echo(f"removed {len(files)} store{'s' if len(files) > 1 else ''}, {human_bytes(freed)}")
+
+
+def _pieces(text: str) -> Iterable[str]:
+    """The text in pieces that end with a line, or, where a line is longer than a piece, anywhere."""
+    start = 0
+    while start < len(text):
+        end = start + _PIECE
+        if end < len(text):
+            end = text.rfind("\n", start, end) + 1 or end
+        yield text[start:end]
+        start = end
+
+
+def _texts(facts: StoreFacts) -> str:
+    return f"{facts.texts} text{'s' if facts.texts != 1 else ''}"

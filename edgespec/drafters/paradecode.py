@@ -1,0 +1,147 @@
+"""Early exits whose skipped layers are made up for together: AdaDecode / ParaDecode (Wei et al., arXiv 2506.03700).
+
+A token runs the first layers and asks an exit.  If that is confident, its guess starts at once as the next token, and
+the layers above are deferred.  When a token is not sure of its successor it goes on to the top, and the deferred rows
+of all tokens before go with it: one pass over the upper layers for all of them, from their stored hidden states, whose
+logits verify every guess.  Nothing runs twice, and keys and values end as in plain decoding.
+
+::
+
+    layers   pending   d1        d2        d3
+    upper    [         one pass, all rows          ]  -> verify
+    exit     sure: d1  sure: d2  sure: d3  not sure
+    lower    run       run       run       run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.drafters.parts import Parts
+from edgespec.errors import EdgespecError
+from edgespec.noise import DRAFT, TARGET, Noise
+from edgespec.proposal import Proposal, Verdict
+from edgespec.runtimes.manifest import MethodPart
+from edgespec.runtimes.target import LayeredTarget, Pass, Resume
+from edgespec.sampling import SamplingParams, support
+from edgespec.settings import DraftOptions
+
+_THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about equal
+_MOST = 8  # tokens in flight
+
+
+class ParaDecode:
+    """Guesses from early exits, with the layers that made them kept for verification.
+
+    Args:
+        target: the model with the exits.
+        exits: after how many layers, ascending.
+        threshold: confidence (the largest probability) from which an exit is taken.
+        params: how requests sample; the loop sets it for each (``bind``).
+        noise: likewise.
+        most: tokens in flight, whatever the budget.
+    """
+
+    name = "paradecode"
+
+    def __init__(
+        self,
+        target: LayeredTarget,
+        exits: Sequence[int],
+        threshold: float = _THRESHOLD,
+        params: SamplingParams | None = None,
+        noise: Noise | None = None,
+        most: int = _MOST,
+    ) -> None:
+        self.target, self.exits, self.threshold, self.most = target, tuple(exits), threshold, most
+        self.bind(params or SamplingParams(), noise or Noise())
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Draft as this request samples."""
+        self.params, self.noise = params, noise
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """The flight: guesses, and the hidden states of their rows before the last layers."""
+        most, edges = min(budget, self.most), (0, *self.exits)
+        segments = len(self.exits)
+        # waiting[s]: rows that have run s segments and wait for a row that goes on, oldest first
+        waiting: list[list[NDArray[np.float32]]] = [[] for _ in range(segments + 1)]  # [1, hidden] each
+        guesses: list[int] = []
+        probs: list[NDArray[np.float64]] = []  # [vocab] each
+        while True:
+            newest, at = len(guesses), 0
+            row: NDArray[np.float32] | None = None
+            sure = False
+            while at < segments and not sure:
+                together = waiting[at]
+                waiting[at] = []
+                fed: NDArray[np.int64] | NDArray[np.float32]
+                if row is None:
+                    fed = np.array([guesses[-1] if guesses else tokens[-1]], np.int64)  # [1]
+                else:
+                    fed = np.concatenate([*together, row])  # [n, hidden]
+                out = self.target.forward_layers(fed, newest + 1 - len(fed), edges[at], edges[at + 1])
+                waiting[at + 1] += [out[i : i + 1] for i in range(len(out) - 1)]
+                row = out[-1:]
+                at += 1
+                sure = newest < most and self._ask(at - 1, row, [*tokens, *guesses], guesses, probs, len(tokens))
+            assert row is not None
+            waiting[at].append(row)
+            if not sure:
+                break
+        resume = Resume(np.concatenate(waiting[segments]), self.exits[-1])
+        drawn = np.stack(probs) if probs else None  # [n, vocab]
+        return Proposal(np.array(guesses, np.int64), None, drawn, resume=resume)
+
+    def _ask(
+        self,
+        exit_: int,
+        row: NDArray[np.float32],
+        prefix: list[int],
+        guesses: list[int],
+        probs: list[NDArray[np.float64]],
+        committed: int,
+    ) -> bool:
+        """Ask an exit about the newest row, [1, hidden]; if it is confident, add its guess."""
+        found = self.target.forward_heads(f"exit.{self.exits[exit_]}", row)
+        assert found.logits is not None
+        logits = found.logits[0, 0]  # [size]
+        best = int(logits.argmax())
+        if not np.isfinite(logits[best]):
+            raise EdgespecError("expected finite logits of an exit, got NaN or infinity")
+        # confidence is the distribution's, not the drawn guess's: else the offer would depend on the draw
+        if 1 / float(np.exp(logits - logits[best]).sum()) <= self.threshold:
+            return False
+        if self.params.plain_greedy:
+            guesses.append(best if found.tokens is None else int(found.tokens[best]))
+            return True
+        if found.tokens is not None:
+            logits = np.full(self.target.vocab_size, -np.inf, np.float32)
+            logits[found.tokens] = found.logits[0, 0]
+        sampled = not self.params.greedy and self.params.acceptance == "rejection"
+        choice = support(logits, self.params, prefix)
+        # noise of its own for each round, as in chain.py
+        guesses.append(choice.draw(self.noise, len(prefix), DRAFT + committed if sampled else TARGET))
+        if sampled:
+            q = np.zeros(self.target.vocab_size)
+            q[choice.ids] = choice.probs()
+            probs.append(q)
+        return True
+
+    def step_once(self) -> None:
+        """The layers below the first exit, and the exit, to be timed."""
+        hidden = self.target.forward_layers(np.zeros(1, np.int64), 0, 0, self.exits[0])
+        self.target.forward_heads(f"exit.{self.exits[0]}", hidden)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Nothing to learn."""
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> ParaDecode:
+    """The exits and the threshold that the export found best, unless the request names another one."""
+    exits = [group.layer for group in parts.manifest.target.heads if group.name in part.heads]
+    threshold = options.threshold if options.threshold is not None else part.threshold
+    return ParaDecode(parts.target, sorted(exits), _THRESHOLD if threshold is None else threshold)

@@ -1,0 +1,209 @@
+"""N-gram stores: what mostly followed one to four tokens in texts read earlier, in a file that is only mapped.
+
+The file, little endian, without padding between its parts:
+
+    256 bytes    header: magic, version, n_max, vocabulary size, texts (4 x uint32), entries, entries left out, tokens
+                 read (3 x uint64), SHA-256 of the vocabulary, SHA-256 of everything after the header, entries by
+                 length 1 to 4 (4 x uint64), zeros; the last 32 bytes are the SHA-256 of the 224 before them
+    uint64 [n]   keys, ascending
+    int32  [n]   the token that mostly followed
+    uint16 [n]   how often it did (counts beyond 65535 are scaled down together)
+    uint16 [n]   how often any token did
+
+The key of tokens t_1 ... t_n takes the last first: h = 0; for t in t_n ... t_1: h = (h xor (t + 1)) *
+0x9E3779B97F4A7C15 mod 2^64, h = h xor (h >> 32).  Two n-grams of one key would only make a wrong guess.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import StoreError
+
+MAGIC = b"EDGENGRM"
+VERSION = 1
+N_MAX = 4
+HEADER_BYTES = 256
+ENTRY_BYTES = 16
+MULTIPLIER = 0x9E3779B97F4A7C15
+
+_HEADER = struct.Struct("<8s4I3Q32s32s4Q")
+_SIGNED = HEADER_BYTES - 32
+_MASK = (1 << 64) - 1
+_AGAIN = "build it again: edgespec ngram build"
+
+
+class Hit(NamedTuple):
+    """What a store knows: the last ``n`` tokens were followed ``seen`` of ``of`` times by ``token``."""
+
+    n: int
+    token: int
+    seen: int
+    of: int
+
+
+@dataclass(frozen=True)
+class StoreFacts:
+    """What a store's header says.
+
+    Attributes:
+        vocab: tokens of the vocabulary.
+        vocabulary: SHA-256 of the tokenizer's vocabulary, hex digits.
+        texts: how many were read.
+        tokens: how many they have.
+        by_length: entries for 1, 2, 3 and 4 tokens.
+        left_out: entries for which there was no room.
+    """
+
+    vocab: int
+    vocabulary: str
+    texts: int
+    tokens: int
+    by_length: tuple[int, ...]
+    left_out: int
+
+    @property
+    def entries(self) -> int:
+        """All entries."""
+        return sum(self.by_length)
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the file."""
+        return HEADER_BYTES + ENTRY_BYTES * self.entries
+
+    def header(self, body: bytes) -> bytes:
+        """The header of a store whose part after it has the SHA-256 ``body``."""
+        counts = VERSION, N_MAX, self.vocab, self.texts, self.entries, self.left_out, self.tokens
+        packed = _HEADER.pack(MAGIC, *counts, bytes.fromhex(self.vocabulary), body, *self.by_length)
+        packed = packed.ljust(_SIGNED, b"\0")
+        return packed + hashlib.sha256(packed).digest()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return {
+            "version": VERSION,
+            "vocab": self.vocab,
+            "vocabulary": self.vocabulary,
+            "texts": self.texts,
+            "tokens": self.tokens,
+            "entries": self.entries,
+            "by_length": list(self.by_length),
+            "left_out": self.left_out,
+            "bytes": self.file_bytes,
+        }
+
+
+class NGramStore:
+    """An opened store: mapped, never changed, shared by all who use it.
+
+    Args:
+        path: the file.
+        check: compare the SHA-256 of all of it; without, opening takes the same time whatever the size.
+
+    Attributes:
+        path: the file.
+        facts: what its header says.
+        n_max: longest n-gram.
+
+    Raises:
+        StoreError: not a store, damaged, truncated or newer than this version.
+    """
+
+    n_max = N_MAX
+
+    def __init__(self, path: Path, check: bool = True) -> None:
+        self.path = path
+        try:
+            with path.open("rb") as file:
+                head = file.read(HEADER_BYTES)
+                self.facts, body = _read_header(path, head)
+                size = path.stat().st_size
+                if size != self.facts.file_bytes:
+                    word = "truncated" if size < self.facts.file_bytes else "altered"
+                    raise StoreError(f"{path}: {word}: expected {self.facts.file_bytes} bytes, got {size}", _AGAIN)
+                mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise StoreError(f"{path}: cannot read it: {error.strerror}", "expected an n-gram store") from error
+        if check and (got := hashlib.sha256(memoryview(mapped)[HEADER_BYTES:]).digest()) != body:
+            raise StoreError(
+                f"{path}: altered: expected SHA-256 {body.hex()[:12]}..., got {got.hex()[:12]}...",
+                f"copy it again, or {_AGAIN}",
+            )
+        n = self.facts.entries
+        self._keys: NDArray[np.uint64] = np.frombuffer(mapped, "<u8", n, HEADER_BYTES)  # [n]
+        self._next: NDArray[np.int32] = np.frombuffer(mapped, "<i4", n, HEADER_BYTES + 8 * n)  # [n]
+        self._seen: NDArray[np.uint16] = np.frombuffer(mapped, "<u2", n, HEADER_BYTES + 12 * n)  # [n]
+        self._of: NDArray[np.uint16] = np.frombuffer(mapped, "<u2", n, HEADER_BYTES + 14 * n)  # [n]
+
+    def require(self, vocabulary: str, vocab: int) -> None:
+        """Refuse a tokenizer that this store was not made with.
+
+        Args:
+            vocabulary: SHA-256 of the tokenizer's vocabulary, hex digits.
+            vocab: its number of tokens.
+
+        Raises:
+            StoreError: both values are named.
+        """
+        mine = self.facts
+        if (mine.vocabulary, mine.vocab) != (vocabulary, vocab):
+            raise StoreError(
+                f"{self.path}: was built with another tokenizer: its vocabulary is {mine.vocabulary[:12]}... "
+                f"({mine.vocab} tokens), the model's {vocabulary[:12]}... ({vocab} tokens)",
+                "build one for this model: edgespec ngram build TEXT... --tokenizer BUNDLE",
+            )
+
+    def likely(self, tail: Sequence[int], share: float) -> Hit | None:
+        """What the longest known end of ``tail`` was followed by in at least ``share`` of the cases; None: nothing."""
+        key, keys = 0, []
+        for token in reversed(tail[-N_MAX:]):
+            key = (key ^ (token + 1)) * MULTIPLIER & _MASK
+            key ^= key >> 32
+            keys.append(key)
+        wanted = np.array(keys, np.uint64)  # [<= n_max]
+        places = np.minimum(self._keys.searchsorted(wanted), len(self._keys) - 1)
+        found = self._keys[places] == wanted
+        for n in range(len(keys), 0, -1):
+            if found[n - 1]:
+                at = places[n - 1]
+                seen, of = int(self._seen[at]), int(self._of[at])
+                if seen >= share * of:
+                    return Hit(n, int(self._next[at]), seen, of)
+        return None
+
+
+def is_store(path: Path) -> bool:
+    """Whether a file begins like a store, damaged or not."""
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError:
+        return False
+
+
+def _read_header(path: Path, head: bytes) -> tuple[StoreFacts, bytes]:
+    """(facts, SHA-256 of what follows) of a file's first bytes."""
+    if not head.startswith(MAGIC):
+        raise StoreError(f"{path}: not an n-gram store", "make one with: edgespec ngram build")
+    if len(head) < HEADER_BYTES:
+        raise StoreError(f"{path}: truncated: expected {HEADER_BYTES} bytes or more, got {len(head)}", _AGAIN)
+    _, version, n_max, vocab, texts, entries, left_out, tokens, vocabulary, body, *by_length = _HEADER.unpack_from(head)
+    if version != VERSION:
+        raise StoreError(
+            f"{path}: a store of version {version}; this edgespec reads version {VERSION}",
+            "use the edgespec that built it, or build it again",
+        )
+    signed = hashlib.sha256(head[:_SIGNED]).digest() == head[_SIGNED:]
+    if not signed or n_max != N_MAX or entries != sum(by_length) or not entries:
+        raise StoreError(f"{path}: altered: its header does not match its checksum", _AGAIN)
+    return StoreFacts(vocab, vocabulary.hex(), texts, tokens, tuple(by_length), left_out), body

@@ -1,0 +1,314 @@
+"""The target drafts for itself, and searches which sub-layers to leave out while it decodes: SWIFT.
+
+Xia et al., arXiv 2410.06916.  No search at export, no training: sets are scored on the tokens just written, over the
+full model's keys and values, in rows after the slot's own (``export/acceptance.py`` explains the technique).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+
+import numpy as np
+
+from edgespec.cost import CostModel
+from edgespec.drafters.comb import Teeth, draw_comb
+from edgespec.drafters.online_search import OnlineSearch
+from edgespec.drafters.parts import Parts
+from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.skip_store import SkipStore
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.noise import Noise
+from edgespec.proposal import Proposal, Verdict
+from edgespec.runtimes.manifest import Manifest, MethodPart, ModelFacts, SkipSetPart
+from edgespec.runtimes.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
+from edgespec.sampling import SamplingParams
+from edgespec.settings import DraftOptions
+
+ROWS, DEPTH = 16, 4  # of one scoring pass: its rows, in chains of this length
+_FRESH = 8  # tokens to be written before the next pass
+_SAVE_EVERY = 16  # scored windows
+
+
+@dataclass
+class StepCost:
+    """Cost of a draft step over a plain one, by its skip set.
+
+    Attributes:
+        attention: what leaving out one attention saves.
+        mlp: what leaving out one MLP saves.
+        extra: what steps took beyond that on this machine; learned.
+    """
+
+    attention: float
+    mlp: float
+    extra: float = 0.0
+
+    def __call__(self, skip: SkipSet) -> float:
+        """Cost of a step with ``skip`` left out."""
+        return max(1 - len(skip.attention) * self.attention - len(skip.mlp) * self.mlp + self.extra, 0.02)
+
+    def observe(self, skip: SkipSet, cost: float) -> None:
+        """A step with ``skip`` took ``cost``; one that the system interrupted must not count for much."""
+        self.extra += 0.1 * min(max(cost - self(skip), -0.2), 0.2)
+
+
+class Swift(SelfSpec):
+    """Draws combs from the target itself with the best skip set known, and looks for a better one as it goes.
+
+    A seeded text of rejection sampling must not depend on the clock or on earlier requests: it is drafted with the set
+    that the search starts from, and nothing is searched.
+
+    Args:
+        target: the model; without ``forward_hypotheses`` nothing is searched.
+        search: which sets to try.
+        step_cost: what ``search`` predicts speeds with; learns from the clock.
+        costs: the verify curve.
+        share: most time that the search may take, as a share of the time of decoding.
+        branch: most guesses per node by depth; siblings are offered where they pay.  None = chains.
+        always: offer siblings whether or not they pay; for tests.
+        store: keeps what was found.
+        params, noise, gamma_max: as for ``SelfSpec``.
+        clock: seconds.
+
+    Attributes:
+        decoded_ms: time of all rounds that the search has seen.
+        search_ms: time that the search took.
+        passes: scoring passes.
+    """
+
+    name = "swift"
+
+    def __init__(
+        self,
+        target: SelfDraftTarget,
+        search: OnlineSearch,
+        step_cost: StepCost,
+        costs: CostModel,
+        share: float = 0.02,
+        branch: Sequence[int] | None = None,
+        store: SkipStore | None = None,
+        params: SamplingParams | None = None,
+        noise: Noise | None = None,
+        gamma_max: int = 12,
+        clock: Callable[[], float] = perf_counter,
+        always: bool = False,
+    ) -> None:
+        self.always = always
+        self.trees = branch is not None and max(branch) > 1
+        self.search, self.step_cost, self.costs = search, step_cost, costs
+        self.share, self.branch, self.store, self.clock = share, branch, store, clock
+        self.scoring = target if isinstance(target, ScoringTarget) else None
+        if self.scoring is None:
+            search.stopped = "this target cannot score sets"
+        self.decoded_ms = self.search_ms = 0.0
+        self.passes = 0
+        self._changes = 0  # of the set in use
+        self._steady = False
+        self._unit_ms = 0.0  # time of a one-row pass
+        self._recent: deque[float] = deque(maxlen=4)  # times of the last scoring passes
+        self._prompt = self._scored_at = self._unsaved = 0
+        self._given = StepCost(step_cost.attention, step_cost.mlp)
+        if store is not None:
+            store.load(search)
+        super().__init__(target, search.best, params, noise, gamma_max)
+
+    # -- drafting ----------------------------------------------------------------------------------------------------
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Draft as this request samples; a seeded text starts from the same set every time."""
+        super().bind(params, noise)
+        self._steady = params.seed is not None and not params.greedy and params.acceptance == "rejection"
+        self._use(self.search.initial if self._steady else self.search.best)
+        if self.branch is None or self.always:
+            self._teeth = Teeth(self.branch or (1,))
+            return
+        costs = self.costs.given() if self._steady else self.costs
+        step = self._given if self._steady else self.step_cost
+
+        def price(depth: int, expected: float, rows: int) -> float:
+            """A row is worth what it takes: at the speed of this round, and never less than plain decoding's."""
+            rate = expected / (depth * step(self.skip) + costs.v(depth + 1))
+            return max(rate, 1.0) * (costs.v(rows + 1) - costs.v(rows))
+
+        least = min(costs.v(rows + 1) - costs.v(rows) for rows in range(2, 2 + self.gamma_max))
+        self._teeth = Teeth(self.branch, price, least)
+
+    def begin(self, tokens: list[int]) -> None:
+        """A request starts; another one may have found something meanwhile."""
+        self._prompt, self._scored_at = len(tokens), 0
+        if self.store is not None and not self._steady:
+            if self._unsaved:
+                self._save()
+            elif self.store.load(self.search):
+                self._use(self.search.best)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """A comb whose chain ends after the first guess below the threshold."""
+        self._asked = min(budget, self.gamma_max)
+        return draw_comb(
+            self._steps(tokens),
+            tokens,
+            self._asked,
+            self.target.vocab_size,
+            self.params,
+            self.noise,
+            self.stop,
+            self._teeth,
+            self.bucket,
+        )
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Move the threshold by what happened to the chain."""
+        if proposal.parents is not None:
+            chain = int(proposal.parents.max()) + 2  # its nodes come first
+            accepted = sum(node < chain for node in verdict.path)
+            proposal, verdict = Proposal(proposal.tokens[:chain]), Verdict(range(accepted), verdict.next_token)
+        super().observe(proposal, verdict, output)
+
+    @property
+    def bucket(self) -> int:
+        """A number of the set in use: each has an acceptance of its own."""
+        return 0 if self._steady else self._changes
+
+    def _use(self, skip: SkipSet) -> None:
+        if skip is not self.skip:
+            self.skip = skip
+            self._changes += 1
+
+    # -- searching ---------------------------------------------------------------------------------------------------
+
+    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+        """The round is over and its output read: learn what it took, and score a set if there is time for it."""
+        if len(proposal) and self._unit_ms > 0 and not self._steady:
+            steps = len(proposal) if proposal.parents is None else int(proposal.parents.max()) + 2
+            self.step_cost.observe(self.skip, draft_ms / steps / self._unit_ms)
+        self.watched(len(proposal) + 1, draft_ms, verify_ms)
+
+    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
+        """Likewise, whoever proposed."""
+        if self._steady:
+            return
+        unit = verify_ms / self.costs.v(rows)
+        self._unit_ms += (unit - self._unit_ms) * (0.1 if self._unit_ms else 1.0)
+        self.decoded_ms += draft_ms + verify_ms
+        if not self.search.stopped and self._may_score():
+            start = self.clock()
+            self._score()
+            taken = 1000 * (self.clock() - start)
+            self.search_ms += taken
+            self._recent.append(taken)
+
+    def _may_score(self) -> bool:
+        """Whether there are tokens to score on, room for the rows, and time for it within the budget."""
+        if self.scoring is None:
+            return False
+        held = len(self.scoring.tokens)
+        if held - ROWS < self._prompt or held - self._scored_at < _FRESH:
+            return False
+        if held + ROWS + 1 > getattr(self.scoring, "capacity", held + ROWS + 1):
+            return False
+        expected = 1.5 * max(self._recent, default=2 * self._unit_ms * self.costs.v(ROWS))
+        return self.search_ms + expected <= self.share * self.decoded_ms
+
+    def _score(self) -> None:
+        search = self.search
+        assert self.scoring is not None
+        skip = search.ask()
+        self._scored_at = len(self.scoring.tokens)
+        try:
+            matched = matches(self.scoring, skip)
+        except EdgespecError as error:  # coded keys of which too few are exact, or no room
+            search.stopped = f"sets cannot be scored here: {error}"
+            return
+        self.passes += 1
+        self._unsaved += 1
+        if search.tell(skip, matched, ROWS):
+            self._use(search.best)
+            self._save()
+        elif self._unsaved >= _SAVE_EVERY or search.stopped:
+            self._save()
+
+    def _save(self) -> None:
+        self._unsaved = 0
+        if self.store is not None:
+            self.store.save(self.search)
+
+    # -- saying it ---------------------------------------------------------------------------------------------------
+
+    @property
+    def reason(self) -> str:
+        """What the search has done, in words."""
+        skip, search = self.skip, self.search
+        words = f"leaves out {len(skip.attention)} attentions and {len(skip.mlp)} MLPs"
+        if self._steady:
+            words += ": the set to start from, because the text is seeded"
+        elif skip in search.records:
+            words += f", predicted {search.speed(skip):.2f}x at matchness {search.acceptance(skip):.2f}"
+        words += f"; {search.candidates} sets tried in {self.search_ms:.0f} ms ({self.search_share:.1%} of decoding)"
+        notes = [search.stopped, self.store.note if self.store else ""]
+        return "; ".join([words, *(note for note in notes if note)])
+
+    @property
+    def search_share(self) -> float:
+        """Time of the search over the time of the rounds; 0 before the first."""
+        return self.search_ms / self.decoded_ms if self.decoded_ms else 0.0
+
+    def used_summary(self) -> dict[str, object]:
+        """Counters of the search, for JSON; the keys are stable."""
+        return {
+            "candidates": self.search.candidates,
+            "passes": self.passes,
+            "search_ms": self.search_ms,
+            "search_share": self.search_share,
+            "skip": {"attention": list(self.skip.attention), "mlp": list(self.skip.mlp)},
+            "matchness": self.search.acceptance(self.skip),
+            "predicted_speedup": self.search.speed(self.skip),
+            "stopped": self.search.stopped,
+        }
+
+
+def matches(target: ScoringTarget, skip: SkipSet) -> int:
+    """How many of the slot's last ROWS tokens a draft without ``skip`` would have guessed.
+
+    The text before is cut into chains of DEPTH rows.  Each sees the full model's keys and values of the tokens before
+    its first one, and its own: what a draft of that length sees.
+    """
+    ids = np.array(target.tokens[-ROWS - 1 :], np.int64)  # [ROWS + 1]
+    first = len(target.tokens) - ROWS - 1
+    rows = np.arange(ROWS)
+    depth = rows % DEPTH
+    output = target.forward_hypotheses(ids[:-1], first + rows - depth, np.where(depth > 0, rows - 1, -1), skip)
+    return int((output.logits.argmax(-1) == ids[1:]).sum())
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
+    """Drafting that starts from the set that the export wrote, or from what was found since."""
+    target, manifest = parts.target, parts.manifest
+    if not 0 <= options.search <= 1:
+        raise InvalidRequest(f"search {options.search}: expected a share of the decoding time, 0 to 1", "0.02 is 2 %")
+    given = part.skip or SkipSetPart()
+    last = target.layers - 1
+    inner = [tuple(layer for layer in layers if 0 < layer < last) for layers in (given.attention, given.mlp)]
+    step_cost, costs = _step_cost(manifest), parts.costs()
+    search = OnlineSearch(target.layers, SkipSet(*inner), step_cost, costs.v)
+    store = SkipStore(manifest, target.model.graph.operators, options.kind)
+    return Swift(target, search, step_cost, costs, options.search, options.branch, store)
+
+
+def _step_cost(manifest: Manifest) -> StepCost:
+    """What sub-layers save, as the export measured it; else by their weights."""
+    saved = manifest.cost
+    plain, attention, mlp = (float(saved.get(name, 0)) for name in ("plain_ms", "attention_ms", "mlp_ms"))
+    if plain > 0 and attention + mlp > 0:
+        return StepCost(attention / plain, mlp / plain)
+    return _by_weights(manifest.target.facts)
+
+
+def _by_weights(facts: ModelFacts) -> StepCost:
+    attention = facts.hidden * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
+    mlp = 3 * facts.hidden * facts.intermediate
+    total = facts.layers * (attention + mlp) + facts.hidden * facts.vocab
+    return StepCost(attention / total, mlp / total)

@@ -1,0 +1,84 @@
+"""Which tree of guesses pays: from how often a head's guess of each rank is right, and what rows cost.
+
+A node is the path of ranks that leads to it: (0, 1) is the second guess of head 1 after the first guess of head 0.
+Heads are taken to be independent, so that a path is right with the product of its ranks' shares (Medusa,
+arXiv 2401.10774, section 2.3.3).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+Path = tuple[int, ...]  # rank of each head's guess, from the root down
+Ranks = Sequence[Sequence[float]]  # [head][rank]: share of positions where that guess is right
+
+
+def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
+    """The ``most`` nodes that are right most often, the best first, each with its chance.
+
+    Every prefix of the result is a tree, and the best one of its size.
+    """
+    best: list[tuple[float, Path]] = []
+    found: list[tuple[Path, float]] = []
+    shares = [list(head) for head in ranks]
+    if not shares or not shares[0]:
+        return found
+    heappush(best, (-shares[0][0], (0,)))
+    while best and len(found) < most:
+        negative, path = heappop(best)
+        if negative >= 0:  # never right: no more of these
+            break
+        found.append((path, -negative))
+        depth, rank = len(path), path[-1]
+        above = -negative / shares[depth - 1][rank]
+        if rank + 1 < len(shares[depth - 1]):  # the next guess of the same head
+            heappush(best, (-above * shares[depth - 1][rank + 1], (*path[:-1], rank + 1)))
+        if depth < len(shares) and shares[depth]:  # the first guess of the next head
+            heappush(best, (negative * shares[depth][0], (*path, 0)))
+    return found
+
+
+def best_tree(ranks: Ranks, v: Callable[[int], float], heads: float, most: int) -> tuple[list[Path], float]:
+    """The tree of the highest predicted speed: (1 + sum of chances) / (v(1 + nodes) + heads).
+
+    Args:
+        ranks: as for ``grow``.
+        v: time of a pass over n rows over that of one row.
+        heads: time of computing the heads, in the same unit.
+        most: nodes at most.
+
+    Returns:
+        (paths, predicted speed over plain decoding); no paths and 1.0 where no tree pays.
+    """
+    nodes = grow(ranks, most)
+    tokens, size, gain = 1.0, 0, 1.0
+    for count, (_, chance) in enumerate(nodes, 1):
+        tokens += chance
+        speed = tokens / (v(1 + count) + heads)
+        if speed > gain:
+            size, gain = count, speed
+    return [path for path, _ in nodes[:size]], gain
+
+
+def chain(ranks: Ranks, length: int) -> list[Path]:
+    """First guesses only."""
+    return [(0,) * depth for depth in range(1, min(length, len(ranks)) + 1)]
+
+
+def layout(paths: Sequence[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Parents before children, the likelier sibling first.
+
+    Returns:
+        (parents, heads, ranks), int64 [n] each: the parent of every node (-1 = the root), and which head's guess of
+        which rank it is.
+    """
+    ordered = sorted(paths, key=lambda path: (len(path), path))
+    index = {path: at for at, path in enumerate(ordered)}
+    parents = np.array([index[path[:-1]] if len(path) > 1 else -1 for path in ordered], np.int64)
+    heads = np.array([len(path) - 1 for path in ordered], np.int64)
+    ranks = np.array([path[-1] for path in ordered], np.int64)
+    return parents, heads, ranks

@@ -1,0 +1,108 @@
+// What comes after the layers and between them: hidden states in and out, further heads, LM heads.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "pass.h"
+
+namespace edgespec {
+
+void Pass::load(const Step& s) { std::memcpy(floats(s.out), in_.hidden, size_t(in_.rows) * s.k * 4); }
+
+void Pass::store(const Step& s) const { std::memcpy(out_.hidden, floats(s.x), size_t(in_.rows) * s.k * 4); }
+
+void Pass::norm(const Step& s, int row) {
+  k_.norm(floats(s.x) + source(s, row) * s.k, s.k, static_cast<const float*>(weight(s.norm)), s.eps,
+          floats(s.out) + size_t(row) * s.k);
+}
+
+int Pass::silu_pieces(const Step& s) const { return static_cast<int>((int64_t(count(s)) * s.k + kPiece - 1) / kPiece); }
+
+// The numbers of all rows as one line: what a vector writes beyond its end is a buffer's padding.
+void Pass::silu(const Step& s, int piece) {
+  static const auto ones = [] {
+    std::array<float, kPiece> all;
+    all.fill(1.f);
+    return all;
+  }();
+  float* x = floats(s.x) + size_t(piece) * kPiece;
+  const int64_t left = int64_t(count(s)) * s.k - int64_t(piece) * kPiece;
+  k_.glu(x, ones.data(), static_cast<int>(std::min<int64_t>(kPiece, left)), x);
+}
+
+void Pass::split(const Step& s, int row) {
+  const size_t part = row / in_.heads, from = row % in_.heads;
+  float* out = floats(s.out) + size_t(row) * s.n;
+  std::memcpy(out, floats(s.x) + (from * s.times + part) * s.n, size_t(s.n) * 4);
+  if (s.base >= 0) k_.add(out, floats(s.base) + from * s.n, s.n);
+}
+
+void Pass::logits(const Step& s, int chunk) {
+  const int rows = count(s), last = bounds_[chunk + 1];
+  float* out = out_.logits + source(s, 0) * s.n;
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
+  for (int tile = bounds_[chunk]; tile < last; ++tile)
+    for (int group = 0; group * kRowGroup < rows; ++group)
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), rows_in_group(rows, group),
+                        out + size_t(group) * kRowGroup * s.n + tile * kTile, s.n, std::min(kTile, s.n - tile * kTile));
+}
+
+namespace {
+
+// Keep the best `top` of what is offered, in order; the first of equals wins; a NaN wins over everything.
+void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
+  if (value <= values[top - 1]) return;  // false for NaN
+  int at = top - 1;
+  for (; at > 0 && !(value <= values[at - 1]); --at) {
+    ids[at] = ids[at - 1];
+    values[at] = values[at - 1];
+  }
+  ids[at] = id;
+  values[at] = value;
+}
+
+}  // namespace
+
+void Pass::best(const Step& s, int chunk) {
+  const int rows = count(s), last = bounds_[chunk + 1], top = in_.top;
+  const size_t bytes = tile_bytes(s.kind, s.k);
+  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
+  int64_t* ids = static_cast<int64_t*>(scratch_.found_ids.get(0)) + size_t(chunk) * rows * top;
+  float* values = static_cast<float*>(scratch_.found_values.get(0)) + size_t(chunk) * rows * top;
+  std::fill_n(ids, size_t(rows) * top, -1);
+  std::fill_n(values, size_t(rows) * top, -HUGE_VALF);
+  alignas(64) float y[kRowGroup][kTile];
+  for (int tile = bounds_[chunk]; tile < last; ++tile) {
+    const int columns = std::min(kTile, s.n - tile * kTile);
+    for (int group = 0; group * kRowGroup < rows; ++group) {
+      const int n = rows_in_group(rows, group);
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
+      for (int i = 0; i < n; ++i) {
+        const size_t at = size_t(group * kRowGroup + i) * top;
+        if (k_.largest(y[i], kTile) <= values[at + top - 1]) continue;
+        for (int c = 0; c < columns; ++c)
+          if (!(y[i][c] <= values[at + top - 1])) offer(ids + at, values + at, top, tile * kTile + c, y[i][c]);
+      }
+    }
+  }
+}
+
+void Pass::merge_best(const Step& s) {
+  const int rows = count(s), top = in_.top;
+  const int64_t* ids = static_cast<const int64_t*>(scratch_.found_ids.get(0));
+  const float* values = static_cast<const float*>(scratch_.found_values.get(0));
+  int64_t* best_ids = out_.top_ids + source(s, 0) * top;
+  float* best_values = out_.top_values + source(s, 0) * top;
+  std::fill_n(best_ids, size_t(rows) * top, -1);
+  std::fill_n(best_values, size_t(rows) * top, -HUGE_VALF);
+  for (size_t chunk = 0; chunk + 1 < bounds_.size(); ++chunk)
+    for (int r = 0; r < rows; ++r)
+      for (int i = 0; i < top; ++i) {
+        const size_t at = (chunk * rows + r) * top + i;
+        if (ids[at] >= 0) offer(best_ids + size_t(r) * top, best_values + size_t(r) * top, top, ids[at], values[at]);
+      }
+}
+
+}  // namespace edgespec

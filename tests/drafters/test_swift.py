@@ -1,0 +1,506 @@
+"""SWIFT: the search for a skip set, its budget, what is kept of it, and the combs that are drafted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.cost import CostModel
+from edgespec.decode import DecodeOptions, decode
+from edgespec.drafters.adaptive import Adaptive
+from edgespec.drafters.ar import Plain
+from edgespec.drafters.comb import paper_width
+from edgespec.drafters.online_search import OnlineSearch, Record
+from edgespec.drafters.skip_store import SkipStore, forget_sets, stored_sets
+from edgespec.drafters.swift import DEPTH, ROWS, StepCost, Swift, matches
+from edgespec.errors import InvalidRequest
+from edgespec.noise import Noise
+from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.runtimes.reference import FunctionTarget
+from edgespec.runtimes.target import Pass, ScoringTarget, SkipSet
+from edgespec.sampling import SamplingParams, distribution
+from edgespec.stats import Stats
+from tests.toy import emitted, hash_logits, hash_target
+
+VOCAB, LAYERS = 11, 8
+START = SkipSet((1, 3, 5), (1, 3, 5))
+GOOD = SkipSet((2, 3, 4, 5, 6), (4,))
+FLAT = CostModel({1: 1.0, 16: 1.5}, 0.5)
+NOTHING = Pass(np.zeros((1, VOCAB), np.float32))
+
+
+def bad_parts(skip: SkipSet) -> int:
+    """Sub-layers left out that the planted set does not leave out."""
+    return len(set(skip.attention) - set(GOOD.attention)) + len(set(skip.mlp) - set(GOOD.mlp))
+
+
+class PlantedTarget(FunctionTarget):
+    """A target whose drafts are right but for one token in five per sub-layer that had better stayed in."""
+
+    layers = LAYERS
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(hash_logits(seed, VOCAB, 1000), VOCAB)
+        self.scored: list[tuple[list[int], list[int], list[int], SkipSet]] = []
+
+    def guess(self, prefix: tuple[int, ...], skip: SkipSet) -> NDArray[np.float32]:
+        logits = self.function(prefix).copy()
+        if (sum(prefix) + len(prefix)) % 5 < bad_parts(skip):
+            logits[(int(logits.argmax()) + 1) % VOCAB] = 2000
+        return logits
+
+    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        super().forward_skipped(tokens, offset, skip)
+        return Pass(self.guess((*self.tokens, *self._draft_rows), skip)[None])
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],
+        visible: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        assert skip is not None
+        assert self._rows is None, "a pass between forward and keep"
+        self.scored.append((tokens.tolist(), visible.tolist(), parents.tolist(), skip))
+        prefixes: list[tuple[int, ...]] = []
+        for token, seen, parent in zip(tokens.tolist(), visible.tolist(), parents.tolist(), strict=True):
+            prefixes.append((*(prefixes[parent] if parent >= 0 else tuple(self.tokens[:seen])), token))
+        return Pass(np.stack([self.guess(prefix, skip) for prefix in prefixes]))
+
+
+def make(
+    target: FunctionTarget | None = None, share: float = 1.0, seed: int = 0, **more: Any
+) -> tuple[FunctionTarget, Swift]:
+    target = target or PlantedTarget(seed)
+    step = StepCost(0.06, 0.06)
+    search = OnlineSearch(LAYERS, START, step, FLAT.v, seed)
+    return target, Swift(target, search, step, FLAT, share, **more)
+
+
+def write(target: FunctionTarget, drafter: Any, new: int, prompt: list[int] | None = None, **sampling: Any) -> Stats:
+    stats = Stats()
+    options = DecodeOptions(new, 4, sampling=SamplingParams(**sampling))
+    list(decode(target, drafter, prompt or [1, 2], options, stats))
+    assert stats.dropped_reason is None
+    return stats
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+
+def searched(seed: int, losses: Callable[[SkipSet], float], windows: int, layers: int = 12) -> OnlineSearch:
+    """A search told the truth about acceptance, with the noise of 16 guesses."""
+    odd = tuple(range(1, layers - 1, 2))
+    search = OnlineSearch(layers, SkipSet(odd, odd), StepCost(0.03, 0.05), FLAT.v, seed)
+    draw = np.random.default_rng(seed)
+    for _ in range(windows):
+        if search.stopped:
+            break
+        skip = search.ask()
+        assert all(0 < layer < layers - 1 for layer in (*skip.attention, *skip.mlp))
+        search.tell(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
+    return search
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_search_finds_a_planted_good_set(seed: int) -> None:
+    def losses(skip: SkipSet) -> float:  # attention above layer 3 is free, everything else is dear
+        return (
+            0.005 * sum(i > 3 for i in skip.attention)
+            + 0.2 * sum(i <= 3 for i in skip.attention)
+            + 0.15 * len(skip.mlp)
+        )
+
+    search = searched(seed, losses, 250)
+
+    def truth(skip: SkipSet) -> float:
+        return search.speed(skip, float(np.exp(-losses(skip))))
+
+    planted = truth(SkipSet(tuple(range(4, 11))))
+    assert truth(search.best) > 0.92 * planted
+    assert truth(search.best) > 1.1 * truth(search.initial)
+
+
+def test_the_initial_set_is_scored_first_and_leads_until_another_is_confirmed() -> None:
+    search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
+    assert search.ask() == START
+    assert not search.tell(START, 12, 16)
+    assert search.candidates == 0
+    other = search.ask()
+    assert other != START
+    assert search.candidates == 1
+    assert not search.tell(other, 16, 16)  # better, but seen once
+    assert search.speed(other) > search.speed(START)
+    assert search.best == START
+    assert search.ask() == other
+    assert search.tell(other, 16, 16)
+    assert search.best == other
+    third = search.ask()
+    assert not search.tell(third, 0, 16)
+    assert search.best == other
+
+
+def test_what_led_is_scored_again_and_may_lose_its_lead() -> None:
+    search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
+    search.tell(search.ask(), 16, 16)
+    search.tell(START, 16, 16)
+    search.records[GOOD] = Record(30, 32, 2)
+    asked = []
+    for _ in range(40):
+        asked.append(skip := search.ask())
+        search.tell(skip, 4, 16)  # the text has changed: nothing that was good is
+        if search.best == GOOD:
+            break
+    assert START in asked
+    assert search.best == GOOD
+
+
+def test_the_search_ends() -> None:
+    search = searched(1, lambda skip: 0.5 * len(skip), 5000)
+    assert search.stopped.startswith("no better set")
+    assert 50 < search.candidates <= 1000
+    assert OnlineSearch(2, SkipSet(), StepCost(0.1, 0.1), FLAT.v).stopped
+    assert len(search.records) <= 65
+
+
+def test_old_evidence_fades() -> None:
+    record = Record()
+    for _ in range(100):
+        record.add(16, 16)
+    assert record.seen <= 256
+    for _ in range(32):
+        record.add(0, 16)
+    assert record.acceptance(0.5) < 0.2
+
+
+def test_a_tiny_model_can_be_searched_through() -> None:
+    search = searched(0, lambda skip: 0.1 * len(skip), 60, layers=3)
+    assert search.records.keys() == {SkipSet((1,), (1,)), SkipSet((1,)), SkipSet((), (1,))}
+
+
+# -- scoring while decoding --------------------------------------------------------------------------------------------
+
+
+def test_the_window_slides_over_the_tokens_just_written() -> None:
+    target, drafter = make()
+    assert isinstance(target, PlantedTarget)
+    assert isinstance(target, ScoringTarget)
+    prompt = [3] * 20
+    write(target, drafter, 120, prompt)
+    text = target.tokens
+    assert drafter.passes == len(target.scored) > 5
+    assert target.scored[0][3] == START
+    ends = []
+    for tokens, visible, parents, _ in target.scored:
+        assert len(tokens) == ROWS
+        first = visible[0]
+        assert first + 1 > len(prompt) - 1  # only what was written is a truth
+        assert tokens == text[first : first + ROWS]
+        assert visible == [first + at - at % DEPTH for at in range(ROWS)]
+        assert parents == [at - 1 if at % DEPTH else -1 for at in range(ROWS)]
+        ends.append(first + ROWS)
+    assert ends == sorted(set(ends))
+    assert ends[-1] > len(prompt) + 90
+
+
+def test_matchness_is_what_a_draft_would_have_guessed() -> None:
+    target = PlantedTarget()
+    write(target, Plain(), 60)
+    assert matches(target, GOOD) == ROWS
+    assert matches(target, SkipSet()) == ROWS
+    worst = matches(target, SkipSet((1,), (1, 2, 3, 5)))
+    assert worst == 0
+
+
+def test_it_finds_a_better_set_while_decoding_and_drafts_with_it() -> None:
+    target, drafter = make(share=1.0)
+    for at in range(6):
+        write(target, drafter, 400, [at + 1])
+    assert drafter.search.best != START
+    assert drafter.skip == drafter.search.best
+    assert bad_parts(drafter.skip) == 0
+    assert drafter.bucket > 0
+    assert len(drafter.skip) >= 3
+    summary = drafter.used_summary()
+    assert summary["skip"] == {"attention": list(drafter.skip.attention), "mlp": list(drafter.skip.mlp)}
+    assert summary["candidates"] == drafter.search.candidates > 20
+    assert "sets tried" in drafter.reason
+
+
+class Clock:
+    """Every look at it is 3 milliseconds after the last."""
+
+    def __init__(self) -> None:
+        self.looks = count()
+
+    def __call__(self) -> float:
+        return 0.003 * next(self.looks)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.1])
+def test_the_budget_is_kept(share: float) -> None:
+    target, drafter = make(share=share, clock=Clock())
+    target.prefill([1, 2, *range(11), *range(11), *range(11)])
+    drafter.begin([1])
+    most = 0.0
+    for at in range(3000):
+        target.tokens.append(at % VOCAB)
+        drafter.timed(EMPTY, 0.5, 1.0)
+        most = max(most, drafter.search_ms - share * drafter.decoded_ms)
+    assert most <= 0
+    assert (drafter.passes > 0) is (share > 0)
+    if share:
+        assert drafter.search_share > share / 3
+        assert drafter.search_ms == pytest.approx(3 * drafter.passes)
+
+
+def test_nothing_is_searched_where_nothing_can_be_scored() -> None:
+    target = hash_target(1)
+    target.layers = LAYERS
+    _, drafter = make(target)
+    write(target, drafter, 60)
+    assert drafter.passes == 0
+    assert "cannot score" in drafter.reason
+
+    class Ring(PlantedTarget):
+        def forward_hypotheses(self, *arguments: Any, **more: Any) -> Pass:
+            raise InvalidRequest("too far back")
+
+    target, drafter = make(Ring())
+    stats = write(target, drafter, 60)
+    assert drafter.passes == 0
+    assert "too far back" in drafter.search.stopped
+    assert stats.drafted > 0
+
+
+def test_a_cache_does_not_grow_for_the_search() -> None:
+    target, drafter = make()
+    target.capacity = 30  # type: ignore[attr-defined]
+    write(target, drafter, 100)
+    assert drafter.passes == 0
+
+
+def test_a_seeded_text_depends_on_no_search() -> None:
+    seeded: dict[str, Any] = {"temperature": 1.0, "seed": 7}
+    target, drafter = make()
+    options = DecodeOptions(40, 4, sampling=SamplingParams(**seeded))
+    fresh = emitted(target, drafter, [1], options)
+    assert drafter.passes == 0
+    for at in range(3):
+        write(target, drafter, 300, [at + 1])
+    assert drafter.skip != START
+    assert emitted(target, drafter, [1], options) == fresh
+    assert drafter.skip == START
+    assert "seeded" in drafter.reason
+    write(target, drafter, 5)
+    assert drafter.skip == drafter.search.best != START
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of a manifest as the store looks at, and a cache folder of its own."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    files = {"model.data": SimpleNamespace(sha256="ab" * 32)}
+    return SimpleNamespace(files=files, target=SimpleNamespace(weights="model.data"))
+
+
+def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_path: Path) -> None:
+    target, drafter = make(store=SkipStore(manifest, "native", "text"))
+    for at in range(4):
+        write(target, drafter, 300, [at + 1])
+    assert drafter.skip != START
+    drafter.begin([1])
+    (file,) = stored_sets(manifest)
+    assert file.parent == tmp_path / "swift"
+    data = json.loads(file.read_text("utf-8"))
+    assert data.keys() == {"version", "layers", "records"}  # no tokens, no text
+    assert {key for item in data["records"] for key in item} == {"attention", "mlp", "matched", "seen", "windows"}
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+    _, other = make(store=SkipStore(manifest, "native", "text"))
+    assert other.skip == drafter.search.best
+    assert other.search.records.keys() == drafter.search.records.keys()
+    _, elsewhere = make(store=SkipStore(manifest, "native", "code"))
+    assert elsewhere.skip == START
+    _, stock = make(store=SkipStore(manifest, "stock", "text"))
+    assert stock.skip == START
+    assert forget_sets(manifest) == 1
+    assert not stored_sets(manifest)
+
+
+def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
+    _, first = make(store=SkipStore(manifest, "native", "text"))
+    target, second = make(store=SkipStore(manifest, "native", "text"))
+    for at in range(4):
+        write(target, second, 300, [at + 1])
+    second._save()
+    first.begin([1])
+    assert first.skip == second.skip != START
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 9, "layers": 8, "records": []}',
+        '{"version": 1, "layers": 7, "records": []}',
+        '{"version":1, "layers":8, "records":[{"attention":[0], "mlp":[], "matched":1, "seen":2, "windows":1}]}',
+        '{"version":1, "layers":8, "records":[{"attention":[1], "mlp":[], "matched":3, "seen":2, "windows":1}]}',
+        '{"version": 1, "layers": 8, "records": [{"attention": "x", "mlp": [], "matched": NaN, "seen": 2}]}',
+        "[" * 100000,
+        " " * (2 << 20),
+    ],
+)
+def test_a_damaged_file_is_ignored_with_a_note(manifest: Any, content: str) -> None:
+    store = SkipStore(manifest, "native", "text")
+    store.path.parent.mkdir(parents=True)
+    store.path.write_text(content, "utf-8")
+    target, drafter = make(store=store)
+    assert drafter.skip == START
+    assert "ignored" in drafter.reason
+    write(target, drafter, 200)
+    drafter._save()
+    assert json.loads(store.path.read_text("utf-8"))["layers"] == LAYERS
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: Path) -> None:
+    (tmp_path / "swift").write_text("in the way", "utf-8")
+    target, drafter = make(store=SkipStore(manifest, "native", "text"))
+    write(target, drafter, 400)
+    drafter._save()
+    assert "cannot be kept" in drafter.reason
+
+
+@pytest.mark.parametrize("kind", ["", "../x", "A", "a/b", "a" * 40, "a b"])
+def test_a_kind_is_part_of_a_name(manifest: Any, kind: str) -> None:
+    with pytest.raises(InvalidRequest, match="stream kind"):
+        SkipStore(manifest, "native", kind)
+
+
+# -- drafting ----------------------------------------------------------------------------------------------------------
+
+
+def unsure(prefix: tuple[int, ...]) -> NDArray[np.float32]:
+    """Two thirds for one token, most of the rest for another."""
+    logits = np.full(VOCAB, -4, np.float32)
+    logits[len(prefix) % VOCAB], logits[(len(prefix) + 5) % VOCAB] = 2.0, 1.3
+    return logits
+
+
+def comb(branch: tuple[int, ...] | None, budget: int = 3, costs: CostModel | None = None, **sampling: Any) -> Proposal:
+    target = FunctionTarget(unsure, VOCAB)
+    target.layers = LAYERS
+    step, curve = StepCost(0.05, 0.05), costs or FLAT
+    search = OnlineSearch(LAYERS, START, step, curve.v)
+    drafter = Swift(target, search, step, curve, branch=branch, always=costs is None)
+    drafter.stop = 0.0
+    drafter.bind(SamplingParams(**sampling), Noise(3))
+    drafter.stop = 0.0
+    target.prefill([1, 1])
+    return drafter.propose([1, 1, 1], budget)
+
+
+def test_a_comb_has_siblings_without_children() -> None:
+    found = comb((2,))
+    assert found.tokens.tolist() == [3, 4, 5, 8, 9, 10]
+    assert found.parents is not None
+    assert found.parents.tolist() == [-1, 0, 1, -1, 0, 1]
+    assert comb((1,)).parents is None
+    assert comb((2, 1)).tokens.tolist() == [3, 4, 5, 8]
+    assert comb(None).parents is None
+    assert comb((2,), 1).tokens.tolist() == [3, 8]
+    assert len(comb((10,), 2)) == 2 * paper_width(0.6, True)
+
+
+def test_siblings_are_offered_where_they_pay() -> None:
+    dear, free = CostModel({1: 1.0, 2: 2.0, 3: 3.0}, 0.5), CostModel({1: 1.0, 16: 1.01}, 0.5)
+    assert comb((3,), costs=dear).parents is None
+    assert comb((3,), costs=free).parents is not None
+    middle = comb((3,), costs=CostModel({1: 1.0, 2: 1.28, 3: 1.56}, 0.5))
+    assert middle.tokens.tolist() == [3, 4, 5, 8]  # only where the chain is sure to be reached
+
+
+def test_sampled_siblings_are_drawn_without_replacement_from_q() -> None:
+    found = comb((3,), temperature=1.0, seed=1)
+    assert not found.replacement
+    assert found.probs is not None
+    assert found.parents is not None
+    prefix = [1, 1, 1]
+    for depth in range(3):
+        level = [depth, 3 + 2 * depth, 4 + 2 * depth]
+        assert len(set(found.tokens[level].tolist())) == 3
+        q = distribution(unsure(tuple(prefix)), SamplingParams(1.0), prefix)
+        for row in found.probs[level]:
+            np.testing.assert_allclose(row, q)
+        prefix.append(int(found.tokens[depth]))
+    assert comb((3,), temperature=1.0, seed=1, acceptance="coupled").probs is None
+    assert comb((3,), temperature=1.0, seed=1, top_k=1).parents is None  # nothing else can be drawn
+
+
+def test_the_first_of_the_siblings_is_what_a_chain_draws() -> None:
+    for seed in range(20):
+        for acceptance in ("rejection", "coupled"):
+            wide = comb((3,), temperature=1.0, seed=seed, acceptance=acceptance)
+            assert (
+                wide.tokens[:3].tolist()
+                == comb((1,), temperature=1.0, seed=seed, acceptance=acceptance).tokens.tolist()
+            )
+
+
+def test_the_paper_widths() -> None:
+    assert [paper_width(p, True) for p in (0.96, 0.9, 0.6, 0.2)] == [3, 5, 8, 10]
+    assert [paper_width(p, False) for p in (0.96, 0.9, 0.6, 0.2)] == [1, 3, 5, 10]
+
+
+def test_the_threshold_follows_the_chain_alone() -> None:
+    _, drafter = make()
+    drafter._asked = 4
+    tree = Proposal(np.arange(6), np.array([-1, 0, 1, -1, 0, 1]))
+    drafter.observe(tree, Verdict([0, 1, 2], 1), NOTHING)
+    assert drafter.matched == pytest.approx(0.5)
+    drafter.observe(tree, Verdict([0, 4], 1), NOTHING)  # a sibling is no match of the chain
+    assert drafter.matched == pytest.approx(0.25 + 1 / 6)
+
+
+@pytest.mark.parametrize("branch", [None, (1,), (2,), (10, 3)])
+def test_greedy_and_coupled_text_is_plain_text(branch: tuple[int, ...] | None) -> None:
+    for seed in range(25):
+        new, gamma, eos = 20 + seed, 1 + seed % 7, frozenset([seed % VOCAB])
+        for sampling in (
+            SamplingParams(),
+            SamplingParams(repetition_penalty=1.4, logit_bias={1: 1.0}),
+            SamplingParams(0.9, seed=seed, acceptance="coupled"),
+            SamplingParams(1.2, top_p=0.8, repetition_penalty=1.2, seed=seed, acceptance="coupled"),
+        ):
+            options = DecodeOptions(new, gamma, eos, sampling)
+            wanted = emitted(PlantedTarget(seed), Plain(), [1, 2], options)
+            target, drafter = make(seed=seed, branch=branch, always=bool(seed % 2))
+            stats = Stats()
+            found = [t for r in decode(target, drafter, [1, 2], options, stats) for t in r.tokens]
+            assert found == wanted
+            assert stats.dropped_reason is None
+
+
+def test_it_works_inside_adaptive_control() -> None:
+    target, drafter = make()
+    control = Adaptive(drafter, CostModel({1: 1.0, 16: 1.5}, 0.3), 6)
+    plain_text = emitted(PlantedTarget(), Plain(), [1], DecodeOptions(200, 4))
+    assert emitted(target, control, [1], DecodeOptions(200, 4)) == plain_text
+    assert "leaves out" in control.reason
+    assert control.used_summary()["candidates"] == drafter.search.candidates
+    drafter.step_once()
