@@ -1,4 +1,4 @@
-"""Every method of a bundle against plain decoding, in one interleaved run."""
+"""Every method of every bundle against plain decoding of the same bundle, in one interleaved run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Any
 
 from edgespec.engine import Engine, Prompt
@@ -28,7 +29,11 @@ class MethodFigures:
         ratios: plain decoding's time over this method's, pair by pair.
         results: the runs.
         same_text: runs whose tokens equal those of strict plain decoding.
-        extra_bytes: memory beyond plain decoding's: draft weights and KV.
+        extra_bytes: memory beyond plain decoding's: draft weights and KV, or the weights of heads.
+        bundle: the bundle's folder.
+        format: of its weights.
+        weight_bytes: of the target's weights.
+        batch: tokens per second of several sequences together, one figure per run; empty = not measured.
     """
 
     method: str
@@ -37,6 +42,10 @@ class MethodFigures:
     results: list[Result] = field(default_factory=list)
     same_text: int = 0
     extra_bytes: int = 0
+    bundle: str = ""
+    format: str = ""
+    weight_bytes: int = 0
+    batch: list[float] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -60,6 +69,10 @@ class MethodFigures:
             "runs": len(self.results),
             "extra_bytes": self.extra_bytes,
             "reason": self.results[-1].reason,
+            "bundle": self.bundle,
+            "format": self.format,
+            "weight_bytes": self.weight_bytes,
+            "batch_tokens_per_second": median(self.batch) if self.batch else None,
         }
 
 
@@ -93,44 +106,123 @@ def bench(
         repeats: rounds over all prompts, after one that is not timed.
         progress: called with (done, of, what).
     """
+    return bench_all([Entry(engine, methods)], prompts, settings, repeats, progress=progress)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A bundle to measure: its engine, and which methods."""
+
+    engine: Engine
+    methods: Sequence[str]
+
+
+@dataclass
+class _Run:
+    """One method of one bundle, and what was found of it; ``base``: the plain decoding it is held against."""
+
+    engine: Engine
+    settings: Settings
+    found: MethodFigures
+    base: int
+    expected: list[list[int]]
+
+
+def bench_all(
+    entries: Sequence[Entry],
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    repeats: int,
+    batch: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[MethodFigures]:
+    """Measure methods of several bundles, interleaved: all take turns on every prompt.
+
+    Args:
+        entries: the bundles.  Where their tokenizers differ, prompts must be texts.
+        prompts: texts or token ids.
+        settings: sampling, length and gamma of every run.
+        repeats: rounds over all prompts, after one that is not timed.
+        batch: time so many sequences together as well (the prompts, over again where there are fewer); 0 = do not.
+        progress: called with (done, of, what).
+
+    Returns:
+        for each bundle its plain decoding, then its methods.
+
+    Raises:
+        InvalidRequest: token ids for bundles whose tokenizers differ.
+    """
+    tokenizers = {entry.engine.codec.vocabulary_sha256() for entry in entries}
+    if len(tokenizers) > 1 and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidRequest("these bundles have different tokenizers", "give texts with --prompts FILE")
+    runs: list[_Run] = []
+    for entry in entries:
+        runs += _runs(entry, prompts, settings, len(runs))
+    done, of = 0, len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
+    together = [prompts[i % len(prompts)] for i in range(batch)]
+    for repeat in range(repeats + 1):
+        start = repeat % len(runs)
+        turn = [*range(start, len(runs)), *range(start)]
+        for at, prompt in enumerate(prompts):
+            times: dict[int, float] = {}
+            for number in turn:
+                run = runs[number]
+                result = run.engine.generate(prompt, run.settings)
+                times[number] = result.stats.decode_ms / result.stats.tokens
+                if repeat:
+                    run.found.results.append(result)
+                    run.found.same_text += result.tokens == run.expected[at]
+                done += 1
+                if progress:
+                    progress(done, of, run.found.method)
+            if repeat:
+                for number, ms in times.items():
+                    runs[number].found.ms_per_token.append(ms)
+                    runs[number].found.ratios.append(times[runs[number].base] / ms)
+        for number in turn if batch else ():
+            run = runs[number]
+            begun = perf_counter()
+            results = run.engine.generate_batch(together, run.settings, batch=batch)
+            taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in results) / 1000
+            if repeat:
+                run.found.batch.append(sum(len(result.tokens) for result in results) / taken)
+            done += 1
+            if progress:
+                progress(done, of, f"{run.found.method}, {batch} together")
+    for number, run in enumerate(runs):
+        run.found.extra_bytes = extra_bytes(run.engine, run.found.method)
+        if run.base == number:
+            run.engine.close()
+    return [run.found for run in runs]
+
+
+def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
+    """Plain decoding of a bundle, which is number ``base``, and its methods."""
+    engine, bundle = entry.engine, entry.engine.bundle
     native = engine.operators.kind == "native"  # one graph: its plain decoding is the fastest
-    share = engine if native or not engine.strict else None
     plain = Engine(
-        engine.bundle,
+        bundle,
         threads=engine.model.threads,
         context=engine.context,
         strict=False,
         operators=engine.operators.kind,
         graph="native" if native else "plain",
-        share=share,
+        share=engine if native or not engine.strict else None,
     )
-    runs: list[tuple[str, Engine, Settings]] = [(BASELINE, plain, settings.changed(method="ar"))]
-    runs += [(name, engine, settings.changed(method=name)) for name in methods]
-    figures = {name: MethodFigures(name) for name, _, _ in runs}
+    target = bundle.manifest.target
+    size = bundle.manifest.files[target.weights].size
     expected = [engine.generate(prompt, settings.changed(method="ar")).tokens for prompt in prompts]
-    done, of = 0, len(runs) * len(prompts) * (repeats + 1)
-    for repeat in range(repeats + 1):
-        for at, prompt in enumerate(prompts):
-            turn = runs[repeat % len(runs) :] + runs[: repeat % len(runs)]
-            times: dict[str, float] = {}
-            for name, where, what in turn:
-                result = where.generate(prompt, what)
-                times[name] = result.stats.decode_ms / result.stats.tokens
-                if repeat:
-                    found = figures[name]
-                    found.results.append(result)
-                    found.same_text += result.tokens == expected[at]
-                done += 1
-                if progress:
-                    progress(done, of, name)
-            if repeat:
-                for name, ms in times.items():
-                    figures[name].ms_per_token.append(ms)
-                    figures[name].ratios.append(times[BASELINE] / ms)
-    if "speculative" in figures:
-        figures["speculative"].extra_bytes = _draft_bytes(engine)
-    plain.close()
-    return list(figures.values())
+    named = [(BASELINE, plain, "ar"), *((name, engine, name) for name in entry.methods)]
+    return [
+        _Run(
+            where,
+            settings.changed(method=method),
+            MethodFigures(name, bundle=str(bundle.path), format=target.format, weight_bytes=size),
+            base,
+            expected,
+        )
+        for name, where, method in named
+    ]
 
 
 def check_plot(path: Path) -> None:
@@ -172,9 +264,24 @@ def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-def _draft_bytes(engine: Engine) -> int:
-    part = engine.bundle.manifest.draft
+WEIGHT_BYTES = {"int4": 0.5625, "int8": 1.0625, "w8a8": 1.0, "fp32": 4.0}  # of a weight, scales included
+
+
+def extra_bytes(engine: Engine, method: str) -> int:
+    """Memory that a method needs beyond plain decoding's: a draft's weights and KV; heads, by their shapes."""
+    manifest = engine.bundle.manifest
+    if method == "speculative" and manifest.draft is not None:
+        weights = manifest.files[manifest.draft.weights].size
+        return weights + manifest.draft.facts.kv_bytes_per_token * engine.lanes.longest()
+    part = manifest.methods.get(method)
     if part is None:
         return 0
-    weights = engine.bundle.manifest.files[part.weights].size
-    return weights + part.facts.kv_bytes_per_token * engine.lanes.longest()
+    target = manifest.target
+    width, tokens = target.facts.hidden, target.head_vocab.size if target.head_vocab else target.facts.vocab
+    weights = 0
+    for group in target.heads:
+        if group.name in part.heads:
+            inner = group.inner * width * (1 + group.count)  # blockwise: one matrix in, one out for each head
+            weights += inner if group.inner else group.count * width * width
+            weights += group.count * tokens * width if group.own else 0
+    return round(weights * WEIGHT_BYTES[target.format])

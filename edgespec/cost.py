@@ -94,6 +94,7 @@ class CostModel:
         self._points = list(self._given.items())
         self._c = self._given_c
         self._table: list[float] = []
+        self._plain_ms: float | None = None
 
     def given(self) -> CostModel:
         """A model of the numbers this one was made of, without what it observed since: the same in every run."""
@@ -111,6 +112,12 @@ class CostModel:
         while len(self._table) <= n:
             self._table.append(_interpolate(self._points, len(self._table)))
         return self._table[n]
+
+    @property
+    def plain_ms(self) -> float | None:
+        """Milliseconds of a one-row pass; None = nothing was measured."""
+        self._refresh()
+        return self._plain_ms
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
         """A pass over ``n`` rows took ``ms``; ``times``: as the median of so many."""
@@ -148,6 +155,7 @@ class CostModel:
         smallest = next(iter(ms))
         # One-row passes may never happen (each round drafts): then the given curve says what one would take.
         one = ms[smallest] / _interpolate(list(self._given.items()), smallest)
+        self._plain_ms = one
         points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
         # What was measured stands; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from edgespec.accept import EXACT, Accept
 from edgespec.drafters import Drafter
 from edgespec.errors import InvalidRequest
+from edgespec.guard import Guard
+from edgespec.monitor import PLAIN, Seen
 from edgespec.noise import Noise
-from edgespec.proposal import EMPTY, Proposal, Verdict
+from edgespec.proposal import EMPTY, Proposal
 from edgespec.runtimes.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Resume, Target
 from edgespec.sampling import RowSampler, SamplingParams
 from edgespec.stats import Stats
 from edgespec.verify import children, reached, verify
 
 Finish = Literal["eos", "length", "context"]
-_OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class DecodeOptions:
         eos: tokens that end the text; the one that ended it is emitted.
         sampling: how tokens are chosen.
         logprobs: report the model's own log-probability of each emitted token.
+        shadow: compare one round in so many with plain decoding (``Stats.monitor.shadow``); 0 = none.
         accept: which guesses stand.
 
     Raises:
@@ -49,6 +51,7 @@ class DecodeOptions:
     eos: frozenset[int] = frozenset()
     sampling: SamplingParams = field(default_factory=SamplingParams)
     logprobs: bool = False
+    shadow: int = 0
     accept: Accept = EXACT
 
     def __post_init__(self) -> None:
@@ -198,7 +201,10 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     stats.reused_tokens += reused
     prefilled = perf_counter()
     stats.prefill_ms += 1000 * (prefilled - start)
-    guard = _Guard(drafter, stats, eos, target)
+    guard = Guard(drafter, stats, eos, target)
+    shadow = stats.monitor.shadow
+    shadow.every = options.shadow
+    layers = getattr(target, "layers", 0)
     guard.begin(tokens, params, noise)
     stats.draft_ms += 1000 * (perf_counter() - prefilled)
 
@@ -242,6 +248,9 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         if options.logprobs:
             at_rows = [0, *(node + 1 for node in path)]
             logprobs = [sampler.logprob(row, token) for row, token in zip(at_rows, emitted, strict=False)]
+        if shadow.every and stats.rounds % shadow.every == 0:  # the rows of this very pass say it
+            plain = (sampler.choose(row) for row in [0, *(node + 1 for node in path)][: len(emitted)])
+            shadow.compare(options.max_new_tokens - left, zip(plain, emitted, strict=True))
         tokens += emitted
         left -= len(emitted)
         if finish is None:
@@ -252,9 +261,14 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         verified = perf_counter()
         guard.observe(proposal, verdict, output)
         observed = perf_counter()
-        stats.draft_ms += 1000 * (proposed - begun + observed - verified)
+        draft_ms = 1000 * (proposed - begun)
+        stats.draft_ms += draft_ms + 1000 * (observed - verified)
         stats.verify_ms += ask.ms
-        guard.timed(proposal, 1000 * (proposed - begun), ask)
+        guard.timed(proposal, draft_ms, ask.ms, len(rows) + ask.beside)
+        rows_run = len(rows) if proposal.resume is None else len(rows) * (1 - proposal.resume.layer / layers)
+        who = guard.proposer if len(proposal) else PLAIN
+        alone = not ask.beside
+        stats.monitor.add(Seen(who, len(emitted), len(proposal), accepted, rows_run, draft_ms, ask.ms, alone))
         if len(proposal):
             drafted, refused = proposal.tokens.tolist(), _refused(proposal, path)
         else:
@@ -271,111 +285,3 @@ def _refused(proposal: Proposal, path: Sequence[int]) -> list[int]:
         tokens.append(int(proposal.tokens[below[0]]))
         below = children(proposal, below[0])
     return tokens
-
-
-class _Guard:
-    """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept."""
-
-    def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], target: Target) -> None:
-        self._drafter: Drafter | None = drafter
-        self._timed = getattr(drafter, "timed", None)
-        self._stats = stats
-        self._eos = eos
-        self._vocab = target.vocab_size
-        self._layered = isinstance(target, LayeredTarget)
-
-    def _drop(self, where: str, error: Exception) -> None:
-        name = getattr(self._drafter, "name", type(self._drafter).__name__)
-        self._drafter = self._timed = None
-        self._stats.dropped_reason = f"{name} failed in {where}: {type(error).__name__}: {error}"
-
-    # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
-    # that failed below a self-draft, its next pass will say so.
-    def begin(self, tokens: list[int], params: SamplingParams, noise: Noise) -> None:
-        try:
-            if bind := getattr(self._drafter, "bind", None):
-                bind(params, noise)
-            if begin := getattr(self._drafter, "begin", None):
-                begin(tokens)
-        except Exception as error:
-            self._drop("begin", error)
-
-    def propose(self, tokens: list[int], budget: int) -> Proposal:
-        if self._drafter is None:
-            return EMPTY
-        try:
-            proposal = self._drafter.propose(tokens, budget)
-            if len(proposal):
-                proposal = _checked(proposal, budget, self._eos, self._vocab)
-            if proposal.resume is None:
-                return proposal if len(proposal) else EMPTY
-            if not self._layered:
-                raise ValueError("layers have run ahead, but the target cannot resume a pass")
-            if proposal.parents is not None or len(proposal.resume.hidden) != 1 + len(proposal):
-                raise ValueError(f"expected {1 + len(proposal)} rows of a chain to resume from")
-            return proposal
-        except Exception as error:
-            self._drop("propose", error)
-            return EMPTY
-
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        if self._drafter is None:
-            return
-        try:
-            self._drafter.observe(proposal, verdict, output)
-        except Exception as error:
-            self._drop("observe", error)
-
-    def timed(self, proposal: Proposal, draft_ms: float, ask: Ask) -> None:
-        # what a pass shared with other requests took says nothing of a pass over this proposal
-        if self._timed is None or ask.beside:
-            return
-        try:
-            self._timed(proposal, draft_ms, ask.ms)
-        except Exception as error:
-            self._drop("timed", error)
-
-
-def _checked(proposal: Proposal, budget: int, eos: frozenset[int], vocab: int) -> Proposal:
-    """The proposal within ``budget`` and without guesses below an EOS.
-
-    Raises:
-        ValueError: it is not a proposal over this vocabulary, or its probabilities are not finite.
-    """
-    proposal = proposal.truncated(budget)
-    tokens, parents, probs = proposal.tokens, proposal.parents, proposal.probs
-    if tokens.min() < 0 or tokens.max() >= vocab:
-        raise ValueError(f"a guess outside the vocabulary of {vocab}")
-    if parents is not None and (parents.shape != tokens.shape or _out_of_order(parents)):
-        raise ValueError("parents must come before their children")
-    if probs is not None and probs.shape != (len(tokens), vocab):
-        raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
-    # NaN fails the comparison too; with a q that is no distribution, rejection would change the text's
-    if probs is not None and not (np.abs(probs.sum(1) - 1) < _OFF).all():
-        raise ValueError("draft probabilities must be finite and sum to 1 for each guess")
-    ends = [i for i, token in enumerate(tokens.tolist()) if token in eos] if eos else []
-    if not ends:
-        return proposal
-    if parents is None:
-        return proposal.truncated(ends[0] + 1)
-    return _pruned(proposal, ends)
-
-
-def _out_of_order(parents: NDArray[np.int64]) -> bool:
-    return bool((parents >= np.arange(len(parents))).any() or parents.min() < -1)
-
-
-def _pruned(proposal: Proposal, leaves: Sequence[int]) -> Proposal:
-    """The tree without anything below ``leaves``."""
-    cut, kept = set(leaves), {-1: -1}
-    dead: set[int] = set()
-    for node in range(len(proposal)):
-        parent = proposal.parent(node)
-        if parent in cut or parent in dead:
-            dead.add(node)
-        else:
-            kept[node] = len(kept) - 1
-    alive = [node for node in kept if node >= 0]
-    parents = np.array([kept[proposal.parent(node)] for node in alive], np.int64)
-    probs = None if proposal.probs is None else proposal.probs[alive]
-    return Proposal(proposal.tokens[alive], parents, probs, proposal.replacement, proposal.bucket)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from edgespec.batch import BatchLanes, run_batch
 from edgespec.drafters.custom import proposer_name
 from edgespec.drafters.skip_store import forget_sets
 from edgespec.drafters.store import NGramStore
@@ -21,12 +22,14 @@ from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot
 from edgespec.runtimes.text import Message, TextCodec
 from edgespec.settings import Settings
+from edgespec.stats import Stats
 from edgespec.stream import Stream
 
 Prompt = str | Sequence[int]
-INTERLEAVED = 4  # sequences of a batch that are in memory at once
+STATS_EVERY = 16  # rounds
 
 
 class Engine:
@@ -92,13 +95,21 @@ class Engine:
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
+        self._idle_batches: dict[int, BatchLanes] = {}  # by width, kept with what their drafters learned
         self._rows_exact: bool | None = None
         self._times: Times = {}
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
     def stream(
-        self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, **changes: Any
+        self,
+        prompt: Prompt,
+        settings: Settings | None = None,
+        *,
+        cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = STATS_EVERY,
+        **changes: Any,
     ) -> Stream:
         """Start a request.
 
@@ -106,13 +117,18 @@ class Engine:
             prompt: text, or token ids.
             settings: what to set.
             cancel: set it to end the request after the round at hand.
+            on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
+                afterwards, so copy what is to be kept (``as_dict``).
+            stats_every: rounds, >= 1.
             **changes: fields of ``Settings``, or of ``SamplingParams`` (temperature, top_k, ...), set on top.
 
         Raises:
             InvalidRequest: an empty or too long prompt, an unknown method, nonsense settings.
         """
         settings = (settings or Settings()).changed(**changes)
-        return Stream(self, self._encode(prompt), settings, cancel)
+        if stats_every < 1:
+            raise InvalidRequest(f"stats_every {stats_every}: expected at least one round")
+        return Stream(self, self._encode(prompt), settings, cancel, on_stats, stats_every)
 
     def generate(
         self,
@@ -121,10 +137,12 @@ class Engine:
         *,
         on_chunk: Callable[[Chunk], None] | None = None,
         cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = STATS_EVERY,
         **changes: Any,
     ) -> Result:
         """Complete a prompt; arguments as for ``stream``, and ``on_chunk`` is called with every piece."""
-        stream = self.stream(prompt, settings, cancel=cancel, **changes)
+        stream = self.stream(prompt, settings, cancel=cancel, on_stats=on_stats, stats_every=stats_every, **changes)
         for chunk in stream:
             if on_chunk:
                 on_chunk(chunk)
@@ -133,9 +151,10 @@ class Engine:
     def generate_batch(
         self, prompts: Sequence[Prompt], settings: Settings | None = None, **changes: Any
     ) -> list[Result]:
-        """Complete several prompts, INTERLEAVED at a time, a round each in turn; results in the order of the prompts.
+        """Complete several prompts, ``Settings.batch`` at a time; results in the order of the prompts.
 
-        Stock attention takes one sequence a pass, so a batch is no faster than its parts; it is for convenience.
+        On native operators the passes of all that run are one, so that the weights are read once; every text is that
+        of the request alone.  On stock operators they take turns, a round each, and gain nothing.
         """
         if isinstance(prompts, str):
             raise InvalidRequest(
@@ -143,21 +162,19 @@ class Engine:
             )
         settings = (settings or Settings()).changed(**changes)
         encoded = [self._encode(prompt) for prompt in prompts]
-        results: list[Result | None] = [None] * len(encoded)
-        waiting = iter(range(len(encoded)))
-        running: dict[int, Stream] = {}
+        lanes = self._take_batch(settings.batch) if self.operators.kind == "native" and len(encoded) > 1 else None
+        pool = lanes.pool if lanes else None
         try:
-            while True:
-                while len(running) < INTERLEAVED and (at := next(waiting, None)) is not None:
-                    running[at] = Stream(self, encoded[at], settings, None)
-                if not running:
-                    return [result for result in results if result is not None]
-                for at, stream in list(running.items()):
-                    if next(iter(stream), None) is None:
-                        results[at] = running.pop(at).result
+            return run_batch(
+                len(encoded),
+                settings.batch,
+                lambda number: Stream(self, encoded[number], settings, lanes=pool),
+                lanes.batch if lanes else None,
+                self.lock,
+            )
         finally:
-            for stream in running.values():
-                stream.close()
+            if lanes:
+                self._idle_batches[settings.batch] = lanes
 
     def chat(
         self,
@@ -223,11 +240,12 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
-        return self.lanes.kv_bytes()
+        return self.lanes.kv_bytes() + sum(lanes.batch.kv_bytes for lanes in list(self._idle_batches.values()))
 
     def close(self) -> None:
         """Forget all slots; the sessions go with the engine."""
         self.lanes.clear()
+        self._idle_batches.clear()
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -237,10 +255,24 @@ class Engine:
             raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
         return tokens
 
-    def _new_lane(self) -> Lane:
+    def _new_lane(self, target: Slot | None = None) -> Lane:
+        bundle = self.bundle
         return Lane(
-            self.bundle.path, self.bundle.manifest, self.model, self._draft_model, self.context, self._times, self.store
+            bundle.path,
+            bundle.manifest,
+            self.model,
+            self._draft_model,
+            self.context,
+            self._times,
+            self.store,
+            target,
         )
+
+    def _take_batch(self, width: int) -> BatchLanes:
+        """Idle lanes of a batch of that width, or new ones."""
+        with self.lock:
+            idle = self._idle_batches.pop(width, None)
+        return idle or BatchLanes(self.model, width, self.context, self._new_lane)
 
     def _draft_model(self) -> Model:
         if self._draft is None:

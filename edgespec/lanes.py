@@ -58,9 +58,10 @@ class Lane:
         context: int,
         times: Times,
         store: NGramStore | None = None,
+        target: Slot | None = None,
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
-        self.target = open_slot(model, context=context)
+        self.target = target or open_slot(model, context=context)
         self._draft_slot: Slot | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
@@ -159,8 +160,8 @@ class Lane:
 class LanePool:
     """Hands every request the idle lane that already holds most of its prompt."""
 
-    def __init__(self, make: Callable[[], Lane]) -> None:
-        self._make = make
+    def __init__(self, make: Callable[[], Lane], most_idle: int = MOST_IDLE) -> None:
+        self._make, self._most_idle = make, most_idle
         self._idle: list[Lane] = []
         self._busy: list[Lane] = []
         self._lock = threading.Lock()
@@ -181,7 +182,7 @@ class LanePool:
             if lane in self._busy:
                 self._busy.remove(lane)
                 self._idle.append(lane)
-                del self._idle[:-MOST_IDLE]
+                del self._idle[: -self._most_idle]
 
     def kv_bytes(self) -> int:
         """Bytes of KV of all lanes."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from edgespec.monitor import Monitor
+
 
 @dataclass
 class Stats:
@@ -25,6 +27,7 @@ class Stats:
         verify_ms: time of the target passes over proposals (plain ones included).
         other_ms: the rest: sampling, acceptance, keeping the cache.
         dropped_reason: why the drafter was dropped for the rest of the request; None = it was not.
+        monitor: acceptance of late, prediction against the clock, work per token, fall-backs, drops, checks.
     """
 
     prompt_tokens: int = 0
@@ -41,6 +44,7 @@ class Stats:
     verify_ms: float = 0.0
     other_ms: float = 0.0
     dropped_reason: str | None = None
+    monitor: Monitor = field(default_factory=Monitor)
 
     def record(self, emitted: int, drafted: int, accepted: int, reached: int) -> None:
         """Count one round.
@@ -112,6 +116,7 @@ class Stats:
             "other_ms": self.other_ms,
             "tokens_per_second": self.tokens_per_second,
             "dropped_reason": self.dropped_reason,
+            **self.monitor.as_dict(),
         }
 
 

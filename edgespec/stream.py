@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from edgespec.decode import DecodeOptions, Round, decode
+from edgespec.decode import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.drafters.adaptive import Adaptive
+from edgespec.lanes import LanePool
 from edgespec.result import Chunk, Finish, Result
 from edgespec.runtimes.process import peak_bytes
+from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.target import Pass
 from edgespec.runtimes.text import StreamDecoder
-from edgespec.settings import Settings
+from edgespec.settings import SHADOW, Settings
 from edgespec.stats import Stats
 
 if TYPE_CHECKING:
@@ -21,7 +25,14 @@ class Stream:
     """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
 
     def __init__(
-        self, engine: Engine, prompt: Sequence[int], settings: Settings, cancel: threading.Event | None
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        settings: Settings,
+        cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = 1,
+        lanes: LanePool | None = None,
     ) -> None:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
@@ -31,7 +42,9 @@ class Stream:
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
         self._stats = Stats()
-        self._lane = engine.lanes.take(self._prompt)
+        self._on_stats, self._stats_every = on_stats, stats_every
+        self._lanes = lanes or engine.lanes
+        self._lane = self._lanes.take(self._prompt)
         self._released = False
         try:
             with engine.lock:  # a new drafter's costs are measured with a few passes
@@ -40,10 +53,10 @@ class Stream:
                     self._drafter = self._lane.own(settings.proposer, *how)
                 else:
                     self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
-            self._rounds = decode(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
+            self._rounds = rounds(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
-            engine.lanes.give_back(self._lane)
+            self._lanes.give_back(self._lane)
             raise
         self._chunks = self._run()
 
@@ -116,23 +129,69 @@ class Stream:
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
             logprobs=settings.logprobs,
+            shadow=self._shadow(),
             accept=settings.accept,
         )
 
+    def _shadow(self) -> int:
+        """Rounds between two comparisons with plain decoding."""
+        asked = self._settings.shadow
+        return asked if asked is not None else 0 if self._settings.accept.lossless else SHADOW
+
+    # -- a round in two halves, for whoever drives several requests; the caller holds the engine's lock ----------------
+
+    @property
+    def target(self) -> Slot:
+        """The slot that this request's passes are of."""
+        return self._lane.target
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last round was made."""
+        return self._finish is not None
+
+    def ask(self, beside: int = 1) -> Ask | None:
+        """The pass that the next round wants; None = the request was cancelled.
+
+        Args:
+            beside: requests whose passes run together with this one's, itself included.
+        """
+        if self._cancel.is_set():
+            self._finish = "cancelled"
+            return None
+        if not self._stats.rounds:
+            wanted = len(self._prompt) + self._settings.max_new_tokens
+            self.target.reserve(min(self.target.context, wanted))
+        if isinstance(self._drafter, Adaptive):
+            self._drafter.share(beside)
+        asked = next(self._rounds)
+        assert isinstance(asked, Ask)
+        return asked
+
+    def answer(self, output: Pass) -> Chunk:
+        """The round made of the pass that was asked for."""
+        made = self._rounds.send(output)
+        assert isinstance(made, Round)
+        return self._take(made)
+
+    def end(self) -> str:
+        """Give the lane back and tell the last statistics; returns text held back until now."""
+        self._release()
+        if self._on_stats:
+            self._on_stats(self._stats)
+        return self._decoder.finish()
+
     def _run(self) -> Generator[Chunk, None, None]:
         try:
-            wanted = len(self._prompt) + self._settings.max_new_tokens
-            self._lane.target.reserve(min(self._lane.target.context, wanted))
-            while self._finish is None:
-                if self._cancel.is_set():
-                    self._finish = "cancelled"
-                    break
+            while not self.ended:
                 with self._engine.lock:  # buffers are shared by all slots: one round at a time
-                    item = next(self._rounds, None)
-                if item is None:
-                    break
-                yield self._take(item)
-            if rest := self._decoder.finish():
+                    asked = self.ask()
+                    if asked is None:
+                        break
+                    made = self._rounds.send(run_pass(self.target, asked))
+                assert isinstance(made, Round)
+                yield self._take(made)
+            if rest := self.end():
                 yield Chunk(rest, None)
         finally:
             self._release()
@@ -142,10 +201,12 @@ class Stream:
         if not self._released:
             self._released = True
             self._rounds.close()
-            self._engine.lanes.give_back(self._lane)
+            self._lanes.give_back(self._lane)
 
     def _take(self, item: Round) -> Chunk:
         """Add a round's tokens; a stop string in the middle of it drops the tokens after."""
+        if self._on_stats and item.finish is None and self._stats.rounds % self._stats_every == 0:
+            self._on_stats(self._stats)
         pieces: list[str] = []
         self._finish = item.finish
         for at, token in enumerate(item.tokens):

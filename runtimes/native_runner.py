@@ -37,7 +37,7 @@ class NativeRunner(Slot):
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
-        self._moves: list[tuple[int, int]] = []  # rows that the next pass puts in their place first
+        self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
         self._furthest = 0  # tokens ever written, of those that the ring may have lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
@@ -108,7 +108,7 @@ class NativeRunner(Slot):
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
         self._gates[self._at.hidden] = hidden
         if self._moves:
-            self._bind("moves", Bound(np.array([(0, *move) for move in self._moves], np.int64)))
+            self._bind("moves", Bound(np.array(self._moves, np.int64)))
         top, given = int(self._control[TOP]), count * times
         logits = model.buffer("logits", (0 if top else given, columns or self.columns), np.float32)
         ids = model.buffer("ids", (given, top), np.int64)

@@ -56,7 +56,7 @@ class NativeSlot(NativeRunner):
         tokens, parents = self._pending
         past = len(self.tokens)
         if parents is not None:
-            self._moves = [(past + row, past + at) for at, row in enumerate(rows) if row != at]
+            self._moves = [(0, past + row, past + at) for at, row in enumerate(rows) if row != at]
         self.tokens.extend([tokens[row] for row in rows])
         self._pending = ([], None)
 

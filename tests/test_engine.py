@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.cost import WORTH
-from edgespec.engine import INTERLEAVED, Engine, load
+from edgespec.engine import Engine, load
 from edgespec.errors import InvalidRequest
 from edgespec.export.model import open_model
 from edgespec.export.pipeline import Exporter, ExportOptions
@@ -24,7 +24,7 @@ from edgespec.methods import choose_method
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.manifest import Manifest, Operators
 from edgespec.sampling import SamplingParams
-from edgespec.settings import Settings
+from edgespec.settings import BATCH, Settings
 from tests import hf
 from tests.conftest import OPERATORS, PROMPTS, TARGET, use_operators
 
@@ -101,7 +101,7 @@ def test_a_stream_gives_the_text_piece_by_piece(engine: Get, method: str) -> Non
 @pytest.mark.parametrize("method", METHODS)
 def test_a_batch_equals_its_parts(engine: Get, method: str) -> None:
     made = engine()
-    prompts: list[Any] = [*PROMPTS[: INTERLEAVED + 2], made.codec.encode(PROMPTS[7])]
+    prompts: list[Any] = [*PROMPTS[: BATCH + 2], made.codec.encode(PROMPTS[7])]
     settings = Settings(method=method, max_new_tokens=30, ignore_eos=True)
     results = made.generate_batch(prompts, settings, gamma=3)
     assert [result.tokens for result in results] == [ask(made, p, max_new_tokens=30).tokens for p in prompts]

@@ -65,12 +65,12 @@ def test_public_names_are_imported_on_first_use() -> None:
             Engine.generate,
             "(self, prompt: Prompt, settings: Settings | None = None, *, "
             "on_chunk: Callable[[Chunk], None] | None = None, cancel: threading.Event | None = None, "
-            "**changes: Any) -> Result",
+            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, **changes: Any) -> Result",
         ),
         (
             Engine.stream,
             "(self, prompt: Prompt, settings: Settings | None = None, *, cancel: threading.Event | None = None, "
-            "**changes: Any) -> Stream",
+            "on_stats: Callable[[Stats], None] | None = None, stats_every: int = 16, **changes: Any) -> Stream",
         ),
         (
             Engine.generate_batch,
@@ -101,6 +101,8 @@ def test_settings() -> None:
         "stop": (),
         "ignore_eos": False,
         "logprobs": False,
+        "batch": 4,
+        "shadow": None,
         "proposer": None,
         "accept": Accept(),
     }
@@ -158,6 +160,7 @@ def test_results() -> None:
         "verify_ms",
         "other_ms",
         "dropped_reason",
+        "monitor",
     ]
 
 

@@ -85,6 +85,17 @@ def test_the_keys_of_statistics_are_stable() -> None:
         "other_ms",
         "tokens_per_second",
         "dropped_reason",
+        "recent",
+        "predicted_speedup",
+        "measured_speedup",
+        "work_per_token",
+        "plain_rounds",
+        "drafted_rounds",
+        "probes",
+        "fallbacks",
+        "recoveries",
+        "drops",
+        "shadow",
     }
 
 
@@ -157,6 +168,10 @@ def test_figures_of_a_method() -> None:
         "runs": 2,
         "extra_bytes": 7,
         "reason": "after 7",
+        "bundle": "",
+        "format": "",
+        "weight_bytes": 0,
+        "batch_tokens_per_second": None,
     }
 
 

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.advice import label
 from edgespec.cli.common import (
     decode_options,
     emit_json,
+    engine_options,
     human_bytes,
     json_option,
-    load_options,
     make_settings,
     open_engine,
     progress,
@@ -20,22 +21,28 @@ from edgespec.cli.common import (
 )
 
 if TYPE_CHECKING:
+    from edgespec.advice import Advice
     from edgespec.engine import Engine
+    from edgespec.settings import Settings
 
 
 @click.command("bench")
-@load_options
+@click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
+@engine_options
 @click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all of the bundle]")
 @click.option("--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]")
 @click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Most prompts.")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed rounds over the prompts."
 )
+@click.option(
+    "--batch", type=click.IntRange(min=0), default=0, help="Time so many sequences together as well.  [default: no]"
+)
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG.")
 @decode_options
 @json_option
 def command(
-    bundle: Path,
+    bundles: tuple[Path, ...],
     threads: int | None,
     context: int | None,
     strict: bool,
@@ -48,21 +55,24 @@ def command(
     prompts: Path | None,
     limit: int,
     repeats: int,
+    batch: int,
     plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare every method of a bundle with plain decoding.
+    """Compare every method of every bundle with plain decoding, and say what to use when.
 
-    One interleaved run.  The baseline is the fastest plain decoding of the bundle: no gates, no padding.  A speed-up
-    is the median of ratios between neighbours in time, with its 95 % interval.
+    One interleaved run.  The baseline is the fastest plain decoding of the same bundle: no gates, no padding.  A
+    speed-up is the median of ratios between neighbours in time, with its 95 % interval.
 
     \b
     edgespec bench demo
+    edgespec bench demo-int4 demo-int8 --batch 4
     edgespec bench demo --max-new-tokens 64 --repeats 5 --json
     edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
     """
-    from edgespec.bench import bench, check_plot
+    from edgespec.advice import advise
+    from edgespec.bench import Entry, bench_all, check_plot
     from edgespec.bench import plot as draw
     from edgespec.cli.prompts import read_prompts
 
@@ -71,27 +81,76 @@ def command(
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     if plot:
         check_plot(plot)  # before minutes of measuring
-    engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
+    entries = []
+    for bundle in dict.fromkeys(bundles):
+        engine = open_engine(
+            bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store
+        )
+        entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
+    texts = read_prompts(entries[0].engine, prompts, limit)
+    with progress() as report:
+        figures = bench_all(
+            entries, texts, settings, repeats, batch, lambda done, of, what: report("bench", done, of, what)
+        )
+    rows = [figure.as_dict() for figure in figures]
+    advice = advise(rows, {str(e.engine.bundle.path): e.engine.bundle.manifest.parity for e in entries})
+    engine = entries[0].engine
+    if as_json:
+        conditions = {
+            "threads": engine.model.threads,
+            "prompts": len(texts),
+            "max_new_tokens": settings.max_new_tokens,
+            "batch": batch,
+        }
+        emit_json(
+            {
+                "bundle": str(bundles[0]),
+                "bundles": [str(bundle) for bundle in dict.fromkeys(bundles)],
+                "baseline": rows[0]["method"],
+                "conditions": conditions,
+                "methods": rows,
+                "advice": [item.as_dict() for item in advice],
+            }
+        )
+    else:
+        _show(rows, _padded(engine), strict, advice, settings.accept.approximations)
+    if plot:  # last: whatever goes wrong, the figures are out
+        if len(entries) > 1:
+            for figure in figures:
+                figure.method = label(figure.as_dict(), rows)
+        form, threads = engine.bundle.manifest.target.format, engine.model.threads
+        title = f"{bundles[0].resolve().name}: {form}" if len(entries) == 1 else f"{len(entries)} bundles"
+        draw(figures, plot, f"{title}, {threads} threads")
+
+
+def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, several: bool) -> list[str]:
+    """The methods to measure of a bundle: those asked for, which one of several bundles need not have."""
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
+    if several:
+        wanted = [name for name in wanted if name in engine.methods or name == "chain"]
     for name in wanted:
         engine.choose_for(settings.changed(method=name))
-    texts = read_prompts(engine, prompts, limit)
-    with progress() as report:
-        figures = bench(
-            engine, texts, settings, wanted, repeats, lambda done, of, what: report("bench", done, of, what)
-        )
-    rows = [figure.as_dict() for figure in figures]
-    if as_json:
-        conditions = {"threads": engine.model.threads, "prompts": len(texts), "max_new_tokens": settings.max_new_tokens}
-        emit_json({"bundle": str(bundle), "baseline": rows[0]["method"], "conditions": conditions, "methods": rows})
-    else:
-        _table(rows, _padded(engine))
-        _conclude(rows, engine.strict, settings.accept.approximations)
-    if plot:  # last: whatever goes wrong, the figures are out
-        form, threads = engine.bundle.manifest.target.format, engine.model.threads
-        draw(figures, plot, f"{bundle.resolve().name}: {form}, {threads} threads")
+    return wanted
+
+
+def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[Advice], lost: list[str]) -> None:
+    """The table, the verdict of each bundle, and the advice."""
+    names = list(dict.fromkeys(row["bundle"] for row in rows))
+    short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
+    (_table if short else _long_table)(rows, padded)
+    for name in names:
+        of_it = [row for row in rows if row["bundle"] == name]
+        if len(names) > 1:
+            click.echo(f"{label(of_it[0], rows).rsplit(' ', 1)[0]}:")
+        if len(of_it) > 1:
+            _conclude(of_it, strict, lost)
+    click.echo("what to use:")
+    for item in advice:
+        row = {"bundle": item.bundle, "format": item.format, "method": item.method}
+        where = label(row, rows) if len(names) > 1 else item.method
+        click.echo(f"  {item.situation:<8} {where}: {item.why}")
 
 
 def _padded(engine: Engine) -> bool:
@@ -134,6 +193,33 @@ def _table(rows: list[dict[str, Any]], padded: bool) -> None:
             human_bytes(row["extra_bytes"]),
         )
     table_console().print(table)
+
+
+def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
+    """Methods of several bundles; with figures of batches where there are some."""
+    from rich.table import Table
+
+    together = any(row["batch_tokens_per_second"] for row in rows)
+    headings = ["bundle", "method", "tokens/s", "speed-up", "tok/round", "lossless", "same", "extra"]
+    table = Table(*headings, *(["together"] if together else []), box=None, pad_edge=False, collapse_padding=True)
+    for row in rows:
+        name = label(row, rows)
+        cells = [
+            name.rsplit(" ", 1)[0],
+            "ar (strict)" if row["method"] == "ar" and padded else row["method"],
+            f"{row['tokens_per_second']:.1f}",
+            f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
+            f"{row['tokens_per_round']:.2f}",
+            "yes" if row["lossless"] else "no",
+            f"{row['same_text']}/{row['runs']}",
+            human_bytes(row["extra_bytes"]),
+        ]
+        if together:
+            cells.append(f"{row['batch_tokens_per_second'] or 0:.1f}")
+        table.add_row(*cells)
+    console = table_console()
+    console.width = max(console.width, 100)  # a narrower terminal breaks lines, which cuts no figure
+    console.print(table)
 
 
 def _advice(rows: list[dict[str, Any]]) -> str:

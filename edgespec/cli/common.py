@@ -27,10 +27,14 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print one JS
 
 
 def load_options(function: F) -> F:
+    """Which bundle, and how it is loaded."""
+    return click.argument("bundle", type=click.Path(path_type=Path))(engine_options(function))
+
+
+def engine_options(function: F) -> F:
     """How a bundle is loaded."""
     for option in reversed(
         [
-            click.argument("bundle", type=click.Path(path_type=Path)),
             click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]"),
             click.option(
                 "--context", type=click.IntRange(min=2), help="Most tokens, prompt included.  [default: the bundle's]"

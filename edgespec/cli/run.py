@@ -28,6 +28,12 @@ if TYPE_CHECKING:
 @click.option("--method", help="A method of the bundle.  [default: the one predicted to be clearly faster, else ngram]")
 @decode_options
 @click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red, as they happen.")
+@click.option("--stats", "show_stats", is_flag=True, help="What was watched: acceptance, speed, work, fall-backs.")
+@click.option(
+    "--shadow",
+    type=click.IntRange(min=0),
+    help="Compare one round in N with plain decoding; 0 = none.  [default: 16 where acceptance is lossy, else 0]",
+)
 @json_option
 def command(
     bundle: Path,
@@ -44,6 +50,8 @@ def command(
     system: str | None,
     method: str | None,
     show_drafts: bool,
+    show_stats: bool,
+    shadow: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -64,13 +72,13 @@ def command(
         raise click.UsageError("--chat is interactive and has no --json")
     if system is not None and not chat:
         raise click.UsageError("--system belongs to --chat")
-    settings = make_settings(method, options)
+    settings = make_settings(method, options).changed(shadow=shadow)
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     if chat:
-        _converse(engine, settings, system, show_drafts)
+        _converse(engine, settings, system, show_drafts, show_stats)
         return
     stream = engine.stream(text or "", settings)
     if as_json:
@@ -80,6 +88,15 @@ def command(
     click.echo(text, nl=False)
     _print(engine, stream, show_drafts)
     click.echo(summary(stream.result), err=True)
+    if show_stats:
+        _print_stats(stream.result)
+
+
+def _print_stats(result: Result) -> None:
+    from edgespec.cli.stats import stats_lines
+
+    for line in stats_lines(result.stats):
+        click.echo(line, err=True)
 
 
 def _read_stdin() -> str:
@@ -147,7 +164,7 @@ def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
     return line
 
 
-def _converse(engine: Engine, settings: Settings, system: str | None, show_drafts: bool) -> None:
+def _converse(engine: Engine, settings: Settings, system: str | None, show_drafts: bool, show_stats: bool) -> None:
     messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     engine.codec.chat(
         [*messages, {"role": "user", "content": "hello"}]
@@ -166,4 +183,6 @@ def _converse(engine: Engine, settings: Settings, system: str | None, show_draft
             f"{summary(result)}; {result.stats.reused_tokens} of {result.stats.prompt_tokens} prompt tokens reused",
             err=True,
         )
+        if show_stats:
+            _print_stats(result)
         messages.append({"role": "assistant", "content": result.text})

@@ -12,6 +12,12 @@ and after each round:
 ``timed(proposal: Proposal, draft_ms: float, verify_ms: float) -> None``
     what proposing and the target's pass over it took: for control that follows the clock.
 
+``timed_shared(proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None``
+    instead of ``timed`` where the pass held other requests' rows too: ``rows`` in all;
+``watch(control: Control) -> None``
+    before ``bind``: where it writes what it decides and expects, for statistics (``monitor.Control``);
+``proposer: str``
+    an attribute: the method that made the last proposal, where it is not ``name``.
 ``watched(rows: int, draft_ms: float, verify_ms: float) -> None``
     instead of ``timed``, where another drafter's proposal was verified (``Compose``).
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
+from edgespec.monitor import Control
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
 from edgespec.runtimes.target import Pass
@@ -36,6 +37,7 @@ class _Record:
         sat: rounds sat out since the last one.
         probing: a probe is being verified.
         streak: probes in a row.
+        drafting: whether it was drafted when last decided on, because it pays.
     """
 
     rates: list[float]
@@ -44,6 +46,7 @@ class _Record:
     sat: int = 0
     probing: bool = False
     streak: int = 0
+    drafting: bool | None = None
 
     def rate(self, position: int) -> float:
         """a at ``position``; one never put to the test is taken to be like the one before."""
@@ -111,7 +114,24 @@ class Adaptive:
         self._steady = frozen  # of this request
         self._costs = cost.given() if frozen else cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
+        self._control = Control()
+        self._width = 1  # requests in a pass
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
+
+    @property
+    def proposer(self) -> str:
+        """Who made the last proposal."""
+        return str(getattr(self.inner, "proposer", self.inner.name))
+
+    def share(self, width: int) -> None:
+        """Decide for passes over the rows of so many requests like this one, which draft one after the other."""
+        self._width = width
+
+    def watch(self, control: Control) -> None:
+        """Count and tell decisions there from now on."""
+        self._control = control
+        if watch := getattr(self.inner, "watch", None):
+            watch(control)
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
@@ -141,8 +161,10 @@ class Adaptive:
         if len(proposal):
             self.drafted += 1
             self._bucket = proposal.bucket
+            self._control.expected = self._expect(proposal)
         else:
             self.plain += 1
+            self._control.expected = None
         return proposal
 
     def promised(self, budget: int) -> float:
@@ -170,6 +192,13 @@ class Adaptive:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
         record = self._record(bucket)
         best = self._best(record, rows)
+        if self.fallback and record.drafting is not None and record.drafting != bool(best):
+            if best:
+                self._control.recoveries += 1
+            else:
+                self._control.fallbacks += 1
+        if best or record.drafting:
+            record.drafting = bool(best)
         if best or not self.fallback:
             record.wait, record.sat, record.streak = _WAIT, 0, 0
             return max(best, 1)
@@ -179,6 +208,7 @@ class Adaptive:
             record.probing = True
             record.streak += 1
             self.probes += 1
+            self._control.probes += 1
             return min(_PROBE, len(rows) - 1)
         record.sat += 1
         return 0
@@ -188,18 +218,33 @@ class Adaptive:
         costs = self._costs
         best, gain, tried = 0, self.floor, 0.0
         tokens = chance = 1.0
-        c = costs.c
+        # the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are waited for
+        width = self._width
+        step = costs.v(width)
+        c = costs.c * width / step
         for length in range(1, len(rows)):
             if rows[length] == rows[length - 1]:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(rows[length]))
+            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(width * rows[length]) / step)
             tried = max(tried, predicted)
             if predicted > gain:
                 best, gain = length, predicted
         self._last = (best, gain if best else tried, record.rate(0))
         return best
+
+    def _expect(self, proposal: Proposal) -> tuple[float, float]:
+        """Tokens, and time in plain steps, of a round over ``proposal``."""
+        costs, record = self._costs, self._record(proposal.bucket)
+        depth = _deepest(proposal)
+        tokens = chance = 1.0
+        for position in range(depth):
+            chance *= record.rate(position)
+            tokens += chance
+        control, steps = self._control, 1 if self._at_once else depth
+        control.steps, control.step_cost, control.plain_ms = steps, self.cost.c, self.cost.plain_ms
+        return tokens, steps * costs.c + costs.v(len(proposal) + 1)
 
     def _record(self, bucket: int) -> _Record:
         if bucket not in self._records:
@@ -235,6 +280,13 @@ class Adaptive:
                     self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
+
+    def timed_shared(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
+        """Learn what a pass over several requests' rows took, and what drafting did."""
+        if not self._steady:
+            self.cost.observe_verify(rows, verify_ms)
+            if len(proposal) and proposal.resume is None:
+                self.cost.observe_draft(1 if self._at_once else _deepest(proposal), draft_ms)
 
     def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
         """Another drafter's proposal was verified in a pass over so many rows: learn what that took."""

@@ -45,6 +45,7 @@ class Compose:
         self.trees = any(getattr(proposer, "trees", False) for proposer in proposers)
         self.won = [0] * len(proposers)
         self.failed: dict[str, str] = {}
+        self.proposer = self.name  # of the last proposal, for statistics
         self._out: set[int] = set()
         self._took = [0.0] * len(proposers)  # milliseconds of each in this round
 
@@ -83,6 +84,7 @@ class Compose:
                 self._took[at] = 1000 * (perf_counter() - start)
             if len(proposal) or proposal.resume is not None:
                 self.won[at] += 1
+                self.proposer = str(getattr(proposer, "proposer", proposer.name))
                 return replace(proposal, bucket=at * _STRIDE + proposal.bucket)
         return EMPTY
 

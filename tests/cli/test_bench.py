@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,13 @@ ROW = {
     "runs",
     "extra_bytes",
     "reason",
+    "bundle",
+    "format",
+    "weight_bytes",
+    "batch_tokens_per_second",
 }
+ADVICE = {"situation", "bundle", "format", "method", "why", "rests_on", "measured", "pays"}
+SITUATIONS = ["chat", "batch", "memory", "quality"]
 
 
 BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
@@ -47,8 +54,10 @@ def test_json(command: Command, demo: Path, operators: Operators) -> None:
     how = "--limit", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--operators", operators
     result = command("bench", demo, *how, "--json")
     made = result.json
-    assert made.keys() == {"bundle", "baseline", "conditions", "methods"}
-    assert made["conditions"] == {"threads": 1, "prompts": 3, "max_new_tokens": 24}
+    assert made.keys() == {"bundle", "bundles", "baseline", "conditions", "methods", "advice"}
+    assert made["conditions"] == {"threads": 1, "prompts": 3, "max_new_tokens": 24, "batch": 0}
+    assert [item["situation"] for item in made["advice"]] == SITUATIONS
+    assert all(item.keys() == ADVICE for item in made["advice"])
     assert made["baseline"] == "plain"
     assert result.err.startswith("bench: ")
     rows = made["methods"]
@@ -81,6 +90,37 @@ def test_table(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, op
         assert re.search(r"\d+\.\d\d?x \(\d+\.\d\d-\d+\.\d\d\) ", line)
     assert lines[end] == "lossless: yes, every method"
     assert "plain decoding" in lines[end + 1]
+
+
+def test_several_bundles_and_batches(command: Command, demo: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(demo, other)
+    how = "--batch", 2, "--method", "ngram", *QUICK
+    made = command("bench", demo, other, demo, *how, "--json").json
+    assert made["bundles"] == [str(demo), str(other)]
+    rows = made["methods"]
+    assert [(row["bundle"], row["method"]) for row in rows] == [
+        (str(path), name) for path in (demo, other) for name in ("plain", "ngram")
+    ]
+    assert all(row["batch_tokens_per_second"] > 0 and row["weight_bytes"] > 0 for row in rows)
+    assert [rows[at]["speedup"] for at in (0, 2)] == [1, 1]
+    assert made["advice"][1]["measured"] is True
+    lines = command("bench", demo, other, *how).out.splitlines()
+    assert (
+        re.sub(" +", " ", lines[0]).strip() == "bundle method tokens/s speed-up tok/round lossless same extra together"
+    )
+    assert [line.split()[:2] for line in lines[1:5]] == [
+        [path.name, name] for path in (demo, other) for name in ("plain", "ngram")
+    ]
+    assert lines.count("lossless: yes, every method") == 2
+    assert [line.split()[0] for line in lines[-4:]] == SITUATIONS
+
+
+def test_bundles_of_different_tokenizers_want_texts(command: Command, demo: Path, chatty: Path, tmp_path: Path) -> None:
+    command("bench", demo, chatty, *QUICK).refused(1, "different tokenizers", "hint: give texts with --prompts FILE")
+    (tmp_path / "p.txt").write_text("ROMEO", "utf-8")
+    made = command("bench", demo, chatty, "--prompts", tmp_path / "p.txt", *QUICK, "--json").json
+    assert {row["format"] for row in made["methods"]} == {"int4"}
 
 
 def test_without_strict_there_is_one_plain_method(command: Command, demo: Path) -> None:
@@ -158,7 +198,7 @@ def test_prompts_that_cannot_be_read(
 
 
 def test_wrong_input(command: Command, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.bench.bench", lambda *_: pytest.fail("measured before all was checked"))
+    monkeypatch.setattr("edgespec.bench.bench_all", lambda *_: pytest.fail("measured before all was checked"))
     command("bench", demo, "--plot", tmp_path / "none" / "x.png").refused(1, "there is no folder", "hint: ")
     command("bench", demo, "--plot", tmp_path / "x.xyz").refused(1, "expected a name that ends in .png")
     command("bench", demo, "--method", "magic").refused(1, "'magic' is not in this bundle")

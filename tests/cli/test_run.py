@@ -92,6 +92,19 @@ def test_json(command: Command, demo: Path, method: str | None, operators: Opera
     assert made["text"] == text_of(command, demo, *SHORT, *kind, "--method", "ar")
 
 
+def test_statistics_for_people(command: Command, demo: Path) -> None:
+    shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram", "--stats", "--shadow", 2)
+    assert shown.code == 0
+    lines = shown.err.splitlines()
+    names = ["rounds", "acceptance", "of", "speed", "work", "control", "time", "shadow"]
+    assert [line.split()[0] for line in lines[1:]] == names
+    assert "every 2 rounds" in lines[-1]
+    assert shown.out == command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "ngram").out
+    stats = command("run", demo, "--prompt", PROMPT, *SHORT, "--shadow", 1, "--json").json["stats"]
+    assert stats["shadow"]["checked"] == stats["shadow"]["agreeing"] == stats["tokens"]
+    command("run", demo, "--prompt", PROMPT, "--shadow", -1).refused(2, "--shadow")
+
+
 def test_the_prompt_from_stdin(command: Command, demo: Path) -> None:
     piped = command("run", demo, "--prompt", "-", *SHORT, stdin="Ah\u00e7\u00fa:\n")
     assert piped.code == 0

@@ -1,0 +1,144 @@
+"""What to use when: advice for four situations, from the rows that ``bench`` measured and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePath
+from typing import Any
+
+Row = Mapping[str, Any]  # ``MethodFigures.as_dict``
+BASELINE = "plain"
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Advice for one situation.
+
+    Attributes:
+        situation: chat, batch, memory or quality.
+        bundle: the bundle to take.
+        format: of its weights.
+        method: the method; ``ar`` = plain decoding.
+        why: in words, with the figures it rests on.
+        rests_on: the rows compared, as ``format method``; with several bundles of a format their folders instead.
+        measured: whether the situation itself was measured; False = derived by a rule, which ``why`` names.
+        pays: whether it is more than plain decoding of the same bundle.
+    """
+
+    situation: str
+    bundle: str
+    format: str
+    method: str
+    why: str
+    rests_on: list[str]
+    measured: bool
+    pays: bool
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return asdict(self)
+
+
+def advise(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> list[Advice]:
+    """Advice for chat, batches, scarce memory and the highest quality.
+
+    Args:
+        rows: measured; for each bundle the one of plain decoding is there.
+        parity: by bundle, what its manifest says of its distance from the source model.
+
+    A method counts as faster only where its whole 95 % interval is above plain decoding of the same bundle.
+    """
+    return [_chat(rows), _batch(rows), _memory(rows), _quality(rows, parity)]
+
+
+def _pays(row: Row) -> bool:
+    return bool(row["method"] not in (BASELINE, "ar") and row["speedup_low"] > 1)
+
+
+def _fit(rows: Sequence[Row]) -> list[Row]:
+    """Rows that may be advised: plain decoding, and what is faster."""
+    return [row for row in rows if row["method"] == BASELINE or _pays(row)]
+
+
+def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: bool = True) -> Advice:
+    method = "ar" if row["method"] == BASELINE else row["method"]
+    if not row["lossless"] and method != "ar":
+        why += "; its text is not plain decoding's (lossy)"
+    pays = method != "ar"
+    return Advice(
+        situation, row["bundle"], row["format"], method, why, [label(at, rows) for at in rows], measured, pays
+    )
+
+
+def label(row: Row, rows: Sequence[Row]) -> str:
+    """A row by format and method, or by the folder's name where two bundles have one format."""
+    shared = len({at["bundle"] for at in rows if at["format"] == row["format"]}) > 1
+    return f"{PurePath(row['bundle']).name if shared else row['format']} {row['method']}"
+
+
+def _speed(row: Row) -> str:
+    speed = f"{row['tokens_per_second']:.1f} tokens/s"
+    if row["method"] == BASELINE:
+        return f"{speed}, plain decoding"
+    return f"{speed}, {row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f}) plain decoding"
+
+
+def _fastest(rows: Sequence[Row]) -> Row:
+    return max(_fit(rows), key=lambda row: row["tokens_per_second"])
+
+
+def _nothing(row: Row) -> str:
+    return "" if _pays(row) else "; no method is surely faster than plain decoding of that bundle"
+
+
+def _chat(rows: Sequence[Row]) -> Advice:
+    best = _fastest(rows)
+    return _made("chat", best, f"most tokens/s for one sequence: {_speed(best)}{_nothing(best)}", rows)
+
+
+def _batch(rows: Sequence[Row]) -> Advice:
+    timed = [row for row in rows if row["batch_tokens_per_second"]]
+    if timed:
+        best = max(timed, key=lambda row: row["batch_tokens_per_second"])
+        plain = next(row for row in rows if row["bundle"] == best["bundle"] and row["method"] == BASELINE)
+        why = f"most tokens/s for several sequences: {best['batch_tokens_per_second']:.1f}"
+        if best is plain or best["method"] == "ar":
+            return _made("batch", plain, f"{why}; no method is faster than plain decoding in a batch", timed)
+        return _made("batch", best, f"{why}, plain decoding {plain['batch_tokens_per_second']:.1f}", timed)
+    plains = [row for row in rows if row["method"] == BASELINE]
+    best = max(plains, key=lambda row: row["tokens_per_second"])
+    why = (
+        "derived, not measured (--batch N measures it): a pass over several sequences has as many rows already, so "
+        f"guesses cost more there; the fastest plain decoding: {_speed(best)}"
+    )
+    return _made("batch", best, why, plains, measured=False)
+
+
+def _memory(rows: Sequence[Row]) -> Advice:
+    least = min(row["weight_bytes"] + row["extra_bytes"] for row in rows)
+    small = [row for row in rows if row["weight_bytes"] + row["extra_bytes"] == least]
+    best = _fastest(small)
+    why = f"fastest of what needs least memory, {least} bytes of weights and extras: {_speed(best)}{_nothing(best)}"
+    return _made("memory", best, why, small)
+
+
+def _quality(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> Advice:
+    lossless = [row for row in rows if row["lossless"] or row["method"] == BASELINE]
+
+    def distance(bundle: str) -> tuple[float, float]:
+        known = parity.get(bundle, {})
+        return -float(known.get("top1_agreement", 0)), float(known.get("logit_rms_error", "inf"))
+
+    closest = min(dict.fromkeys(row["bundle"] for row in lossless), key=distance)
+    known = parity.get(closest, {})
+    found = [row for row in lossless if row["bundle"] == closest]
+    best = _fastest(found)
+    if "top1_agreement" in known:
+        why = (
+            f"closest to the source model: top-1 agreement {known['top1_agreement']:.1%}, "
+            f"logit error {known.get('logit_rms_error', 0):.3g}; {_speed(best)}"
+        )
+    else:
+        why = f"no bundle has parity figures; {_speed(best)}"
+    return _made("quality", best, f"{why}{_nothing(best)}", found, measured="top1_agreement" in known)
