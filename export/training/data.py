@@ -137,7 +137,11 @@ def _pieces(tokens: Sequence[int], begin: Sequence[int], length: int) -> list[li
 
 
 def without(windows: Windows, held: Windows, prompt: int) -> Windows:
-    """The windows that do not begin like a held-out one, so that no text is both trained on and measured on."""
+    """The windows that do not begin like a held-out text, so that no text is both trained on and measured on.
+
+    Args:
+        prompt: tokens that make two texts the same: for texts that go on greedily those drawn, else all of them.
+    """
     known = {tuple(row[:prompt].tolist()) for row in held.tokens}
     keep = [number for number, row in enumerate(windows.tokens) if tuple(row[:prompt].tolist()) not in known]
     return windows.take(np.array(keep, np.int64))

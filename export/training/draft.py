@@ -35,21 +35,24 @@ class Draft(Learner):
         super().__init__(target, loss, recompute)
         self.ce_share = 1.0 if loss == "ce" else ce_share
         torch.manual_seed(seed)
+        self.width = shape.hidden
         model = LlamaForCausalLM(draft_config(target, shape))
         _start_from(model, target)
         self.model = model.to(target.device)
         if recompute:
-            self.model.gradient_checkpointing_enable({"use_reentrant": False})
+            # transformers 5 is renaming it
+            name = "activation_checkpointing_enable"
+            getattr(self.model, name, self.model.gradient_checkpointing_enable)({"use_reentrant": False})
             self.model.train()  # no dropout here: it only switches the recomputation on
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         """See Learner: (1 - ce_share) KL(target || draft) + ce_share CE, over every position."""
         at = torch.arange(tokens.shape[1], device=tokens.device)[None]
         hidden = self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         total = hidden.new_zeros((), dtype=torch.float32)
         if self.ce_share < 1:
             valid = at < lengths[:, None]
-            wanted = self.target.logits(self.target.hidden(tokens)[valid]).softmax(-1)
+            wanted = self.target.logits(states[-1][valid]).softmax(-1)
             total = total + (1 - self.ce_share) * self.one_loss(hidden[valid], self.model.lm_head, wanted)
         if self.ce_share > 0:
             valid = at[:, :-1] + 1 < lengths[:, None]

@@ -35,14 +35,19 @@ class Learner(nn.Module):  # type: ignore[misc]
         super().__init__()
         self._frozen = (target,)  # a tuple hides it from nn.Module
         self.loss, self.recompute = loss, recompute
+        self.width = target.facts.hidden  # of what is trained; the default rate depends on it
 
     @property
     def target(self) -> Target:
         """The frozen model."""
         return self._frozen[0]
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """The loss, a scalar in nats, of tokens [B, T] of which ``lengths`` [B] are real."""
+    def states(self, tokens: Tensor) -> Tensor:
+        """What the loss needs of the target, [S, B, T, hidden], of tokens [B, T]: the last hidden states come last."""
+        return self.target.hidden(tokens)[None]
+
+    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+        """The loss, a scalar in nats, of tokens [B, T] of which ``lengths`` [B] are real, with their ``states``."""
         raise NotImplementedError
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -61,7 +66,9 @@ class Learner(nn.Module):  # type: ignore[misc]
         raise NotImplementedError
 
     def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
-        """Mean loss of one head.
+        """Mean cross entropy of one head.
+
+        With a distribution for ``wanted`` it is the divergence from it and its own entropy, which has no gradient.
 
         Args:
             rows: what ``logits`` turns into logits, [n, hidden].
@@ -71,9 +78,7 @@ class Learner(nn.Module):  # type: ignore[misc]
         def compute(rows: Tensor) -> Tensor:
             return F.cross_entropy(logits(rows).float(), wanted)
 
-        # the divergence is the cross entropy less the entropy of ``wanted``, which has no gradient: fewer passes
-        loss = checkpoint(compute, rows, use_reentrant=False) if self.recompute else compute(rows)
-        return loss if wanted.dim() == 1 else loss - torch.special.entr(wanted).sum(-1).mean()
+        return checkpoint(compute, rows, use_reentrant=False) if self.recompute else compute(rows)
 
 
 class LastHidden(Learner):
@@ -89,9 +94,9 @@ class LastHidden(Learner):
         """Logits [..., vocab] of a head's rows; the LM head is the target's."""
         return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         """See Learner: heads are weighted by ``HEAD_DECAY ** head``, as Medusa's authors train (arXiv 2401.10774)."""
-        hidden = self.target.hidden(tokens)  # [B, T, H]
+        hidden = states[-1]  # [B, T, H]
         # the target's own distribution of token t + head + 2 stands at position t + head + 1
         kl = self.loss == "kl"
         teacher = self.target.logits(hidden).softmax(-1) if kl else tokens  # [B, T, V] or [B, T]
@@ -214,9 +219,14 @@ class Exits(Learner):
     def _logits(self, rows: Tensor) -> Tensor:
         return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
 
-    def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """See Learner: the sum over exits of KL(final || exit), or of the cross entropy of the final's likeliest."""
+    def states(self, tokens: Tensor) -> Tensor:
+        """See Learner: the exits' states come first."""
         final, exits = self.target.exits(tokens, self.layers)
+        return torch.stack([*exits, final])
+
+    def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
+        """See Learner: the sum over exits of KL(final || exit), or of the cross entropy of the final's likeliest."""
+        *exits, final = states
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] < lengths[:, None]
         teacher = self.target.logits(final[valid])  # [n, V]
         wanted = teacher.softmax(-1) if self.loss == "kl" else teacher.argmax(-1)

@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from edgespec.errors import TrainingError
 from edgespec.export.training.data import Windows, batch_rows
@@ -19,6 +21,8 @@ BETAS = (0.9, 0.99)
 CLIP = 1.0  # largest norm of the gradients
 LOWEST = 0.01  # of the peak rate, at the end
 LINES = 20  # reports of a whole training
+CACHE_BYTES = 1 << 30  # of the target's states of all windows
+TOGETHER = 8  # windows of a pass that computes them
 LOOKS = 5  # of them with held-out accuracy
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
@@ -71,7 +75,7 @@ def run_steps(
     Raises:
         TrainingError: the loss or the gradients are not finite; the last checkpoint is kept.
     """
-    steps, peak = total_steps(options, len(windows)), learning_rate(options, learner.target.facts.hidden)
+    steps, peak = total_steps(options, len(windows)), learning_rate(options, learner.width)
     optimizer = torch.optim.AdamW(learner.parameters(), lr=peak, betas=BETAS, weight_decay=0.0)
     history, first = History(), 0
     if found := shared(accelerator, state.checkpoint() if accelerator.is_main_process else None):
@@ -79,6 +83,7 @@ def run_steps(
         optimizer.load_state_dict(found["optimizer"])
         history, first = History(found["losses"], found["accuracy"]), found["step"]
         report("train", first, steps, f"goes on at step {first} of {steps}")
+    batches = _Batches(learner, windows, options, accelerator)
     model, optimizer = accelerator.prepare(learner, optimizer)
     scaler = accelerator.scaler  # only with fp16
     if found and scaler is not None:
@@ -87,7 +92,7 @@ def run_steps(
     for step in range(first, steps):
         for group in optimizer.param_groups:
             group["lr"] = peak * rate_at(step, steps, options.warmup)
-        loss = _one_step(model, optimizer, accelerator, _batch(windows, options, step, accelerator), step)
+        loss = _one_step(model, optimizer, accelerator, batches.of(step), step)
         history.losses.append(loss)
         done = step + 1
         if done % look_every == 0 and done < steps:
@@ -110,15 +115,40 @@ def run_steps(
     return history
 
 
-def _batch(windows: Windows, options: TrainOptions, step: int, accelerator: Any) -> Windows:
-    """This process's part of a step's batch."""
-    rows = batch_rows(len(windows), options.batch, step, options.seed)
-    return windows.take(rows[accelerator.process_index :: accelerator.num_processes])
+class _Batches:
+    """This process's part of every batch, with what the target makes of it.
+
+    States that fit into ``CACHE_BYTES`` are computed once, in an order that an interruption does not change.
+    """
+
+    def __init__(self, learner: Learner, windows: Windows, options: TrainOptions, accelerator: Any) -> None:
+        self.learner, self.windows, self.options, self.accelerator = learner, windows, options, accelerator
+        self.known: Any = None  # [S, N, T, hidden]
+        rows, length = windows.tokens.shape
+        first = self._states(windows.tokens[:1])
+        bytes_needed = first.numel() * first.element_size() * rows
+        again = total_steps(options, rows) * options.batch > rows
+        if accelerator.num_processes == 1 and again and bytes_needed <= CACHE_BYTES:
+            self.known = first.new_empty(len(first), rows, length, first.shape[-1])
+            for start in range(0, rows, TOGETHER):
+                self.known[:, start : start + TOGETHER] = self._states(windows.tokens[start : start + TOGETHER])
+
+    def of(self, step: int) -> tuple[Any, Any, Any]:
+        """Tokens [B, T], lengths [B] and states [S, B, T, hidden] of a step."""
+        rows = batch_rows(len(self.windows), self.options.batch, step, self.options.seed)
+        rows = rows[self.accelerator.process_index :: self.accelerator.num_processes]
+        batch, device = self.windows.take(rows), self.accelerator.device
+        tokens, lengths = torch.from_numpy(batch.tokens).to(device), torch.from_numpy(batch.lengths).to(device)
+        if self.known is None:
+            return tokens, lengths, self._states(batch.tokens)
+        return tokens, lengths, self.known[:, torch.from_numpy(rows).to(device), : tokens.shape[1]]
+
+    def _states(self, tokens: NDArray[np.int64]) -> Any:
+        return self.learner.states(torch.from_numpy(tokens).to(self.accelerator.device))
 
 
-def _one_step(model: Any, optimizer: Any, accelerator: Any, batch: Windows, step: int) -> float:
-    tokens = torch.from_numpy(batch.tokens).to(accelerator.device)
-    loss = model(tokens, torch.from_numpy(batch.lengths).to(accelerator.device))
+def _one_step(model: Any, optimizer: Any, accelerator: Any, batch: tuple[Any, Any, Any], step: int) -> float:
+    loss = model(*batch)
     value = float(accelerator.reduce(loss.detach(), "mean"))
     if not math.isfinite(value):
         raise _broken(f"the loss of step {step + 1} is {value}")

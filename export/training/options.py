@@ -16,8 +16,7 @@ METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft")
 Loss = Literal["kl", "ce"]
 Precision = Literal["no", "bf16", "fp16"]
 
-RATES: dict[Method, float] = {"medusa": 3e-3, "blockwise": 3e-3, "paradecode": 2e-3, "draft": 4e-3}
-WIDE = 1024  # hidden sizes beyond this get a smaller default rate
+RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5e-3, "draft": 5e-3}  # at width 64
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
 MULTIPLE = 32  # sizes of a draft are multiples of it: a block of int4 levels
@@ -32,7 +31,7 @@ class TrainOptions:
     Attributes:
         method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to
         write. data: texts to train on. self_distill: texts that the target writes itself, besides or instead.
-        greedy_share: share of them that go on greedily after ``PROMPT`` sampled tokens. heads: guesses of medusa and
+        greedy_share: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
         blockwise. own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width of the hidden
         layer; None = heads * hidden. exits: paradecode: after how many layers; empty = about a quarter, half and
         three quarters. draft_layers, draft_hidden, draft_intermediate, draft_heads: shape of the draft; None = about
@@ -199,8 +198,8 @@ def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
 
 
 def learning_rate(options: TrainOptions, hidden: int) -> float:
-    """The peak of the rate: as given, or the method's; wide models take smaller steps."""
-    return options.lr or RATES[options.method] * min(1.0, WIDE / hidden)
+    """The peak of the rate: as given, or the method's; the wider what is trained, the smaller the steps."""
+    return options.lr or RATES[options.method] * math.sqrt(64 / max(64, hidden))
 
 
 def _up(size: float) -> int:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from edgespec.export.calibration_text import read_calibration
 from edgespec.export.training.data import Windows
-from edgespec.export.training.options import PROMPT
 from edgespec.export.training.target import Source, Target
 
 TOGETHER = 32  # texts written at once: bounds the KV cache
@@ -107,6 +106,3 @@ def _seeds(source: Source, count: int, numbers: np.random.Generator, texts: Sequ
         if len(tokens) - place >= SEED_TOKENS:
             found.append(tokens[place : place + SEED_TOKENS])
     return torch.tensor(found)
-
-
-__all__ = ["PROMPT", "Order", "greedy_texts", "orders", "write_texts"]

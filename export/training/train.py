@@ -30,6 +30,7 @@ from edgespec.export.training.state import TrainingState
 from edgespec.export.training.target import Source, Target
 from edgespec.export.training.texts import Order, greedy_texts, orders, write_texts
 
+DRAWN = 2 * PROMPT  # tokens after which a training text may go on greedily: not the held-out texts' own place
 LOOKED_AT = 8  # held-out texts that are looked at during the training
 
 
@@ -131,9 +132,13 @@ class Trainer:
         greedy = round(options.self_distill * options.greedy_share)
         asked = [
             *orders("drawn", options.self_distill - greedy, self.length),
-            *orders("greedy", greedy, self.length, PROMPT),
+            *orders("greedy", greedy, self.length, DRAWN),
         ]
-        train.append(without(self._written(target, asked, "texts"), held["sampled"], prompt))
+        # two texts are the same if those tokens are that were drawn, and a text of a few tokens is soon the same
+        own = self._written(target, asked, "texts")
+        for texts in (held["sampled"], held["greedy"]):
+            own = without(own, texts, min(DRAWN, self.length, self.measured))
+        train.append(own)
         windows = Windows.joined(train)
         if not len(windows):
             raise TrainingError("nothing to train on: every text is one of the held-out texts", "give more text")
@@ -233,7 +238,11 @@ def _round(learner: Learner) -> None:
 
 
 def _accelerator(options: TrainOptions) -> Accelerator:
+    other = f"--precision {options.precision}", "train with --precision no or bf16"
     try:
-        return Accelerator(mixed_precision=options.precision)
+        accelerator = Accelerator(mixed_precision=options.precision)
     except ValueError as error:
-        raise TrainingError(f"--precision {options.precision}: {error}", "train with --precision no or bf16") from error
+        raise TrainingError(f"{other[0]}: {error}", other[1]) from error
+    if options.precision == "fp16" and accelerator.device.type == "cpu":
+        raise TrainingError(f"{other[0]} needs a GPU, and accelerate found none", other[1])
+    return accelerator

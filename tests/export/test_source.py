@@ -15,10 +15,11 @@ from safetensors.numpy import load_file, save_file
 from edgespec.errors import BundleError, EdgespecError, ExportError, UnsupportedModel
 from edgespec.export import source
 from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.heads import check_heads, read_heads
 from edgespec.export.model import open_model
 from edgespec.export.pipeline import Exporter, ExportOptions
 from edgespec.export.reference import reference_logits
-from edgespec.export.source import Checkpoint, builtin_names, resolve
+from edgespec.export.source import Checkpoint, builtin_heads, builtin_names, resolve
 from edgespec.runtimes.text import TextCodec
 from tests import hf
 
@@ -333,6 +334,20 @@ def test_embedded_models() -> None:
         open_model(resolve(f"builtin:{name}"), None)
     with pytest.raises(ExportError, match=r"no embedded model 'hamlet'(.|\n)*shakespeare-draft"):
         resolve("builtin:hamlet")
+
+
+@pytest.mark.parametrize("kind", ["medusa", "blockwise", "paradecode"])
+def test_embedded_heads(kind: str) -> None:
+    name = f"shakespeare-{kind}"
+    assert name in builtin_heads()
+    assert name not in builtin_names()
+    folder, model = resolve(f"builtin:{name}"), resolve("builtin:shakespeare")
+    heads = read_heads(folder)
+    check_heads(heads, open_model(model, None), TextCodec(model), folder)
+    assert heads.file.kind == kind
+    assert heads.file.ranks["greedy"][0][0] > 0.3
+    with pytest.raises(ExportError, match=r"has no config\.json"):
+        open_model(folder, None)
 
 
 def test_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
