@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from edgespec.drafters.custom import Proposer
 
 MAX_NEW_TOKENS = 128
+MOST_CYCLES = 16
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
 MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
@@ -33,7 +34,8 @@ class DraftOptions:
         search: swift: most time that the search may take, as a share of the time of decoding; 0 = no search.
 
     Raises:
-        InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses.
+        InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses; nodes or cycles
+            beyond theirs; a threshold outside 0 to 1.
     """
 
     branch: tuple[int, ...] | None = None
@@ -45,6 +47,12 @@ class DraftOptions:
     search: float = 0.02
 
     def __post_init__(self) -> None:
+        for name, least, most in (("nodes", 1, MOST_NODES), ("cycles", 0, MOST_CYCLES)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and least <= value <= most):
+                raise InvalidRequest(f"{name} is {value!r}: expected a whole number from {least} to {most}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InvalidRequest(f"threshold is {self.threshold!r}: expected a probability, 0 to 1")
         if self.branch is None:
             return
         if not (isinstance(self.branch, tuple) and self.branch and all(isinstance(b, int) for b in self.branch)):

@@ -180,7 +180,9 @@ def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
         fallback=not options["no_fallback"],
         sampling=SamplingParams(**{name: options[name] for name in names}),
         drafts=DraftOptions(
-            branch=options["branch"], kind=options["stream_kind"], proposers=tuple(filter(None, proposers))
+            kind=options["stream_kind"],
+            proposers=tuple(filter(None, proposers)),
+            **{name: options[name] for name in ("branch", "nodes", "threshold", "cycles")},
         ),
         stop=tuple(options["stop"]),
         accept=make_accept(options),

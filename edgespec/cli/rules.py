@@ -60,6 +60,21 @@ def rule_options(function: F) -> F:
                 "3,2,1 = a full tree by depth.  [default: a chain]",
             ),
             click.option(
+                "--nodes",
+                type=click.IntRange(1, 64),
+                help="Most guesses of a medusa tree.  [default: what is predicted to be fastest here]",
+            ),
+            click.option(
+                "--threshold",
+                type=click.FloatRange(0, 1),
+                help="How sure an early exit of paradecode must be.  [default: what the export found best]",
+            ),
+            click.option(
+                "--cycles",
+                type=click.IntRange(0, 16),
+                help="Passes that refine a block of blockwise before it is verified.  [default: 0]",
+            ),
+            click.option(
                 "--accept",
                 metavar="RULE",
                 callback=_rule,
