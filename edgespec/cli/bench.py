@@ -36,7 +36,11 @@ if TYPE_CHECKING:
     "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed rounds over the prompts."
 )
 @click.option(
-    "--batch", type=click.IntRange(min=0), default=0, help="Time so many sequences together as well.  [default: no]"
+    "--batch",
+    "sequences",
+    type=click.IntRange(min=0),
+    default=0,
+    help="Time so many sequences together as well.  [default: no]",
 )
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG.")
 @decode_options
@@ -55,7 +59,7 @@ def command(
     prompts: Path | None,
     limit: int,
     repeats: int,
-    batch: int,
+    sequences: int,
     plot: Path | None,
     as_json: bool,
     **options: Any,
@@ -90,7 +94,7 @@ def command(
     texts = read_prompts(entries[0].engine, prompts, limit)
     with progress() as report:
         figures = bench_all(
-            entries, texts, settings, repeats, batch, lambda done, of, what: report("bench", done, of, what)
+            entries, texts, settings, repeats, sequences, lambda done, of, what: report("bench", done, of, what)
         )
     rows = [figure.as_dict() for figure in figures]
     advice = advise(rows, {str(e.engine.bundle.path): e.engine.bundle.manifest.parity for e in entries})
@@ -100,7 +104,7 @@ def command(
             "threads": engine.model.threads,
             "prompts": len(texts),
             "max_new_tokens": settings.max_new_tokens,
-            "batch": batch,
+            "batch": sequences,
         }
         emit_json(
             {
