@@ -96,5 +96,8 @@ class ChainScorer:
             # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
             chains = np.minimum(chains, slot.vocab_size - 1)
             output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
-            found.append(output.logits.argmax(-1).reshape(len(at), depth))
+            best = output.logits.argmax(-1)
+            if slot.model.part.cut and slot.head_tokens is not None:  # columns of a cut LM head
+                best = slot.head_tokens[best]
+            found.append(best.reshape(len(at), depth))
         return np.concatenate(found)

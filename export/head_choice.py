@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
-from edgespec.export.heads import CUT, HeadPlan, TrainedHeads, check_heads, read_heads
+from edgespec.export.heads import CUT, HeadPlan, TrainedHeads, check_heads
+from edgespec.export.read_heads import read_heads
 from edgespec.export.source import BUILTIN, resolve_heads
 from edgespec.runtimes.text import TextCodec
 

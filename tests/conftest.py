@@ -21,7 +21,8 @@ from edgespec.engine import Engine, load
 from edgespec.export.architectures import Architecture
 from edgespec.export.formats import Errors
 from edgespec.export.model import open_model, write_model
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source import resolve
 from edgespec.runtimes.manifest import Format, ModelPart, Operators

@@ -11,7 +11,8 @@ import pytest
 from edgespec.engine import Engine, load
 from edgespec.errors import InvalidRequest
 from edgespec.export import attention
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.proof import check_golden
 from edgespec.runtimes.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set

@@ -16,7 +16,8 @@ from edgespec.cost import WORTH
 from edgespec.engine import Engine, load
 from edgespec.errors import InvalidRequest
 from edgespec.export.model import open_model
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.reference import reference_logits
 from edgespec.export.source import resolve
 from edgespec.lanes import MOST_IDLE

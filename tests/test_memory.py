@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import Operators
 from tests import hf

@@ -85,7 +85,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./model --dry-run --json
     """
-    from edgespec.export.pipeline import Exporter, ExportOptions
+    from edgespec.export.options import ExportOptions
+    from edgespec.export.pipeline import Exporter
     from edgespec.export.writer import staged_folder
 
     target = output or default_output(model)

@@ -9,10 +9,9 @@ with a_j = P(guess j accepted | all before it were), learned for each bucket of 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
+from edgespec.drafters.record import LONGEST_WAIT, PRIOR, WAIT, Record
 from edgespec.monitor import Control
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
@@ -20,47 +19,8 @@ from edgespec.runtimes.target import Pass
 from edgespec.sampling import SamplingParams
 from edgespec.verify import reached
 
-_DECAY, _PRIOR = 0.9, 0.5
 _PROBE = 2  # guesses of a probe
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
-_WAIT, _LONGEST_WAIT = 16, 128  # plain rounds before a probe; doubled while probes fail
-
-
-@dataclass
-class _Record:
-    """What one bucket has shown.
-
-    Attributes:
-        rates: a_j for the positions seen so far; [0] starts as the prior.
-        seen: observations of each.
-        wait: rounds to sit out before the next probe.
-        sat: rounds sat out since the last one.
-        probing: a probe is being verified.
-        streak: probes in a row.
-        drafting: whether it was drafted when last decided on, because it pays.
-    """
-
-    rates: list[float]
-    seen: list[int] = field(default_factory=lambda: [0])
-    wait: int = _WAIT
-    sat: int = 0
-    probing: bool = False
-    streak: int = 0
-    drafting: bool | None = None
-
-    def rate(self, position: int) -> float:
-        """a at ``position``; one never put to the test is taken to be like the one before."""
-        return self.rates[min(position, len(self.rates) - 1)]
-
-    def learn(self, position: int, accepted: bool) -> None:
-        """One guess at ``position`` was put to the test."""
-        if position == len(self.rates):
-            self.rates.append(self.rates[-1])
-            self.seen.append(0)
-        # A running mean in which the prior counts as two guesses, until the decay is slower than that.
-        step = max(1 - _DECAY, 1 / (self.seen[position] + 3))
-        self.rates[position] += step * (accepted - self.rates[position])
-        self.seen[position] += 1
 
 
 class Adaptive:
@@ -92,7 +52,7 @@ class Adaptive:
         gamma_max: int = 8,
         fallback: bool = True,
         frozen: bool = False,
-        prior: float = _PRIOR,
+        prior: float = PRIOR,
     ) -> None:
         self.inner = inner
         self.cost = cost
@@ -109,7 +69,7 @@ class Adaptive:
         self._cheap = bool(getattr(inner, "cheap", False))
         self._inner_timed = getattr(inner, "timed", None)
         self._inner_rows = getattr(inner, "rows", None)
-        self._records: dict[int, _Record] = {}
+        self._records: dict[int, Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
         self._steady = frozen  # of this request
         self._costs = cost.given() if frozen else cost
@@ -200,7 +160,7 @@ class Adaptive:
         if best or record.drafting:
             record.drafting = bool(best)
         if best or not self.fallback:
-            record.wait, record.sat, record.streak = _WAIT, 0, 0
+            record.wait, record.sat, record.streak = WAIT, 0, 0
             return max(best, 1)
         # Nothing is known of a new bucket but the prior: it is probed at once.
         if record.sat >= record.wait or not record.seen[0]:
@@ -213,7 +173,7 @@ class Adaptive:
         record.sat += 1
         return 0
 
-    def _best(self, record: _Record, rows: list[int]) -> int:
+    def _best(self, record: Record, rows: list[int]) -> int:
         """The length of the highest predicted speed."""
         costs = self._costs
         best, gain, tried = 0, self.floor, 0.0
@@ -246,9 +206,9 @@ class Adaptive:
         control.steps, control.step_cost, control.plain_ms = steps, self.cost.c, self.cost.plain_ms
         return tokens, steps * costs.c + costs.v(len(proposal) + 1)
 
-    def _record(self, bucket: int) -> _Record:
+    def _record(self, bucket: int) -> Record:
         if bucket not in self._records:
-            self._records[bucket] = _Record([self.prior])
+            self._records[bucket] = Record([self.prior])
         return self._records[bucket]
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
@@ -265,7 +225,7 @@ class Adaptive:
                 if tested == len(verdict.path) and record.streak < _STREAK:
                     record.sat = record.wait
                 else:
-                    record.wait, record.streak = min(2 * record.wait, _LONGEST_WAIT), 0
+                    record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
         self.inner.observe(proposal, verdict, output)
 
     def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:

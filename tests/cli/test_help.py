@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import edgespec
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
 from edgespec.cli.export import FORMATS, default_output
-from edgespec.export.pipeline import ExportOptions
+from edgespec.export.options import ExportOptions
 from edgespec.runtimes import manifest
 from edgespec.sampling import SamplingParams
 from edgespec.settings import Settings

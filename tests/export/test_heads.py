@@ -20,11 +20,12 @@ from edgespec.export.heads import (
     TENSORS,
     HeadsFile,
     model_fingerprint,
-    read_heads,
     tokenizer_fingerprint,
 )
 from edgespec.export.model import open_model
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.read_heads import read_heads
 from edgespec.export.source import resolve
 from edgespec.runtimes.text import TextCodec
 from tests.conftest import PROMPTS, TARGET

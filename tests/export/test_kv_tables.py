@@ -24,7 +24,8 @@ from edgespec.export.kv_tables import (
     uniform_ranges,
     windows,
 )
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.rope import inverse_frequencies
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.kv import LEARNT, KeyFormat, table_shape

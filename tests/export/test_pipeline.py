@@ -26,7 +26,8 @@ from edgespec.export import skip_search
 from edgespec.export.acceptance import Acceptance, ChainScorer
 from edgespec.export.graph import WeightFile
 from edgespec.export.model import open_model
-from edgespec.export.pipeline import ALWAYS, Exporter, ExportOptions
+from edgespec.export.options import ALWAYS, ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.plan import weight_bytes
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts
 from edgespec.export.skip_sets import read_skip_set
@@ -539,7 +540,7 @@ def interrupted(*_: object, **__: object) -> Iterator[Any]:
 
 PLACES = ["edgespec.export.graph.WeightFile.put", "edgespec.export.graph.GraphBuilder.save",
           "edgespec.export.pipeline.copy_tokenizer", "edgespec.export.pipeline.parity_report",
-          "edgespec.export.pipeline.measure_steps", "edgespec.export.pipeline.write_manifest",
+          "edgespec.export.method_parts.measure_steps", "edgespec.export.pipeline.write_manifest",
           "edgespec.export.writer.save_manifest", "pathlib.Path.rename"]  # fmt: skip
 
 

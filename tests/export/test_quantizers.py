@@ -19,7 +19,8 @@ from edgespec.export import source as sources
 from edgespec.export.calibrate import CalibrationOps, SpooledLevels, chosen_levels, residual_writers, sequences
 from edgespec.export.calibration_text import quantizer_texts, read_calibration
 from edgespec.export.model import open_model, write_model
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.plan import weight_bytes
 from edgespec.export.quantize import BLOCK, dequantize_block, grouped
 from edgespec.export.quantizers import QUANTIZERS, DirectLevels

@@ -15,9 +15,11 @@ from safetensors.numpy import load_file, save_file
 from edgespec.errors import BundleError, EdgespecError, ExportError, UnsupportedModel
 from edgespec.export import source
 from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.heads import check_heads, read_heads
+from edgespec.export.heads import check_heads
 from edgespec.export.model import open_model
-from edgespec.export.pipeline import Exporter, ExportOptions
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.read_heads import read_heads
 from edgespec.export.reference import reference_logits
 from edgespec.export.source import Checkpoint, builtin_heads, builtin_names, resolve
 from edgespec.runtimes.text import TextCodec

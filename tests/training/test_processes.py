@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.export.heads import read_heads
+from edgespec.export.read_heads import read_heads
 from edgespec.export.training.state import FOLDER
 from tests.cli.conftest import ROOT, Command, command
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from edgespec.errors import ExportError, TrainingError
-from edgespec.export.heads import check_heads, read_heads
+from edgespec.export.heads import check_heads
 from edgespec.export.model import open_model
+from edgespec.export.read_heads import read_heads
 from edgespec.export.tokenizer import check_same_vocabulary
 from edgespec.export.training.state import DRAFT_REPORT, FOLDER
 from edgespec.runtimes.text import TextCodec

@@ -1,0 +1,79 @@
+"""What ``edgespec export`` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.errors import ExportError
+from edgespec.export.head_choice import KINDS
+from edgespec.runtimes.manifest import METHODS, Format
+from edgespec.runtimes.operators import Wanted
+
+ALWAYS = ("ar", "ngram")
+GATED = ("self-spec", "swift", *KINDS)  # methods that leave layers out of a pass
+
+
+@dataclass(frozen=True)
+class ExportOptions:
+    """What ``edgespec export`` asks for.
+
+    Attributes:
+        model: folder, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to prepare;
+        ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8 levels
+        are chosen; None = mse. head_format: of the LM head and the embedding tied to it; None = ``format``. draft: the
+        draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration:
+        text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on; None = the
+        model's or the built-in one. skip_set: a JSON
+        file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
+        search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
+        keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
+        unless ``stock``; either kind can run them, after a conversion.  attention: how keys may be kept; the first one
+        that passes its quality gate becomes the default; none = float16.  heads: folders of trained heads, for medusa,
+        blockwise and paradecode.  head_vocab, draft_vocab: rows of the heads' and of the draft's LM head: the most
+        frequent tokens of the calibration text; None = all.
+    """
+
+    model: str
+    output: Path
+    methods: Sequence[str] = ()
+    format: Format = "int4"
+    quantizer: str | None = None
+    head_format: Format | None = None
+    draft: str | None = None
+    context: int | None = None
+    calibration: Path | None = None
+    skip_set: Path | None = None
+    trials: int = 64
+    seed: int = 0
+    threads: int | None = None
+    overwrite: bool = False
+    revision: str | None = None
+    keep_search: Path | None = None
+    operators: Wanted = "auto"
+    attention: Sequence[str] = ()
+    heads: Sequence[str] = ()
+    head_vocab: int | None = None
+    draft_vocab: int | None = None
+
+    def wanted(self) -> list[str]:
+        """All methods of the bundle, in the usual order.
+
+        Raises:
+            ExportError: an unknown method, or options that do not fit together.
+        """
+        if unknown := [name for name in self.methods if name not in METHODS]:
+            raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
+        methods = [name for name in METHODS if name in self.methods or name in ALWAYS]
+        if "speculative" in methods and self.draft is None:
+            raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
+        if self.draft is not None and "speculative" not in methods:
+            raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
+        if self.skip_set is not None and "self-spec" not in methods:
+            raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
+        if self.draft_vocab is not None and "speculative" not in methods:
+            raise ExportError("--draft-vocab was given, but not --method speculative", "add --method speculative")
+        if self.head_vocab is not None and not set(KINDS) & set(methods):
+            raise ExportError("--head-vocab was given, but no method with heads", f"methods: {', '.join(KINDS)}")
+        return methods
