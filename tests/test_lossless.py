@@ -167,8 +167,8 @@ def test_trees_differ_only_at_near_ties(engine: Callable[..., Engine], form: str
     made = engine(form)
     settings = Settings(max_new_tokens=100, ignore_eos=True, fallback=False).changed(nodes=nodes)
     (proof,) = prove(made, PROMPTS, settings, ["medusa"])
-    assert proof.lossless
-    assert proof.equal >= len(PROMPTS) - 2
+    assert proof.lossless, proof.differences
+    assert proof.equal >= len(PROMPTS) * 3 // 4
     result = made.generate(PROMPTS[0], settings, method="medusa")
     assert result.lossless
     assert not result.exact

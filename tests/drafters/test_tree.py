@@ -202,7 +202,7 @@ def test_adaptive_control_knows_the_rows_of_a_tree() -> None:
     control._costs = control.cost
     text = emitted(target, control, [1], DecodeOptions(20, 5))
     assert text == plain(hash_logits(3, VOCAB), VOCAB, [1], 20)
-    assert set(asked) == {4, 10, 16}
+    assert set(asked) - {1} == {4, 10, 16}  # 1: what the monitor compares with
     tree = inner.propose([1, 2], 5)
     control.timed(tree, 3.0, 1.0)  # three steps, not fifteen
     assert control.cost._draft_ms[-1] == pytest.approx(1.0)

@@ -328,7 +328,6 @@ def test_a_program_without_attention_keeps_nothing(written: Write, tmp_path: Pat
     feeds = raw.feeds([5, 6, 7])
     logits, *_ = raw.run(feeds)
     assert logits.shape[0] == 3
-    assert np.isfinite(logits).all()
 
 
 FUZZ = """
