@@ -29,6 +29,7 @@ from edgespec.stats import Stats
 from edgespec.stream import Stream
 
 Prompt = str | Sequence[int]
+ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
 STATS_EVERY = 16  # rounds
 
 
@@ -277,7 +278,10 @@ class Engine:
     def _draft_model(self) -> Model:
         if self._draft is None:
             part = self.bundle.part("draft")
-            self._draft = Model(self.bundle.path, part, self.operators.graph(part, False), self.model.threads)
+            # a small draft is done before a second thread has woken up
+            small = self.bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
+            threads = 1 if small else self.model.threads
+            self._draft = Model(self.bundle.path, part, self.operators.graph(part, False), threads)
         return self._draft
 
 

@@ -20,6 +20,9 @@ from edgespec.sampling import SamplingParams
 from edgespec.verify import reached
 
 _PROBE = 2  # guesses of a probe
+_REST = (
+    3  # rounds without a draft after which its next one is not typical: it reads what it has missed, from cold caches
+)
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
 
 
@@ -76,6 +79,7 @@ class Adaptive:
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._control = Control()
         self._width = 1  # requests in a pass
+        self._resting = self._rested = 0  # rounds since the last draft, and before it
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
     @property
@@ -119,10 +123,12 @@ class Adaptive:
             length = self._decide(self._expected_bucket, self._expected_rows(budget))
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
+            self._rested, self._resting = self._resting, 0
             self.drafted += 1
             self._bucket = proposal.bucket
             self._control.expected = self._expect(proposal)
         else:
+            self._resting += 1
             self.plain += 1
             self._control.expected = None
         return proposal
@@ -232,11 +238,13 @@ class Adaptive:
         """Learn what the round cost."""
         if not self._steady:
             steps = 1 if self._at_once else _deepest(proposal)
+            typical = self._rested <= _REST
             if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
-                self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
+                if typical:
+                    self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
             else:
                 self.cost.observe_verify(len(proposal) + 1, verify_ms)
-                if len(proposal):
+                if len(proposal) and typical:
                     self.cost.observe_draft(steps, draft_ms)
         if self._inner_timed is not None:
             self._inner_timed(proposal, draft_ms, verify_ms)
@@ -245,7 +253,7 @@ class Adaptive:
         """Learn what a pass over several requests' rows took, and what drafting did."""
         if not self._steady:
             self.cost.observe_verify(rows, verify_ms)
-            if len(proposal) and proposal.resume is None:
+            if len(proposal) and proposal.resume is None and self._rested <= _REST:
                 self.cost.observe_draft(1 if self._at_once else _deepest(proposal), draft_ms)
 
     def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
