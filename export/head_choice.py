@@ -26,7 +26,6 @@ class HeadChoice:
     Attributes:
         trained: by method.
         tokens: int64 [size], what their cut LM head scores; None = the whole vocabulary.
-        hidden: hidden states are needed.
     """
 
     trained: dict[str, TrainedHeads]
@@ -64,19 +63,18 @@ def choose_heads(
         ExportError: missing heads, two of a kind, heads of no wanted method, or of another model.
     """
     found: dict[str, TrainedHeads] = {}
-    names = list(folders)
+    read = [(name, read_heads(resolve_heads(name))) for name in folders]
     if model.startswith(BUILTIN):
-        given = {read_heads(resolve_heads(name)).file.kind for name in folders}
-        names += [f"{model}-{kind}" for kind in KINDS if kind in methods and kind not in given]
-    for name in names:
-        path = resolve_heads(name)
-        heads = read_heads(path)
+        given = {heads.file.kind for _, heads in read}
+        own = [f"{model}-{kind}" for kind in KINDS if kind in methods and kind not in given]
+        read += [(name, read_heads(resolve_heads(name))) for name in own]
+    for name, heads in read:
         kind = heads.file.kind
         if kind in found:
             raise ExportError(f"{name}: the second {kind} heads: expected one folder of each kind")
         if kind not in methods:
             raise ExportError(f"{name}: holds {kind} heads, but not --method {kind}", f"add --method {kind}")
-        check_heads(heads, arch, codec, path)
+        check_heads(heads, arch, codec, resolve_heads(name))
         found[kind] = heads
     if missing := [kind for kind in KINDS if kind in methods and kind not in found]:
         raise ExportError(

@@ -84,12 +84,11 @@ def resolve_heads(name: str) -> Path:
     """
     if not name.startswith(BUILTIN):
         return Path(name).expanduser()
-    folder = Path(str(resources.files("edgespec") / "builtin" / name.removeprefix(BUILTIN)))
-    if not (folder / "edgespec_heads.json").is_file():
+    if name.removeprefix(BUILTIN) not in builtin_heads():
         raise ExportError(
             f"there are no embedded heads {name!r}", "train them with `edgespec train`, and add --heads DIR"
         )
-    return folder
+    return resolve(name)
 
 
 @dataclass
