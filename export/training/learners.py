@@ -5,6 +5,7 @@ The arithmetic is that of ``runtimes.manifest.HeadGroup``; tensor names are thos
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from edgespec.export.training.target import Target
 Logits = Callable[[Tensor], Tensor]  # hidden states [n, hidden] -> logits [n, vocab]
 
 
-class Learner(nn.Module):  # type: ignore[misc]
+class Learner(nn.Module, ABC):  # type: ignore[misc]
     """A thing to train for a frozen target.
 
     Its parameters are what is trained; the target is no part of it, so that it is neither saved nor synchronized.
@@ -46,24 +47,24 @@ class Learner(nn.Module):  # type: ignore[misc]
         """What the loss needs of the target, [S, B, T, hidden], of tokens [B, T]: the last hidden states come last."""
         return self.target.hidden(tokens)[None]
 
+    @abstractmethod
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         """The loss, a scalar in nats, of tokens [B, T] of which ``lengths`` [B] are real, with their ``states``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """For each head: logits [B, T', vocab], what should have been guessed [B, T'], and where that counts [B, T'].
 
         Row t of a head belongs to position t of the tokens.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def tensors(self) -> dict[str, Tensor]:
         """What is saved, by the names of ``export.heads``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def described(self) -> dict[str, Any]:
         """Fields of ``HeadsFile`` that depend on the method."""
-        raise NotImplementedError
 
     def one_loss(self, rows: Tensor, logits: Logits, wanted: Tensor) -> Tensor:
         """Mean cross entropy of one head.
@@ -86,9 +87,9 @@ class LastHidden(Learner):
 
     count: int
 
+    @abstractmethod
     def rows(self, hidden: Tensor) -> list[Tensor]:
         """For each head the rows [..., hidden] that an LM head multiplies, of hidden states [..., hidden]."""
-        raise NotImplementedError
 
     def logits(self, head: int, rows: Tensor) -> Tensor:
         """Logits [..., vocab] of a head's rows; the LM head is the target's."""
