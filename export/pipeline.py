@@ -51,7 +51,10 @@ class Exporter:
         options = self.options
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
-        self.arch = open_model(resolve(options.model, options.revision), options.context)
+        self.path = resolve(options.model, options.revision)
+        adapter = None if options.adapter is None else resolve(options.adapter)
+        self.arch = open_model(self.path, options.context, adapter)
+        self.notes = list(self.arch.source.notes)
         if "swift" in self.methods and self.arch.facts.layers < 3:
             raise ExportError(
                 f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
@@ -61,6 +64,7 @@ class Exporter:
         self.draft: Architecture | None = None
         if options.draft is not None:
             self.draft = open_model(resolve(options.draft), None)
+            self.notes += [f"draft: {note}" for note in self.draft.source.notes]
             check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         heads = choose_heads(options.model, options.heads, self.methods, self.arch, self.codec)
@@ -174,7 +178,8 @@ class Exporter:
     def _measurer(self) -> MethodMeasurer:
         options, choice = self.options, self.choice
         weights = choice.quantizer.name if choice.quantizer else None, choice.head
-        facts = self.arch.source.config, options.format, *weights, options.seed, options.context
+        adapted = () if options.adapter is None else (options.adapter,)
+        facts = self.arch.source.config, options.format, *weights, options.seed, options.context, *adapted
         return MethodMeasurer(
             options,
             self.methods,
@@ -190,7 +195,8 @@ class Exporter:
         return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]
 
     def _described(self) -> dict[str, Any]:
-        return describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+        plan = describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+        return plan | {"model": str(self.path), "notes": self.notes}
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
         plan = self._described()
@@ -200,11 +206,13 @@ class Exporter:
         config = (self.arch.source.path / "config.json").read_bytes()
         found = {
             "model": self.options.model
-            if not Path(self.options.model).is_dir()
+            if not Path(self.options.model).exists()
             else Path(self.options.model).resolve().name,
             "config_sha256": hashlib.sha256(config).hexdigest(),
             "revision": self.options.revision,
+            "adapter": None if self.options.adapter is None else Path(self.options.adapter).resolve().name,
             "draft": None if self.options.draft is None else Path(self.options.draft).name,
+            "notes": self.notes or None,
             "seed": self.options.seed,
         }
         return {key: value for key, value in found.items() if value is not None}

@@ -121,12 +121,6 @@ class Architecture:
         activation = self.config.get("hidden_act", "silu")
         if activation not in ("silu", "swish"):
             raise UnsupportedModel(f"activation {activation!r} is not supported for {self.model_type}; supported: silu")
-        if quantization := self.config.get("quantization_config"):
-            kind = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-            raise UnsupportedModel(
-                f"{self.source.path}: the checkpoint is already quantized ({kind}); expected float weights",
-                "export from the unquantized checkpoint",
-            )
 
     def _check_shapes(self) -> None:
         """Every tensor the decoder asks for is there and has the shape that config.json implies."""
