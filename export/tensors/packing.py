@@ -22,7 +22,7 @@ def unpack(words: NDArray[np.int32], bits: int, order: tuple[int, ...] | None = 
     places = range(32 // bits) if order is None else order
     shifts = np.array([bits * place for place in places], np.uint32)
     levels = (words.view(np.uint32)[..., None] >> shifts) & np.uint32((1 << bits) - 1)
-    return levels.astype(np.uint8).reshape(*words.shape[:-1], -1)
+    return levels.astype(np.uint8).reshape(*words.shape[:-1], words.shape[-1] * len(shifts))
 
 
 def dequantize(
