@@ -143,12 +143,15 @@ def llama3_scaling(file: Path, factors: NDArray[np.float64], theta: float, conte
     size = 2 * len(factors)
     wavelengths = 2 * math.pi * theta ** (np.arange(0, size, 2) / size)
     factor = float(factors.max())
-    between = np.flatnonzero((factors > 1 + 1e-4) & (factors < factor * (1 - 1e-4)))
+    short, long = wavelengths[factors <= 1 + 1e-4], wavelengths[factors >= factor * (1 - 1e-4)]
     guesses = [8192, context]
-    if factor > 1 and between.size:
-        at = int(between[0])
+    if factor > 1 and len(short) + len(long) < len(factors):
+        at = int(np.flatnonzero((factors > 1 + 1e-4) & (factors < factor * (1 - 1e-4)))[0])
         blend = (1 / factors[at] - 1 / factor) / (1 - 1 / factor)
         guesses.insert(0, round(float(wavelengths[at] * (LOW + blend * (HIGH - LOW)))))
+    elif factor > 1:  # anything between those that are kept and those that are slowed down gives the same factors
+        least = HIGH * float(short.max()) if len(short) else LOW * float(long.min()) / 2
+        guesses.append(round(math.sqrt(least * LOW * float(long.min()))))
     for original in guesses:
         blend = np.clip((original / wavelengths - LOW) / (HIGH - LOW), 0, 1)
         if factor >= 1 and np.allclose(1 / ((1 - blend) / factor + blend), factors, rtol=1e-3):

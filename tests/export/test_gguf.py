@@ -1,0 +1,471 @@
+"""GGUF files: tensors, configuration and tokenizer, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
+from safetensors.numpy import save_file
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.model import open_model
+from edgespec.export.reference import reference_logits
+from edgespec.export.source import Checkpoint, resolve
+from edgespec.export.tensors.gguf_config import llama3_scaling
+from edgespec.export.tensors.gguf_merges import sentencepiece_merges
+from edgespec.export.tokenizer import tokenizer_facts
+from edgespec.runtimes.text import TextCodec
+from tests import hf
+from tests.gguf_files import BLOCKS, Change, interleaved, rope_factors, write_gguf
+
+NAME = "llama_tied_gqa"
+TEXTS = [
+    "",
+    "The harbour lights came on",
+    "How long?  As long   as it takes\n\n\tin 1873, with 12345 lamps; isn't it",
+    "she'll say: I'm done.</s> and <s>again",
+    " leading and trailing ",
+]
+KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16, *BLOCKS]
+
+
+def with_arrays(*names: str) -> Callable[[GGUFWriter], None]:
+    """Tensors of this name, of no use to any model."""
+
+    def change(writer: GGUFWriter) -> None:
+        for name in names:
+            writer.add_tensor(name, np.ones(4, np.float32))
+
+    return change
+
+
+def codec_of(file: Path) -> TextCodec:
+    checkpoint = Checkpoint.open(file)  # its folder lasts as long as it does
+    return TextCodec(checkpoint.path)
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [NAME, "qwen2_tied_gqa7", "llama_biases_mqa"])
+def test_every_part_is_read_as_what_it_means(tmp_path: Path, name: str, kind: GGMLQuantizationType) -> None:
+    file = tmp_path / "model.gguf"
+    truth = write_gguf(file, name, kind=kind)
+    checkpoint = Checkpoint.open(file)
+    assert set(checkpoint.index) == set(truth)
+    for tensor, value in truth.items():
+        assert checkpoint.shape(tensor) == value.shape
+        np.testing.assert_array_equal(checkpoint.read(tensor), value)
+        if value.ndim == 2:
+            for rows in (slice(0, 1), slice(3, 29), slice(15, 17), slice(-5, None), slice(4, 4)):
+                for columns in (None, slice(0, 1), slice(5, 43), slice(32, None), slice(7, 7)):
+                    expected = value[rows] if columns is None else value[rows, columns]
+                    np.testing.assert_array_equal(checkpoint.read(tensor, rows, columns), expected)
+        else:
+            np.testing.assert_array_equal(checkpoint.read(tensor, slice(3, 20)), value[3:20])
+
+
+def test_interleaving_is_what_it_should_be() -> None:
+    """A head of four rows: rows 0 and 2 are a rotary pair, then 1 and 3."""
+    assert interleaved(np.arange(8.0, dtype=np.float32)[:, None], 2).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL"])
+def test_k_quants(tmp_path: Path, kind: str) -> None:
+    """Blocks of 256, which the package can read but not write: random bytes with sane scales."""
+    its = GGMLQuantizationType[kind]
+    from gguf import GGML_QUANT_SIZES
+
+    size, length = GGML_QUANT_SIZES[its]
+    generator = np.random.default_rng(1)
+    blocks = generator.integers(0, 256, (64, 512 // size, length), np.uint8)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,))
+    for at in halves:  # the float16 scales of a block
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    data = blocks.reshape(64, -1)
+    file = tmp_path / "model.gguf"
+    names = ("blk.0.ffn_down.weight", "blk.0.attn_q.weight")
+
+    def change(writer: GGUFWriter) -> None:
+        tensors = writer.tensors[0]
+        for name in names:
+            del tensors[name]
+            writer.add_tensor(name, data, raw_dtype=its)
+
+    write_gguf(file, NAME, change=change)
+    checkpoint, whole = Checkpoint.open(file), dequantize(data, its)
+    down, query = "model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+    assert checkpoint.shape(down) == (64, 512)
+    np.testing.assert_array_equal(checkpoint.read(down), whole)
+    np.testing.assert_array_equal(checkpoint.read(down, slice(3, 9), slice(100, 300)), whole[3:9, 100:300])
+    np.testing.assert_array_equal(interleaved(checkpoint.read(query), 4), whole)
+    assert kind in checkpoint.notes[0]
+
+
+def test_only_some_rows_are_dequantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf.quants
+
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME, kind=GGMLQuantizationType.Q8_0)
+    checkpoint, seen, real = Checkpoint.open(file), [], gguf.quants.dequantize
+    monkeypatch.setattr(gguf.quants, "dequantize", lambda data, kind: seen.append(data.size) or real(data, kind))
+    checkpoint.read("model.layers.0.self_attn.q_proj.weight", slice(3, 5), slice(33, 34))
+    assert seen == [2 * 34]  # bytes: of two rows, one block of 32
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", hf.CONFIGS)
+def test_the_model_is_that_of_the_checkpoint(tmp_path: Path, name: str) -> None:
+    """The same weights as safetensors and as GGUF give the same logits, bit for bit."""
+    folder = hf.write_checkpoint(tmp_path / "hf", hf.CONFIGS[name], 3)
+    write_gguf(tmp_path / "model.gguf", name)
+    ours, theirs = open_model(tmp_path / "model.gguf", None), open_model(folder, None)
+    assert ours.facts.model_copy(update={"rope": {}}) == theirs.facts.model_copy(update={"rope": {}})
+    tokens = [0, *(int(token) for token in np.random.default_rng(1).integers(2, 120, 80))]
+    np.testing.assert_array_equal(reference_logits(ours, tokens), reference_logits(theirs, tokens))
+    for text in TEXTS:
+        assert TextCodec(ours.source.path).encode(text) == TextCodec(folder).encode(text)
+    assert tokenizer_facts(ours, TextCodec(ours.source.path)) == tokenizer_facts(theirs, TextCodec(folder))
+
+
+@pytest.mark.parametrize("factor, original, size", [(8.0, 8192, 128), (32.0, 8192, 64), (4.0, 777, 16), (8.0, 100, 4)])
+def test_llama3_scaling_is_found_from_its_factors(factor: float, original: int, size: int) -> None:
+    parameters = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    parameters["original_max_position_embeddings"] = original
+    config = {"rope_theta": 500000.0, "head_dim": size, "rope_scaling": parameters}
+    factors = rope_factors(config)
+    assert factors is not None
+    found = llama3_scaling(Path("x"), factors.astype(np.float64), 500000.0, 131072)
+    again = rope_factors(config | {"rope_scaling": found})
+    assert again is not None
+    np.testing.assert_allclose(again, factors, rtol=1e-4)
+    if any(1.001 < value < factor * 0.999 for value in factors):  # a pair that tells
+        assert found == parameters
+
+
+def test_other_factors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="not those of the llama3 scaling"):
+        llama3_scaling(tmp_path, np.array([1.0, 1.2, 1.1, 5.0]), 10000.0, 4096)
+
+
+@pytest.mark.parametrize(
+    "change, scaling",
+    [
+        (lambda w: w.add_rope_scaling_type(_scaling("none")), None),
+        (lambda w: (w.add_rope_scaling_type(_scaling("linear")), w.add_rope_scaling_factor(1.0)), None),
+        (
+            lambda w: (w.add_rope_scaling_type(_scaling("linear")), w.add_rope_scaling_factor(2.0)),
+            {"rope_type": "linear", "factor": 2.0},
+        ),
+        (
+            lambda w: (w.add_rope_scaling_type(_scaling("yarn")), w.add_rope_scaling_factor(4.0),
+                       w.add_rope_scaling_orig_ctx_len(128)),
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+    ],
+)  # fmt: skip
+def test_other_scalings_are_told(tmp_path: Path, change: Change, scaling: dict[str, Any] | None) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    assert Checkpoint.open(tmp_path / "model.gguf").config.get("rope_scaling") == scaling
+
+
+def _scaling(name: str) -> Any:
+    from gguf import RopeScalingType
+
+    return RopeScalingType(name)
+
+
+def test_numbers_are_those_of_the_original(tmp_path: Path) -> None:
+    """A file holds float32: 1e-5 must not become 9.999999747378752e-06."""
+    write_gguf(tmp_path / "model.gguf", NAME)
+    config = Checkpoint.open(tmp_path / "model.gguf").config
+    assert (config["rms_norm_eps"], config["rope_theta"]) == (1e-5, 10000.0)
+    assert json.loads(json.dumps(config)) == config
+
+
+# -- where the file is -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    truth = write_gguf(tmp_path / "model-Q8.gguf", NAME)
+    checkpoint = Checkpoint.open(tmp_path)
+    np.testing.assert_array_equal(checkpoint.read("model.norm.weight"), truth["model.norm.weight"])
+    assert resolve(str(tmp_path / "model-Q8.gguf")) == tmp_path / "model-Q8.gguf"
+    shutil.copy(tmp_path / "model-Q8.gguf", tmp_path / "model-Q4.gguf")
+    with pytest.raises(ExportError, match=r"holds 2 GGUF files \(model-Q4\.gguf, model-Q8\.gguf(.|\n)*the file itself"):
+        Checkpoint.open(tmp_path)
+
+
+def test_safetensors_are_read_first(tmp_path: Path) -> None:
+    hf.write_checkpoint(tmp_path, hf.CONFIGS[NAME], 4)
+    write_gguf(tmp_path / "model.gguf", NAME, seed=3)
+    expected = hf.weights(hf.CONFIGS[NAME], 4)["model.norm.weight"]
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).read("model.norm.weight"), expected)
+
+
+def test_the_temporary_folder_lasts_as_long_as_the_checkpoint(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME)
+    checkpoint = Checkpoint.open(tmp_path / "model.gguf")
+    folder = checkpoint.path
+    assert (folder.name, (folder / "config.json").is_file()) == ("model.gguf", True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf"]
+    del checkpoint
+    gc.collect()
+    assert not folder.parent.exists()
+
+
+def test_a_tokenizer_beside_the_file_is_taken(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, tokenizer=lambda writer: writer.add_tokenizer_model("unheard"))
+    with pytest.raises(
+        UnsupportedModel, match=r"tokenizer model 'unheard'(.|\n)*put the model's tokenizer\.json beside"
+    ):
+        Checkpoint.open(tmp_path / "model.gguf")
+    hf.write_tokenizer(tmp_path, hf.CONFIGS[NAME], hf.CHAT_TEMPLATE)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}', "utf-8")
+    checkpoint = Checkpoint.open(tmp_path / "model.gguf")
+    assert "tokenizer.json beside the file" in checkpoint.notes[0]
+    codec = TextCodec(checkpoint.path)
+    assert codec.chat_template == hf.CHAT_TEMPLATE
+    assert tokenizer_facts(open_model(tmp_path / "model.gguf", None), codec).eos == [1, 7]
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+def test_chat_template_and_ends(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.add_chat_template(hf.CHAT_TEMPLATE)
+        writer.add_eot_token_id(9)
+
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    arch = open_model(tmp_path / "model.gguf", None)
+    codec = TextCodec(arch.source.path)
+    facts = tokenizer_facts(arch, codec)
+    assert (facts.bos, facts.eos, facts.chat_template) == (0, [1, 9], True)
+    assert (codec.special("bos_token"), codec.special("eos_token")) == ("<s>", "</s>")
+
+
+def test_eos_behind_a_text(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: writer.add_add_eos_token(True))
+    tokens = codec_of(tmp_path / "model.gguf").encode("a lamp")
+    assert (tokens[0], tokens[-1]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "pre, text, pieces",
+    [
+        ("llama-bpe", "It'S 12345 go\n\n  up", ["It", "'S", " ", "123", "45", " go", "\n\n", " ", " up"]),
+        ("qwen2", "It'S 123 go\n\n  up", ["It", "'S", " ", "1", "2", "3", " go", "\n\n", " ", " up"]),
+        ("gpt-2", "It's 123 go\n\n  up", ["It", "'s", " 123", " go", "\n\n ", " up"]),
+        ("smollm", "It's 12 go\n\n  up", ["It", "'s", " ", "1", "2", " go", "\n\n ", " up"]),
+        ("default", "It's 1234 (go)", ["It", "'", "s", " ", "123", "4", " ", "(", "go", ")"]),
+        ("tekken", "HTTPServer's 12 go", ["HTTPServer", "'s", " ", "1", "2", " go"]),
+    ],
+)
+def test_text_is_split_by_the_name_of_the_pre_tokenizer(tmp_path: Path, pre: str, text: str, pieces: list[str]) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: _replace(writer, "tokenizer.ggml.pre", pre))
+    tokenizer = codec_of(tmp_path / "model.gguf").tokenizer
+    split = [text[slice(*offsets)] for _, offsets in tokenizer.pre_tokenizer.pre_tokenize_str(text)]
+    assert split == pieces
+
+
+def _replace(writer: GGUFWriter, key: str, value: str) -> None:
+    del writer.kv_data[0][key]
+    writer.add_string(key, value)
+
+
+def test_an_unknown_pre_tokenizer_is_refused_by_name(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: _replace(writer, "tokenizer.ggml.pre", "novel"))
+    with pytest.raises(UnsupportedModel, match=r"pre-tokenizer 'novel'(.|\n)*put the model's tokenizer\.json beside"):
+        Checkpoint.open(tmp_path / "model.gguf")
+
+
+def sentencepiece(tokens: Sequence[str], scores: Sequence[float], **flags: bool) -> Change:
+    """A SentencePiece vocabulary: <unk>, <s>, </s>, 256 bytes, then tokens with their scores."""
+
+    def add(writer: GGUFWriter) -> None:
+        head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+        writer.add_tokenizer_model("llama")
+        writer.add_token_list([*head, *tokens])
+        writer.add_token_scores([*(0.0 for _ in head), *scores])
+        writer.add_token_types([2, 3, 3, *([6] * 256), *([1] * len(tokens))])
+        writer.add_unk_token_id(0)
+        writer.add_bos_token_id(1)
+        writer.add_eos_token_id(2)
+        for key, value in flags.items():
+            writer.add_bool(f"tokenizer.ggml.{key}", value)
+
+    return add
+
+
+def vocabulary() -> tuple[list[str], list[float]]:
+    """Letters, and words that overlap, so that what is joined first matters."""
+    words = [
+        "\u2581t",
+        "he",
+        "\u2581the",
+        "in",
+        "ing",
+        "\u2581a",
+        "er",
+        "re",
+        "\u2581\u2581",
+        "her",
+        "ther",
+        "ll",
+        "ell",
+    ]
+    letters = [*"\u2581abcdefghijklmnopqrstuvwxyz.,'TH"]
+    tokens = [*words, *letters]
+    return tokens, [-float(at) for at in range(len(tokens))]
+
+
+def best_first(text: str, tokens: Sequence[str], scores: Sequence[float]) -> list[int]:
+    """SentencePiece's own algorithm: join the neighbours that make the best token, the first of equals; then bytes."""
+    score, number = dict(zip(tokens, scores, strict=True)), {token: 259 + at for at, token in enumerate(tokens)}
+    pieces = list(text)
+    while True:
+        pairs = [(score[a + b], -at) for at, (a, b) in enumerate(pairwise(pieces)) if a + b in score]
+        if not pairs:
+            break
+        at = -max(pairs)[1]
+        pieces[at : at + 2] = [pieces[at] + pieces[at + 1]]
+    found: list[int] = []
+    for piece in pieces:
+        found += [number[piece]] if piece in number else [3 + byte for byte in piece.encode()]
+    return found
+
+
+LARGE_VOCABULARY = "llama_untied_mha_llama3_legacy"
+
+
+def open_sentencepiece(folder: Path, **flags: bool) -> TextCodec:
+    tokens, scores = vocabulary()
+    # the embedding has fewer rows than the vocabulary: only the tokenizer is looked at
+    write_gguf(folder / "model.gguf", LARGE_VOCABULARY, tokenizer=sentencepiece(tokens, scores, **flags))
+    return codec_of(folder / "model.gguf")
+
+
+@pytest.mark.parametrize(
+    "text", ["the other feeling", "The  tall thing, there.", "hello \u00fcber\n", "tther", " a", "x"]
+)
+def test_a_sentencepiece_vocabulary(tmp_path: Path, text: str) -> None:
+    codec = open_sentencepiece(tmp_path)
+    expected = best_first("\u2581" + text.replace(" ", "\u2581"), *vocabulary())
+    assert codec.encode(text) == [1, *expected]
+    assert codec.decode(codec.encode(text)) == text
+
+
+def test_a_sentencepiece_vocabulary_without_bos_and_space(tmp_path: Path) -> None:
+    codec = open_sentencepiece(tmp_path, add_bos_token=False, add_space_prefix=False)
+    assert codec.encode("the ") == best_first("the\u2581", *vocabulary())
+    assert codec.decode(codec.encode(" the ")) == " the "
+
+
+def test_merges_of_a_token_that_can_be_cut_twice() -> None:
+    tokens = ["a", "b", "ab", "ba", "aba", "c"]
+    merges = sentencepiece_merges(tokens, [5, 4, 3, 2, 1, 0], [True] * 5 + [False])
+    assert merges == [("a", "ba"), ("ab", "a"), ("b", "a"), ("a", "b")]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def refused(file: Path, *words: str, error: type[ExportError] = ExportError) -> None:
+    with pytest.raises(error) as caught:
+        Checkpoint.open(file)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "phi3", "qwen2moe", "clip"])
+def test_other_architectures(tmp_path: Path, architecture: str) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, architecture=architecture)
+    refused(
+        tmp_path / "model.gguf", f"'{architecture}' is not supported; supported: llama, qwen2", error=UnsupportedModel
+    )
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda w: w.add_expert_count(8), ["mixture of experts"]),
+        (lambda w: w.add_type("adapter"), ["holds a GGUF adapter"]),
+        (lambda w: w.add_uint16("split.count", 3), ["one of 3 parts", "--merge"]),
+        (lambda w: w.add_string("general.type", "mmproj"), ["holds a GGUF mmproj"]),
+        (with_arrays("blk.0.attn_sinks"), ["tensor blk.0.attn_sinks is unknown"]),
+        (with_arrays("blk.0.ffn_gate_inp.weight"), ["tensor blk.0.ffn_gate_inp.weight is unknown"]),
+        (lambda w: w.add_value_length(7), ["values of another length"]),
+        (lambda w: w.add_rope_dimension_count(8), ["a part of the head"]),
+    ],
+)
+def test_options_that_are_not_supported(tmp_path: Path, change: Change, words: list[str]) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    refused(tmp_path / "model.gguf", *words, error=UnsupportedModel)
+
+
+@pytest.mark.parametrize("key", ["embedding_length", "block_count", "attention.head_count", "context_length"])
+def test_a_missing_fact_is_named(tmp_path: Path, key: str) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: writer.kv_data[0].pop(f"llama.{key}"))
+    refused(tmp_path / "model.gguf", f"expected a positive number llama.{key}, got None")
+
+
+@pytest.mark.parametrize("key", ["tokens", "merges"])
+def test_a_missing_part_of_the_tokenizer_is_named(tmp_path: Path, key: str) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=lambda writer: writer.kv_data[0].pop(f"tokenizer.ggml.{key}"))
+    refused(tmp_path / "model.gguf", f"tokenizer.ggml.{key}", "tokenizer.json")
+
+
+def test_sizes_that_differ_between_layers(tmp_path: Path) -> None:
+    def change(writer: GGUFWriter) -> None:
+        del writer.kv_data[0]["llama.attention.head_count_kv"]
+        writer.add_head_count_kv([2, 4])
+
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    refused(tmp_path / "model.gguf", "llama.attention.head_count_kv differs between layers: [2, 4]")
+
+
+def test_damaged_files(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME)
+    content = file.read_bytes()
+    for left in [0, 3, 4, 20, 100, 1000, 3000, 5000, len(content) // 2, len(content) - 100]:
+        file.write_bytes(content[:left])
+        refused(file, "model.gguf", "download it again")
+    file.write_bytes(b"PK\x03\x04" + content[4:])
+    refused(file, "not a readable GGUF file")
+
+
+def test_a_file_cut_off_after_it_was_opened(tmp_path: Path) -> None:
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME)
+    checkpoint = Checkpoint.open(file)
+    file.write_bytes(file.read_bytes()[:10000])
+    with pytest.raises(ExportError, match=r"model\.gguf: cannot read(.|\n)*download it again"):
+        checkpoint.read("model.layers.1.mlp.up_proj.weight")
+
+
+def test_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME)
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    refused(tmp_path / "model.gguf", "needs the package gguf", "pip install 'edgespec[gguf]'")
+
+
+def test_other_files_are_no_models(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": np.ones(3, np.float32)}, file)
+    with pytest.raises(ExportError, match=r"expected a model folder or a \.gguf file, got a file"):
+        resolve(str(file))
