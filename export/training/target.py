@@ -49,6 +49,11 @@ class Source:
         """
         path = resolve(model, revision)
         arch = architecture(Checkpoint.open(path))
+        if arch.source.notes:  # transformers would read it in another way, or not at all
+            raise TrainingError(
+                f"{path}: training needs a plain Hugging Face folder, but {arch.source.notes[0]}",
+                "train on the unquantized checkpoint, with its adapter merged by PEFT",
+            )
         codec = TextCodec(path)
         prints = {
             "model": model_fingerprint(arch.source, arch.final_norm, arch.embedding),
