@@ -124,7 +124,10 @@ def glu_program(weights: Weights, fn: str, kind: Kind) -> str:
 def test_glu(tmp_path: Path, fn: str, kind: Kind) -> None:
     weights = Weights()
     node = Node(tmp_path, glu_program(weights, fn, kind), weights, WIDTH)
-    w = [random(*shape, seed=s, scale=0.2) for s, shape in ((1, (INNER, WIDTH)), (2, (INNER, WIDTH)), (3, (WIDTH, INNER)))]
+    w = [
+        random(*shape, seed=s, scale=0.2)
+        for s, shape in ((1, (INNER, WIDTH)), (2, (INNER, WIDTH)), (3, (WIDTH, INNER)))
+    ]
     gate, up, down = (rounded(m) if kind == "q8" else m.astype(np.float64) for m in w)
     for n in ROWS:
         x = random(n, WIDTH, seed=n)
@@ -286,6 +289,8 @@ GOOD = """floats 0 32
 floats 1 32
 floats 2 16
 acts 0 32
+load out=1 k=32
+split x=1 n=16 times=2 out=2
 embed w=0 kind=r32 n=8 k=32 out=0 scale=2 positions=1
 activate x=0 k=32 fn=gelu rows=0
 norm x=0 norm=2 beta=3 center=1 eps=1e-5 k=32 out=1 add=1
@@ -307,7 +312,7 @@ def good(**sizes: int) -> Weights:
 
 
 def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
-    logits, *_ = Node(tmp_path, GOOD, good(), 32, head=(1, 16)).run(Rows.chain(3))
+    logits, *_ = Node(tmp_path, GOOD, good(), 32, head=(1, 16)).run(Rows.chain(3), random(3, 32))
     assert np.isfinite(logits).all()
     assert logits.shape == (3, 8)
 
@@ -366,18 +371,18 @@ def test_programs_that_are_refused(tmp_path: Path, old: str, new: str, message: 
 @pytest.mark.parametrize("name, size", [("norm", 31), ("beta", 31), ("bias", 7)])
 def test_weights_that_are_too_short(tmp_path: Path, name: str, size: int) -> None:
     with pytest.raises(Exception, match="a vector of weights is too short"):
-        Node(tmp_path, GOOD, good(**{name: size}), 32, head=(1, 16)).run(Rows.chain(2))
+        Node(tmp_path, GOOD, good(**{name: size}), 32, head=(1, 16)).run(Rows.chain(2), random(2, 32))
 
 
 def test_positions_that_are_too_few(tmp_path: Path) -> None:
     node = Node(tmp_path, GOOD, good(), 32, head=(1, 16))
-    node.run(Rows.chain(4))
+    node.run(Rows.chain(4), random(4, 32))
     for rows in (Rows.chain(5), Rows.chain(1, 4)):
         with pytest.raises(Exception, match="position 4 is beyond the table of positions"):
-            node.run(rows)
+            node.run(rows, random(len(rows), 32))
 
 
 def test_a_weight_that_is_no_input(tmp_path: Path) -> None:
     node = Node(tmp_path, GOOD.replace("bias=5", "bias=6"), good(), 32, head=(1, 16))
     with pytest.raises(Exception, match="the program names weight 6 of 6"):
-        node.run(Rows.chain(2))
+        node.run(Rows.chain(2), random(2, 32))
