@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 
 from edgespec.errors import ExportError
@@ -106,8 +107,7 @@ def write_model(
         native.graph.save(folder / NATIVE)
     graphs["native"] = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     _write_index(folder / INDEX, weights, packed)
-    source = arch.source
-    facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
+    facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
     part = ModelPart(
         facts=facts,
         format=form,
@@ -138,10 +138,3 @@ def _write_index(path: Path, stock: WeightFile, native: WeightFile) -> None:
     matrices = {name: asdict(packed) for name, packed in native.packed.items()}
     index = {"matrices": matrices, "stock": entries(stock), "native": entries(native)}
     path.write_text(json.dumps(index), "utf-8")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size

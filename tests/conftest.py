@@ -183,7 +183,7 @@ def writer(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         key, chosen = (layout, name, form, quantizer), DirectLevels(QUANTIZERS[quantizer])
         if key not in made:
             folder = tmp_path_factory.mktemp("model")
-            arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
+            arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), hf.CONTEXTS.get(name))
             result = write_model(folder, arch, form, chosen=chosen, gated=True, layout=layout)
             part = result.part
             if layout == "stock":

@@ -19,6 +19,8 @@ from edgespec.export.tensors.files import read_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
+HEAD = "lm_head.weight"
+EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 FACTOR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])(\.default)?\.weight")
 TRANSPOSED = ("gpt2", "openai-gpt")  # model types whose matrices are stored [inputs, outputs]
 ALTERED = (  # options that make an adapter more than W + scale * B @ A
@@ -119,13 +121,21 @@ def merged(base: Opened, folder: Path) -> tuple[dict[str, Stored], dict[str, Any
     transposed = base.config.get("model_type") in TRANSPOSED
     tensors: dict[str, Stored] = dict(base.tensors)
     for name, tensor in whole.items():
-        expected = tensors.get(name) or (tensors.get("model.embed_tokens.weight") if name == "lm_head.weight" else None)
-        _check(folder, name, tensor.shape, expected)
-        tensors[name] = tensor
+        known = _known(name, tensors)
+        tied = next((other for other in tensors if other.endswith(EMBEDDINGS)), None) if name == HEAD else None
+        _check(folder, name, tensor.shape, tensors.get(known) or (tensors[tied] if tied else None))
+        tensors[known] = tensor
     for module, pair in factors.items():
-        tensors[f"{module}.weight"] = _merged(folder, settings, module, pair, tensors, transposed)
-    config = base.config | ({"tie_word_embeddings": False} if "lm_head.weight" in whole else {})
+        name = _known(f"{module}.weight", tensors)
+        tensors[name] = _merged(folder, settings, module, pair, tensors.get(name), transposed)
+    config = base.config | ({"tie_word_embeddings": False} if HEAD in whole else {})
     return tensors, config
+
+
+def _known(name: str, tensors: Mapping[str, Stored]) -> str:
+    """The base's name of a tensor: a base model saved alone lacks the first word of it."""
+    bare = name.split(".", 1)[1]
+    return bare if name not in tensors and bare in tensors else name
 
 
 def _merged(
@@ -133,7 +143,7 @@ def _merged(
     settings: Mapping[str, Any],
     module: str,
     pair: Mapping[str, Plain],
-    tensors: Mapping[str, Stored],
+    found: Stored | None,
     transposed: bool,
 ) -> Merged:
     if set(pair) != {"A", "B"} or any(len(part.shape) != 2 for part in pair.values()):
@@ -147,7 +157,7 @@ def _merged(
             "the adapter's files do not belong together: download it again",
         )
     shape = (a.shape[1], b.shape[0]) if transposed else (b.shape[0], a.shape[1])
-    base = _check(folder, f"{module}.weight", shape, tensors.get(f"{module}.weight"))
+    base = _check(folder, f"{module}.weight", shape, found)
     return Merged(base, a, b, alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank), transposed)
 
 
