@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, RopeScalingType
 from gguf.quants import quantize
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
@@ -26,20 +26,30 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+SANDWICH = NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+"""Of models with norms before and after each sub-layer."""
+
 Change = Callable[[GGUFWriter], object]
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, model_type: str) -> str:
     """The name of a Hugging Face tensor in a GGUF file."""
+    names = SANDWICH if model_type in ("gemma2", "gemma3_text") else NAMES
     module, kind = name.rsplit(".", 1)
-    if module in NAMES:
-        return f"{NAMES[module]}.{kind}"
+    if module in names:
+        return f"{names[module]}.{kind}"
     _, _, layer, rest = module.split(".", 3)
-    return f"blk.{layer}.{NAMES[rest]}.{kind}"
+    return f"blk.{layer}.{names[rest]}.{kind}"
 
 
 def interleaved(value: NDArray[np.float32], heads: int) -> NDArray[np.float32]:
@@ -80,8 +90,19 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config.get("num_key_value_heads") or heads)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_layer_norm_rms_eps(config.get("rms_norm_eps", 1e-6))
     writer.add_rope_freq_base(rope.get("rope_theta", config.get("rope_theta", 10000.0)))
+    scaling = config.get("rope_scaling") or {}
+    if scaling.get("rope_type") == "linear":
+        writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(scaling["factor"])
+    if config["model_type"] in ("gemma2", "gemma3_text"):
+        writer.add_sliding_window(config["sliding_window"])
+    if config.get("sliding_window_pattern"):
+        writer.add_sliding_window_pattern(config["sliding_window_pattern"])
+    if config.get("attn_logit_softcapping"):
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if "head_dim" in config:
         writer.add_key_length(config["head_dim"])
         writer.add_value_length(config["head_dim"])
@@ -127,7 +148,7 @@ def write_gguf(
     """
     config = dict(hf.CONFIGS[name])
     llama = config["model_type"] == "llama"
-    writer = GGUFWriter(file, architecture or config["model_type"])
+    writer = GGUFWriter(file, architecture or config["model_type"].removesuffix("_text"))
     add_model(writer, config)
     if tokenizer is None:
         add_byte_level(writer, hf.make_tokenizer(config["vocab_size"], llama), config["vocab_size"], llama)
@@ -137,18 +158,21 @@ def write_gguf(
         writer.add_tensor("rope_freqs.weight", factors)
     truth = {}
     key_heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-    for tensor, value in hf.weights(config, seed).items():
+    for tensor, value in hf.weights(hf.CONFIGS[name], seed).items():
         truth[tensor] = stored = value
         if llama and ".q_proj." in tensor:
             stored = interleaved(value, config["num_attention_heads"])
         elif llama and ".k_proj." in tensor:
             stored = interleaved(value, key_heads)
+        elif config["model_type"].startswith("gemma") and tensor.endswith("norm.weight"):
+            stored = value + np.float32(1)
+            truth[tensor] = stored - np.float32(1)  # not always the same bits
         if value.ndim == 1 or kind == GGMLQuantizationType.F32:
-            writer.add_tensor(gguf_name(tensor), stored)
+            writer.add_tensor(gguf_name(tensor, config["model_type"]), stored)
             continue
         whole = kind not in BLOCKS or value.shape[1] % 32 == 0
         its = kind if whole else GGMLQuantizationType.F16
-        writer.add_tensor(gguf_name(tensor), quantize(stored, its), raw_dtype=its)
+        writer.add_tensor(gguf_name(tensor, config["model_type"]), quantize(stored, its), raw_dtype=its)
         truth[tensor] = rounded(value, its)
     if change is not None:
         change(writer)

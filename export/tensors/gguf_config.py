@@ -180,13 +180,18 @@ def _gemma2(facts: Facts) -> dict[str, Any]:
 def _gemma3(facts: Facts) -> dict[str, Any]:
     heads, large = facts.number("attention.head_count"), facts.number("block_count") == 62
     query = facts.number("embedding_length") // heads if large else facts.number("attention.key_length", 256)
+    pattern = facts.get("attention.sliding_window_pattern", 6)
+    if isinstance(pattern, list):  # whether each layer has a window
+        local: dict[str, Any] = {"layer_types": [f"{'sliding' if slides else 'full'}_attention" for slides in pattern]}
+    else:
+        local = {"sliding_window_pattern": int(pattern)}
     return _gemma(facts) | {
         "query_pre_attn_scalar": query,
         "attn_logit_softcapping": None,
         "final_logit_softcapping": None,
         "sliding_window": int(facts.number("attention.sliding_window", 1024)),
-        "sliding_window_pattern": 6,
         "rope_local_base_freq": _short(facts.number("rope.freq_base_swa", 10000.0)),
+        **local,
     }
 
 
