@@ -112,7 +112,8 @@ def add_model(writer: GGUFWriter, config: Mapping[str, Any]) -> None:
 def add_byte_level(writer: GGUFWriter, tokenizer: Tokenizer, size: int, add_bos: bool, pre: str = "gpt-2") -> None:
     """A byte-level BPE tokenizer, filled with unused tokens up to the size of the embedding."""
     described = json.loads(tokenizer.to_str())
-    tokens = sorted(tokenizer.get_vocab(), key=lambda token: tokenizer.token_to_id(token))
+    numbers = tokenizer.get_vocab()
+    tokens = sorted(numbers, key=lambda token: numbers[token])
     special = {entry["content"] for entry in described["added_tokens"]}
     types = [3 if token in special else 1 for token in tokens]
     padding = [f"[PAD{at}]" for at in range(len(tokens), size)]

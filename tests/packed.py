@@ -24,7 +24,8 @@ Packer = Callable[[str, NDArray[np.float32]], tuple[Tensors, NDArray[np.float32]
 def pack_checkpoint(folder: Path, packer: Packer, settings: Mapping[str, Any] | None) -> dict[str, NDArray[np.float32]]:
     """Pack every projection of a folder of `hf.write_checkpoint`; returns all tensors as they must be read."""
     file = folder / "model.safetensors"
-    stored, truth = {}, {}
+    stored: Tensors = {}
+    truth: dict[str, NDArray[np.float32]] = {}
     for name, value in load_file(file).items():
         if name.endswith("_proj.weight"):
             parts, truth[name] = packer(name.removesuffix(".weight"), value)

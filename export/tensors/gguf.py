@@ -7,7 +7,7 @@ pairs are neighbours there and half a head apart here; gemma's norms are stored 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.tensors.base import LOSS, TRUNCATED, Opened, Stored, Temporary, span
-from edgespec.export.tensors.gguf_config import Metadata, gguf_config
+from edgespec.export.tensors.gguf_config import gguf_config
 from edgespec.export.tensors.gguf_files import write_small_files
+from edgespec.export.tensors.gguf_header import Entry, read_gguf_header
 from edgespec.export.tensors.gguf_names import hf_name
 
+PLAIN = {"F32", "F16", "BF16"}
 INSTALL = "pip install 'edgespec[gguf]'"
 
 
@@ -91,40 +93,34 @@ def open_gguf(file: Path) -> Opened:
         ExportError: damaged, of an architecture, a type or a tokenizer that is not supported, or the package gguf is
             not installed.
     """
-    reader = _reader(file)
-    metadata = _metadata(reader)
-    _refuse(file, metadata)
-    config = gguf_config(file, metadata, {str(tensor.name): tensor for tensor in reader.tensors})
+    quants = _package(file)
+    header = read_gguf_header(file)
+    _refuse(file, header.metadata)
+    stored = {name: _stored(file, entry, quants) for name, entry in header.entries.items()}
+    config = gguf_config(file, header.metadata, stored)
     tensors: dict[str, Stored] = {}
-    for tensor in reader.tensors:
-        if name := hf_name(file, str(tensor.name), str(config["model_type"])):
-            tensors[name] = _tensor(file, tensor, name, config)
+    for name, tensor in stored.items():
+        if known := hf_name(file, name, str(config["model_type"])):
+            tensors[known] = _undone(tensor, known, config)
     temporary = Temporary()
     folder = temporary.path / file.name
     folder.mkdir()
-    notes = write_small_files(folder, file, metadata, config)
-    kinds = sorted({tensor.tensor_type.name for tensor in reader.tensors} - {"F32", "F16", "BF16"})
+    notes = write_small_files(folder, file, header.metadata, config)
+    kinds = sorted({quants.GGMLQuantizationType(tensor.kind).name for tensor in stored.values()} - PLAIN)
     if kinds:
         notes = [f"the file is quantized ({', '.join(kinds)}): {LOSS}", *notes]
     return Opened(folder, config, tensors, notes, temporary)
 
 
-def _reader(file: Path) -> Any:
+def _package(file: Path) -> Any:
+    """The package gguf, which knows the blocks of every type."""
     try:
         import gguf
+        import gguf.quants
+
+        return gguf
     except ModuleNotFoundError as error:
         raise ExportError(f"{file}: reading GGUF files needs the package gguf", INSTALL) from error
-    try:
-        reader = gguf.GGUFReader(file)
-    except Exception as error:  # the library trusts the file: a damaged one ends in any way
-        raise ExportError(f"{file}: not a readable GGUF file: {error}", TRUNCATED) from error
-    if reader.byte_order != "I":
-        raise UnsupportedModel(f"{file}: a GGUF file of the other byte order is not supported")
-    return reader
-
-
-def _metadata(reader: Any) -> Metadata:
-    return {name: field.contents() for name, field in reader.fields.items()}
 
 
 def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
@@ -138,26 +134,34 @@ def _refuse(file: Path, metadata: Mapping[str, Any]) -> None:
         )
 
 
-def _tensor(file: Path, tensor: Any, name: str, config: Mapping[str, Any]) -> GgufTensor:
-    from gguf import GGML_QUANT_SIZES
-    from gguf.quants import dequantize
-
-    kind = tensor.tensor_type
-    shape = tuple(int(length) for length in reversed(tensor.shape))
-    size, length = (int(number) for number in GGML_QUANT_SIZES[kind])
+def _stored(file: Path, entry: Entry, package: Any) -> GgufTensor:
+    """A tensor as it is in the file."""
     try:
-        dequantize(np.zeros((1, length), np.uint8), kind)
-    except NotImplementedError as error:
+        kind = package.GGMLQuantizationType(entry.kind)
+        size, length = (int(number) for number in package.GGML_QUANT_SIZES[kind])
+        package.quants.dequantize(np.zeros((1, length), np.uint8), kind)
+    except (ValueError, KeyError, NotImplementedError) as error:
         raise UnsupportedModel(
-            f"{file}: tensor {tensor.name} is stored as {kind.name}, which the package gguf cannot dequantize",
-            "export from another quantization, or from the unquantized checkpoint",
+            f"{file}: tensor {entry.name} is of ggml type {entry.kind}, which the package gguf cannot dequantize",
+            "update it (pip install -U gguf), or export from another quantization",
         ) from error
-    if len(shape) not in (1, 2):
-        raise UnsupportedModel(f"{file}: tensor {tensor.name} has shape {list(shape)}; expected a vector or a matrix")
-    heads = 0
+    if len(entry.shape) not in (1, 2):
+        raise UnsupportedModel(
+            f"{file}: tensor {entry.name} has shape {list(entry.shape)}; expected one or two lengths"
+        )
+    n, k = (1, *entry.shape)[-2:]
+    if k % size or entry.offset + n * (k // size) * length > file.stat().st_size:
+        raise ExportError(f"{file}: tensor {entry.name} of shape {list(entry.shape)} goes beyond its end", TRUNCATED)
+    return GgufTensor(file, entry.name, entry.kind, entry.shape, entry.offset, (size, length))
+
+
+def _undone(tensor: GgufTensor, name: str, config: Mapping[str, Any]) -> GgufTensor:
+    """The tensor ``name`` of the checkpoint: without what the converter did to it."""
     if config["model_type"] == "llama" and (which := name.split(".")[-2]) in ("q_proj", "k_proj"):
         heads = int(config["num_attention_heads" if which == "q_proj" else "num_key_value_heads"])
-        if shape[0] % (2 * heads):
-            raise ExportError(f"{file}: tensor {tensor.name} has {shape[0]} rows for {heads} heads", TRUNCATED)
-    plus = 1.0 if str(config["model_type"]).startswith("gemma") and name.endswith("norm.weight") else 0.0
-    return GgufTensor(file, str(tensor.name), int(kind), shape, int(tensor.data_offset), (size, length), heads, plus)
+        if tensor.shape[0] % (2 * heads):
+            raise ExportError(f"{tensor.file}: {tensor.name} has {tensor.shape[0]} rows for {heads} heads", TRUNCATED)
+        return replace(tensor, heads=heads)
+    if str(config["model_type"]).startswith("gemma") and name.endswith("norm.weight"):
+        return replace(tensor, plus=1.0)
+    return tensor

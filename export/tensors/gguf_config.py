@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.tensors.base import Stored
 from edgespec.export.tensors.gguf_names import ROPE_FACTORS
 
 Metadata = Mapping[str, Any]
@@ -69,8 +70,8 @@ class Facts:
         return value
 
 
-def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json would say, from the metadata and the file's own tensors (of ``gguf.GGUFReader``).
+def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Stored]) -> dict[str, Any]:
+    """What config.json would say, from the metadata and the tensors under the file's own names.
 
     Raises:
         UnsupportedModel: an architecture or an option of it that is not supported.
@@ -91,7 +92,7 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Any]) -> d
     config: dict[str, Any] = {
         "architectures": [name],
         "model_type": model_type,
-        "vocab_size": int(tensors["token_embd.weight"].shape[-1]),
+        "vocab_size": tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
         "intermediate_size": facts.number("feed_forward_length"),
         "num_hidden_layers": facts.number("block_count"),
@@ -116,10 +117,10 @@ def gguf_config(file: Path, metadata: Metadata, tensors: Mapping[str, Any]) -> d
     return config | (EXTRA[model_type](facts) if model_type in EXTRA else {})
 
 
-def _scaling(facts: Facts, tensors: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scaling(facts: Facts, tensors: Mapping[str, Stored], config: Mapping[str, Any]) -> dict[str, Any] | None:
     """The rotary scaling; None = none."""
     if ROPE_FACTORS in tensors:
-        factors = np.asarray(tensors[ROPE_FACTORS].data, np.float64).ravel()
+        factors = tensors[ROPE_FACTORS].read(slice(None), None).astype(np.float64)
         return llama3_scaling(facts.file, factors, config["rope_theta"], config["max_position_embeddings"])
     kind = str(facts.get("rope.scaling.type", "linear" if facts.get("rope.scale_linear") else "none"))
     factor = facts.get("rope.scaling.factor", facts.get("rope.scale_linear", 1.0))

@@ -63,7 +63,7 @@ def build_tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
         tokenizer = builders[kind](file, metadata, tokens, types)
         _add_tokens(tokenizer, tokens, types)
         _add_ends(tokenizer, metadata, tokens)
-    except (ExportError, KeyboardInterrupt):
+    except ExportError:
         raise
     except Exception as error:  # the library raises a plain Exception
         raise ExportError(f"{file}: its tokenizer is damaged: {error}", BESIDE) from error

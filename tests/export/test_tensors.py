@@ -17,6 +17,7 @@ from edgespec.export.reference import reference_logits
 from edgespec.export.source import Checkpoint
 from edgespec.export.tensors.base import span
 from edgespec.export.tensors.files import read_header
+from edgespec.export.tensors.packing import unpack
 from tests import hf, packed
 
 CASES = [
@@ -94,8 +95,12 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path, monkeypatch: pytest.Monk
 
     write(tmp_path, "gptq4")
     seen: list[int] = []
-    whole = gptq.unpack
-    monkeypatch.setattr(gptq, "unpack", lambda array, bits: seen.append(array.size) or whole(array, bits))
+
+    def counted(words: np.ndarray, bits: int) -> np.ndarray:
+        seen.append(words.size)
+        return unpack(words, bits)
+
+    monkeypatch.setattr(gptq, "unpack", counted)
     Checkpoint.open(tmp_path).read("model.layers.0.mlp.up_proj.weight", slice(8, 16), slice(0, 16))
     assert sum(seen) <= 8 * 2 + 2  # words: eight rows of 16 levels, one word of zero points for each of two groups
 
