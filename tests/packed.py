@@ -236,6 +236,14 @@ KINDS: dict[str, tuple[Packer, dict[str, Any]]] = {
         float8((16, 32), "_scale"),
         of_compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[16, 32]),
     ),
+    "compressed_fp8_wide_blocks": (
+        float8((16, 128), "_scale"),
+        of_compressed("float-quantized", num_bits=8, type="float", strategy="block", block_structure=[16, 128]),
+    ),
+    "compressed_fp8_groups": (
+        float8((1, 8), "_scale"),
+        of_compressed("float-quantized", num_bits=8, type="float", strategy="group", group_size=8),
+    ),
     "compressed_int8": (int8_rows, of_compressed("int-quantized", num_bits=8, type="int", strategy="channel")),
     "compressed_int4": (
         packed_int(4, 32),

@@ -97,13 +97,13 @@ def _levels(stored: Mapping[str, Plain], name: str, blocks: set[tuple[int, ...]]
         raise ExportError(f"tensor {name}_scale is missing from the checkpoint", "download it again")
     levels = stored[name]
     rows, columns = (*scale.shape, 1, 1)[:2]
-    if columns == 1:  # one scale for the matrix, or one a row
-        return scaled(levels, scale, zero, None)
-    n, k = levels.shape
-    if rows == n and k % columns == 0:  # one a group of inputs
+    n, k = (*levels.shape, 1, 1)[:2]
+    for block in blocks:
+        if (-(-n // block[0]), -(-k // block[1])) == (rows, columns):
+            return scaled(levels, scale, zero, block)
+    if columns > 1 and rows == n and k % columns == 0:  # one a group of inputs
         return scaled(levels, scale, zero, (1, k // columns))
-    fitting = [block for block in blocks if (-(-n // block[0]), -(-k // block[1])) == (rows, columns)]
-    return scaled(levels, scale, zero, fitting[0] if fitting else (n, k))
+    return scaled(levels, scale, zero, None)  # one for the matrix, or one a row
 
 
 def _packed(stored: Mapping[str, Plain], name: str, weights: list[Mapping[str, Any]]) -> Stored:

@@ -68,7 +68,9 @@ def converted(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plai
 
 def quantization(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plain]) -> Settings | None:
     """The quantization settings of a model: of config.json, or of the files that older tools wrote beside it."""
-    settings = config.get("quantization_config") or config.get("compression_config")
+    text = config.get("text_config")  # of a model for images and text
+    inner = text.get("quantization_config") if isinstance(text, dict) else None
+    settings = config.get("quantization_config") or config.get("compression_config") or inner
     if settings is not None:
         if not isinstance(settings, dict):
             raise _refused(folder, str(settings), "expected an object quantization_config")

@@ -146,6 +146,15 @@ def test_slices_have_no_step() -> None:
         span(slice(0, 7, 2), 7)
 
 
+def test_settings_of_the_text_part(tmp_path: Path) -> None:
+    truth = write(tmp_path, "gptq4")
+    config = json.loads((tmp_path / "config.json").read_text("utf-8"))
+    inner = {"quantization_config": config.pop("quantization_config")}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"text_config": inner}), "utf-8")
+    name = "model.layers.0.mlp.up_proj.weight"
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).read(name), truth[name])
+
+
 # -- what is refused ---------------------------------------------------------------------------------------------------
 
 
@@ -266,59 +275,3 @@ def test_a_config_of_weights_that_are_not_packed(checkpoint: Callable[[str], Pat
     (tmp_path / "config.json").write_text(json.dumps(config), "utf-8")
     with pytest.raises(UnsupportedModel, match="no tensors of gptq"):
         Checkpoint.open(tmp_path)
-
-
-# -- which files are read ----------------------------------------------------------------------------------------------
-
-
-def test_a_tensor_in_two_files(tmp_path: Path) -> None:
-    hf.write_checkpoint(tmp_path, hf.CONFIGS["llama_tied_gqa"], 3)
-    tensors = load_file(tmp_path / WEIGHTS)
-    (tmp_path / WEIGHTS).rename(tmp_path / "a.safetensors")
-    save_file({"model.norm.weight": tensors["model.norm.weight"]}, tmp_path / "b.safetensors")
-    with pytest.raises(ExportError, match=r"model\.norm\.weight is in a\.safetensors and in b\.safetensors"):
-        Checkpoint.open(tmp_path)
-
-
-def test_an_index_that_promises_too_much(tmp_path: Path) -> None:
-    hf.write_checkpoint(tmp_path, hf.CONFIGS["llama_tied_gqa"], 3, shards=3)
-    shard = tmp_path / "model-00002-of-00003.safetensors"
-    tensors = load_file(shard)
-    name = sorted(tensors)[0]
-    del tensors[name]
-    save_file(tensors, shard)
-    with pytest.raises(ExportError, match=rf"{shard.name}: has no tensor {name}, which model\.safetensors\.index"):
-        Checkpoint.open(tmp_path)
-
-
-@pytest.mark.parametrize("shards", [1, 3])
-@pytest.mark.parametrize("listed", [True, False])
-def test_other_files_do_not_confuse(tmp_path: Path, shards: int, listed: bool) -> None:
-    config = hf.CONFIGS["llama_tied_gqa"]
-    hf.write_checkpoint(tmp_path, config, 3, shards=shards)
-    if not listed:
-        (tmp_path / "model.safetensors.index.json").unlink(missing_ok=True)
-    strange = {"model.norm.weight": np.zeros(3, np.float32), "layers.0.attention.wq.weight": np.zeros(3, np.float32)}
-    for name in ("consolidated", "optimizer", "adapter_model", "training_args"):
-        save_file(strange, tmp_path / f"{name}.safetensors")
-    checkpoint = Checkpoint.open(tmp_path)
-    assert set(checkpoint.index) == set(hf.weights(config, 3))
-    np.testing.assert_array_equal(checkpoint.read("model.norm.weight"), hf.weights(config, 3)["model.norm.weight"])
-
-
-def test_mistrals_own_format_alone_is_refused(tmp_path: Path) -> None:
-    hf.write_checkpoint(tmp_path, hf.CONFIGS["llama_tied_gqa"], 3)
-    (tmp_path / WEIGHTS).rename(tmp_path / "consolidated.safetensors")
-    with pytest.raises(ExportError, match="mistral's own format"):
-        Checkpoint.open(tmp_path)
-
-
-def test_scalars_and_no_dtype_in_the_configuration(tmp_path: Path) -> None:
-    folder = hf.write_checkpoint(tmp_path, hf.CONFIGS["llama_tied_gqa"], 3, "bfloat16")
-    config = json.loads((folder / "config.json").read_text("utf-8"))
-    del config["torch_dtype"]
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    (folder / "generation_config.json").unlink()
-    edit(folder, lambda tensors: tensors.update({"steps": np.full((), 7.0, np.float64)}))
-    assert Checkpoint.open(folder).read("steps") == 7
-    open_model(folder, None)
