@@ -62,7 +62,7 @@ def resolve(model: str, revision: str | None = None) -> Path:
         return path
     if path.is_file():
         raise ExportError(
-            f"{model}: expected a model folder or a .gguf file, got a file", "give the folder that holds config.json"
+            f"{model}: expected a model folder, got a file", "give the folder that holds config.json, or a .gguf file"
         )
     looks_like_hub_id = model.count("/") <= 1 and not model.startswith((".", "/", "~"))
     if not looks_like_hub_id:
