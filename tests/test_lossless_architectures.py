@@ -30,7 +30,7 @@ METHODS = ("ngram", "self-spec", "swift", "speculative", *HEADS, "chain")
 CASES = {
     config["model_type"]: name
     for name, config in reversed(hf.CONFIGS.items())
-    if config.get("num_hidden_layers", config.get("n_layer", 0)) > 2
+    if (config.get("num_hidden_layers") or config["n_layer"]) > 2
 }
 LOSSLESS = CHAINS | {"paradecode": {"threshold": 0.05}}  # capped logits are never sure
 
