@@ -46,8 +46,8 @@ def open_model(path: Path, context: int | None, adapter: Path | None = None) -> 
     """
     arch = architecture(Checkpoint.open(path, adapter))
     if context is not None:
-        if not 1 < context <= arch.facts.context:
-            raise ExportError(f"--context {context}: expected 2 to {arch.facts.context}, the model's own limit")
+        if not 1 < context <= arch.most_context:
+            raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
         arch.facts = arch.facts.model_copy(update={"context": context})
     return arch
 

@@ -204,7 +204,7 @@ def written(writer: Callable[..., Written], operators: Operators) -> Callable[..
 
 def fixed_skip_set(folder: Path, model: str) -> Path:
     """A skip set file for a model: two attentions and an MLP, whatever a search would find."""
-    layers = json.loads((resolve(model) / "config.json").read_text("utf-8"))["num_hidden_layers"]
+    layers = open_model(resolve(model), None).facts.layers
     file = folder / "skip.json"
     file.write_text(json.dumps({"attention": [1, layers - 2], "mlp": [layers // 2]}), "utf-8")
     return file

@@ -95,6 +95,13 @@ class Architecture:
         """Every tensor the decoder reads, with the shape it must have."""
         return traced(self)
 
+    @property
+    def most_context(self) -> int:
+        """The longest context that an export may be asked for: dynamic scaling reaches beyond the model's own limit."""
+        scaling = [rotary.parameters for rotary in self.rotaries.values()]
+        factors = [float(found["factor"]) for found in scaling if found["rope_type"] == "dynamic"]
+        return int(self.settings.integer("max_position_embeddings") * min(factors, default=1.0))
+
     # -- the decoder -----------------------------------------------------------------------------------------------
 
     def build(self, ops: Ops[X]) -> X:
