@@ -146,6 +146,18 @@ def test_slices_have_no_step() -> None:
         span(slice(0, 7, 2), 7)
 
 
+def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
+    """Some GPTQ tools give every projection one; any other bias would be missed."""
+    write(tmp_path, "gptq4")
+    bias = np.zeros(96, np.float16)
+    edit(tmp_path, lambda tensors: tensors.update({"model.layers.1.mlp.up_proj.bias": bias}))
+    open_model(tmp_path, None)
+    bias[5] = 1
+    edit(tmp_path, lambda tensors: tensors.update({"model.layers.1.mlp.up_proj.bias": bias}))
+    with pytest.raises(ExportError, match=r"up_proj\.bias is part of the checkpoint"):
+        open_model(tmp_path, None)
+
+
 def test_settings_of_the_text_part(tmp_path: Path) -> None:
     truth = write(tmp_path, "gptq4")
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
