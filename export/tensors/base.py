@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 
 LOSS = "its weights are read as float32, and quantizing them once more loses a little more"
+NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)  # of settings of unexpected types
 TRUNCATED = "the file may be truncated: download it again"
 
 

@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.tensors.base import LOSS, TRUNCATED, Opened, Stored, Temporary, span
+from edgespec.export.tensors.base import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
 from edgespec.export.tensors.gguf_config import gguf_config
 from edgespec.export.tensors.gguf_files import write_small_files
-from edgespec.export.tensors.gguf_header import Entry, read_gguf_header
+from edgespec.export.tensors.gguf_header import Entry, Header, read_gguf_header
 from edgespec.export.tensors.gguf_names import hf_name
 
 PLAIN = {"F32", "F16", "BF16"}
@@ -93,10 +93,17 @@ def open_gguf(file: Path) -> Opened:
         ExportError: damaged, of an architecture, a type or a tokenizer that is not supported, or the package gguf is
             not installed.
     """
-    quants = _package(file)
+    package = _package(file)
     header = read_gguf_header(file)
+    try:
+        return _opened(file, header, package)
+    except NONSENSE as error:
+        raise ExportError(f"{file}: its metadata cannot be understood: {error!r}", TRUNCATED) from error
+
+
+def _opened(file: Path, header: Header, package: Any) -> Opened:
     _refuse(file, header.metadata)
-    stored = {name: _stored(file, entry, quants) for name, entry in header.entries.items()}
+    stored = {name: _stored(file, entry, package) for name, entry in header.entries.items()}
     config = gguf_config(file, header.metadata, stored)
     tensors: dict[str, Stored] = {}
     for name, tensor in stored.items():
@@ -106,7 +113,7 @@ def open_gguf(file: Path) -> Opened:
     folder = temporary.path / file.name
     folder.mkdir()
     notes = write_small_files(folder, file, header.metadata, config)
-    kinds = sorted({quants.GGMLQuantizationType(tensor.kind).name for tensor in stored.values()} - PLAIN)
+    kinds = sorted({package.GGMLQuantizationType(tensor.kind).name for tensor in stored.values()} - PLAIN)
     if kinds:
         notes = [f"the file is quantized ({', '.join(kinds)}): {LOSS}", *notes]
     return Opened(folder, config, tensors, notes, temporary)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.export.tensors.base import LOSS, Opened, Temporary
+from edgespec.export.tensors.base import LOSS, NONSENSE, Opened, Temporary
 from edgespec.export.tensors.files import safetensors_in
 from edgespec.export.tensors.gguf import open_gguf
 from edgespec.export.tensors.gguf_files import TOKENIZER
@@ -48,7 +48,10 @@ def open_adapter(base: Opened, folder: Path) -> Opened:
     Raises:
         ExportError: the adapter is damaged, of another model, or of a kind that cannot be merged.
     """
-    tensors, config = merged(base, folder)
+    try:
+        tensors, config = merged(base, folder)
+    except NONSENSE as error:
+        raise ExportError(f"{folder}: its {CONFIG} cannot be understood: {error!r}", "download it again") from error
     notes = [*base.notes, f"the adapter {folder.name} is merged into the weights"]
     if not (folder / TOKENIZER[0]).is_file():
         return Opened(base.path, config, tensors, notes, base.temporary)

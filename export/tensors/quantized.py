@@ -9,7 +9,7 @@ from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.tensors.awq import awq
-from edgespec.export.tensors.base import Plain, Stored
+from edgespec.export.tensors.base import NONSENSE, Plain, Stored
 from edgespec.export.tensors.compressed import compressed
 from edgespec.export.tensors.float8 import float8
 from edgespec.export.tensors.gptq import gptq
@@ -58,7 +58,7 @@ def converted(folder: Path, config: Mapping[str, Any], stored: Mapping[str, Plai
         tensors = CONVERTERS[method](stored, settings)
     except ExportError as error:
         raise type(error)(f"{folder}: {error.message}", error.hint) from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:  # settings of other types than agreed
+    except NONSENSE as error:
         raise ExportError(f"{folder}: its quantization_config cannot be understood: {error!r}") from error
     if method != "compressed-tensors" and not set(stored) - set(tensors):
         raise _refused(folder, method, f"config.json says so, but there are no tensors of {method}")

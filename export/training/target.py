@@ -49,9 +49,10 @@ class Source:
         """
         path = resolve(model, revision)
         arch = architecture(Checkpoint.open(path))
-        if arch.source.notes:  # transformers would read it in another way, or not at all
+        if arch.source.notes or arch.source.path != path:  # transformers would read it in another way, or not at all
+            why = next(iter(arch.source.notes), "this is none")
             raise TrainingError(
-                f"{path}: training needs a plain Hugging Face folder, but {arch.source.notes[0]}",
+                f"{path}: training needs a plain Hugging Face folder, but {why}",
                 "train on the unquantized checkpoint, with its adapter merged by PEFT",
             )
         codec = TextCodec(path)

@@ -268,7 +268,9 @@ def test_a_rank_that_does_not_fit(base: Path, adapter: Path) -> None:
     refused(base, adapter, "says rank 8", "q_proj has lora_A [4, 64]")
 
 
-@pytest.mark.parametrize("settings", [{"r": 0}, {"r": "4"}, {"lora_alpha": None}, {"rank_pattern": {"(": 4}}])
+@pytest.mark.parametrize(
+    "settings", [{"r": 0}, {"r": "4"}, {"lora_alpha": None}, {"rank_pattern": {"(": 4}}, {"rank_pattern": [4]}]
+)
 def test_settings_that_make_no_sense(base: Path, adapter: Path, settings: dict[str, Any]) -> None:
     write_adapter(adapter, CONFIG, **settings)
     refused(base, adapter, "adapter_config.json")

@@ -93,6 +93,32 @@ def test_damaged_files(tmp_path: Path) -> None:
     refused(file, "not a readable GGUF file")
 
 
+def test_damaged_bytes(tmp_path: Path) -> None:
+    """Whatever a header says, it is read or refused, and soon."""
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME)
+    content, generator = file.read_bytes(), np.random.default_rng(1)
+    refusals = 0
+    for at in [8, 15, 16, 23, *(int(at) for at in generator.integers(0, 4000, 120))]:
+        file.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+        try:
+            Checkpoint.open(file)
+        except ExportError:
+            refusals += 1
+    assert 20 < refusals < 124
+
+
+@pytest.mark.parametrize("key", ["llama.rope.scaling.factor", "tokenizer.ggml.bos_token_id", "split.count"])
+def test_metadata_of_other_types(tmp_path: Path, key: str) -> None:
+    def change(writer: GGUFWriter) -> None:
+        writer.kv_data[0].pop(key, None)
+        writer.add_string("llama.rope.scaling.type", "linear")
+        writer.add_string(key, "many")
+
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    refused(tmp_path / "model.gguf", "its metadata cannot be understood", "many")
+
+
 def test_a_file_cut_off_after_it_was_opened(tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
     write_gguf(file, NAME)
