@@ -149,9 +149,9 @@ class Checkpoint:
             ExportError: the tensor is missing, of a type that is not a plain float, or not of finite numbers.
         """
         tensor = self._stored(name)
-        values = np.ascontiguousarray(tensor.read(rows, columns))
-        flat = values.ravel()
         with np.errstate(all="ignore"):
+            values = np.ascontiguousarray(tensor.read(rows, columns))
+            flat = values.ravel()
             total = float(np.dot(flat, flat))  # one pass, no temporary: NaN and infinity survive the sum
         if not math.isfinite(total):
             raise ExportError(

@@ -158,6 +158,16 @@ def test_biases_of_zeros_are_left_out(tmp_path: Path) -> None:
         open_model(tmp_path, None)
 
 
+@pytest.mark.parametrize("kind, part, value", [("gptq4", "scales", np.inf), ("awq", "scales", np.nan),
+                                               ("fp8_blocks", "weight_scale_inv", np.inf)])  # fmt: skip
+def test_scales_that_are_no_numbers(tmp_path: Path, kind: str, part: str, value: float) -> None:
+    write(tmp_path, kind)
+    name = "model.layers.1.mlp.up_proj"
+    edit(tmp_path, lambda tensors: tensors[f"{name}.{part}"].fill(value))
+    with pytest.raises(ExportError, match=rf"tensor {name}\.weight holds NaN or infinity"):
+        Checkpoint.open(tmp_path).read(f"{name}.weight")
+
+
 def test_settings_of_the_text_part(tmp_path: Path) -> None:
     truth = write(tmp_path, "gptq4")
     config = json.loads((tmp_path / "config.json").read_text("utf-8"))
