@@ -10,7 +10,7 @@ from typing import Any
 from edgespec.export.tensors.gguf_config import Metadata
 from edgespec.export.tensors.gguf_tokenizer import build_tokenizer, tokenizer_settings
 
-TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 BESIDE = ("generation_config.json", "calibration.txt")
 ENDS = ("eos", "eot", "eom")  # of a text, a turn, a message
 
