@@ -17,6 +17,7 @@ from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.heads import model_fingerprint, tokenizer_fingerprint
 from edgespec.export.source import Checkpoint, resolve
 from edgespec.export.tokenizer import tokenizer_facts
+from edgespec.export.tokenizer_files import open_codec
 from edgespec.runtimes.text import TextCodec
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +50,7 @@ class Source:
         """
         path = resolve(model, revision)
         arch = architecture(Checkpoint.open(path))
-        codec = TextCodec(path)
+        codec = open_codec(path)
         prints = {
             "model": model_fingerprint(arch.source, arch.final_norm, arch.embedding),
             "tokenizer": tokenizer_fingerprint(codec),

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.text import StreamDecoder, TextCodec
+from edgespec.runtimes.stream import StreamDecoder
+from edgespec.runtimes.text import TextCodec
 from tests import hf
 
 TEXTS = (

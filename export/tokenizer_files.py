@@ -1,0 +1,87 @@
+"""The tokenizer of a source model, whatever files it comes in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import ExportError
+from edgespec.export.added_tokens import AddedToken, Described, added_tokens, place, surround, vocabulary
+from edgespec.runtimes.special import SPECIAL_TOKENS_FILE, read_object, special_name
+from edgespec.runtimes.text import TextCodec
+
+if TYPE_CHECKING:
+    from edgespec.export.sentencepiece_file import SentencePieceModel
+
+MODEL, VOCAB, MERGES = "tokenizer.model", "vocab.json", "merges.txt"
+
+
+def open_codec(folder: Path) -> TextCodec:
+    """The tokenizer of a model folder: its tokenizer.json, or one made of tokenizer.model or vocab.json and merges.txt.
+
+    Raises:
+        BundleError: none of these, or a tokenizer.json that cannot be read.
+        ExportError: files that cannot be converted; the message says why.
+    """
+    described = convert(folder)
+    if described is None:
+        return TextCodec(folder)
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_str(json.dumps(described))
+    except Exception as error:  # the library raises a plain Exception
+        raise ExportError(f"{folder}: its tokenizer cannot be converted: {error}", "download it again") from error
+    return TextCodec(folder, tokenizer)
+
+
+def convert(folder: Path) -> Described | None:
+    """A tokenizer.json for a folder that has none; None where nothing is to be converted."""
+    if (folder / "tokenizer.json").is_file():
+        return None
+    config = read_object(folder / "tokenizer_config.json")
+    if (folder / MODEL).is_file():
+        return _sentencepiece(folder, config)
+    if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
+        return _byte_level(folder, config)
+    return None
+
+
+def _sentencepiece(folder: Path, config: dict[str, Any]) -> Described:
+    from edgespec.export.sentencepiece import convert_sentencepiece, symbols
+
+    described, model = convert_sentencepiece(folder / MODEL, config)
+    base = {number: AddedToken(text, special) for number, (text, special) in symbols(model).items()}
+    place(described, added_tokens(folder, config, base, vocabulary(described)))
+    _surround(folder, described, config, model)
+    return described
+
+
+def _byte_level(folder: Path, config: dict[str, Any]) -> Described:
+    from edgespec.export.byte_level import convert_byte_level
+
+    model_type = read_object(folder / "config.json").get("model_type")
+    described = convert_byte_level(folder, config, model_type)
+    place(described, added_tokens(folder, config, {}, vocabulary(described)))
+    _surround(folder, described, config, None)
+    return described
+
+
+def _surround(folder: Path, described: Described, config: dict[str, Any], model: SentencePieceModel | None) -> None:
+    """BOS and EOS around a text, as the configuration says; sentencepiece models begin with BOS if it says nothing."""
+    other, known = read_object(folder / SPECIAL_TOKENS_FILE), vocabulary(described)
+    wanted: list[str | None] = []
+    for key, default, own in (
+        ("bos", model is not None, model.bos if model else -1),
+        ("eos", False, model.eos if model else -1),
+    ):
+        name = special_name(config, other, f"{key}_token")
+        if name is None and f"{key}_token" not in config and model and 0 <= own < len(model.pieces):
+            name = model.pieces[own].text
+        asked = config.get(f"add_{key}_token")
+        add = default if asked is None else bool(asked)
+        if add and name is None and asked:
+            raise ExportError(f"{folder}: add_{key}_token is set, but no {key}_token is named")
+        wanted.append(name if add and name in known else None)
+    surround(described, wanted[0], wanted[1])
