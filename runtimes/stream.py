@@ -48,7 +48,7 @@ class StreamDecoder:
         if after.endswith("\ufffd") and len(self._window) - self._settled < self._LONGEST:
             return ""  # the middle of a character: wait for the rest, but not for ever
         fresh = after[len(before) :]
-        if fresh:  # tokens without text stay: some decoders strip the space of the first word they see
+        if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
             del self._window[: self._settled]
         self._settled = len(self._window)
         return self._give(self._held + fresh)

@@ -87,7 +87,7 @@ def command(
     settings = make_settings(method, options).changed(shadow=shadow)
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
-    how = {"tools": read_tools(tools), "template_options": template_options(template)}
+    how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
     text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     if chat:
