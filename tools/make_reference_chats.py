@@ -14,14 +14,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError, UndefinedError
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, __version__
+from transformers import __version__
 
-FOLDER = Path(__file__).resolve().parent.parent / "tests" / "data" / "templates"
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.chats import FOLDER, one
+
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|end|>", "<turn>", "</turn>", "[INST]", "[/INST]"]
 
 
@@ -41,26 +44,6 @@ def main() -> None:
     lines = [f'"{name}": {json.dumps(made)}' for name, made in found.items()]  # a line a template
     written = f'{{"transformers": "{__version__}",\n"templates": {{\n' + ",\n".join(lines) + "\n}}\n"
     (FOLDER / "reference.json").write_text(written, "utf-8")
-
-
-def one(template: str, chat: dict[str, Any]) -> dict[str, Any]:
-    """Text and token ids of a conversation, or why there are none."""
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_file=str(FOLDER / "tokenizer.json"), bos_token="<s>", eos_token="</s>", chat_template=template
-    )
-    how = {
-        "tools": chat.get("tools"),
-        "add_generation_prompt": chat.get("generation_prompt", True),
-        "continue_final_message": chat.get("continue_final", False),
-        **chat["options"],
-    }
-    try:
-        text = tokenizer.apply_chat_template(chat["messages"], tokenize=False, **how)
-    except Exception as error:  # a template may fail in any way
-        own = isinstance(error, TemplateError) and not isinstance(error, UndefinedError)
-        return {"error": str(error) if own else ""}
-    ids = tokenizer.apply_chat_template(chat["messages"], tokenize=True, return_dict=False, **how)
-    return {"text": text, "ids": [int(token) for token in ids]}
 
 
 def train() -> Tokenizer:

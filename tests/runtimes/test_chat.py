@@ -16,11 +16,11 @@ import pytest
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.chat import render
 from edgespec.runtimes.text import TextCodec
+from tests.chats import FOLDER, one
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "templates"
-REFERENCE = json.loads((DATA / "reference.json").read_text("utf-8"))["templates"]
-CONVERSATIONS = json.loads((DATA / "conversations.json").read_text("utf-8"))
-TEMPLATES = sorted(file.stem for file in DATA.glob("*.jinja"))
+REFERENCE = json.loads((FOLDER / "reference.json").read_text("utf-8"))["templates"]
+CONVERSATIONS = json.loads((FOLDER / "conversations.json").read_text("utf-8"))
+TEMPLATES = sorted(file.stem for file in FOLDER.glob("*.jinja"))
 NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 ASKED = [{"role": "user", "content": "a"}]
 
@@ -31,8 +31,8 @@ def codecs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TextCodec]:
     made = {}
     for name in TEMPLATES:
         folder = tmp_path_factory.mktemp(name)
-        shutil.copyfile(DATA / "tokenizer.json", folder / "tokenizer.json")
-        shutil.copyfile(DATA / f"{name}.jinja", folder / "chat_template.jinja")
+        shutil.copyfile(FOLDER / "tokenizer.json", folder / "tokenizer.json")
+        shutil.copyfile(FOLDER / f"{name}.jinja", folder / "chat_template.jinja")
         (folder / "tokenizer_config.json").write_text(json.dumps(NAMES), "utf-8")
         made[name] = TextCodec(folder)
     return made
@@ -71,15 +71,13 @@ def test_a_conversation_is_written_as_by_transformers(codecs: dict[str, TextCode
 @pytest.mark.skipif(importlib.util.find_spec("transformers") is None, reason="transformers is not installed")
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_the_transformers_that_is_installed_agrees(template: str) -> None:
-    from tools.make_reference_chats import one
-
-    text = (DATA / f"{template}.jinja").read_text("utf-8")
+    text = (FOLDER / f"{template}.jinja").read_text("utf-8")
     assert {name: one(text, chat) for name, chat in CONVERSATIONS.items()} == REFERENCE[template]
 
 
 def test_the_date_is_today() -> None:
     today = datetime.now().strftime("%d %b %Y")
-    text = render((DATA / "llama31.jinja").read_text("utf-8"), ASKED, names=NAMES)
+    text = render((FOLDER / "llama31.jinja").read_text("utf-8"), ASKED, names=NAMES)
     assert today in text or datetime.now().strftime("%d %b %Y") in text
 
 
@@ -91,7 +89,7 @@ Folder = Callable[..., TextCodec]
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     def get(config: dict[str, Any], **files: str) -> TextCodec:
-        shutil.copyfile(DATA / "tokenizer.json", tmp_path / "tokenizer.json")
+        shutil.copyfile(FOLDER / "tokenizer.json", tmp_path / "tokenizer.json")
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), "utf-8")
         for name, text in files.items():
             inside = tmp_path if name == "chat_template" else tmp_path / "additional_chat_templates"
