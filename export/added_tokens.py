@@ -69,15 +69,15 @@ def place(described: Described, added: dict[int, AddedToken]) -> None:
     Raises:
         ExportError: an id far beyond the vocabulary.
     """
-    model = described["model"]
+    model, gone = described["model"], set[str]()
     for number, token in sorted(added.items()):
         if isinstance(model["vocab"], dict):
-            _place_in_map(model["vocab"], number, token.text)
+            gone |= _place_in_map(model["vocab"], number, token.text)
         else:
             _place_in_list(model["vocab"], number, token.text)
-    if "merges" in model:  # those of tokens that gave way
-        known = model["vocab"]
-        model["merges"] = [pair for pair in model["merges"] if all(part in known for part in (*pair, "".join(pair)))]
+    if gone:
+        merges = model["merges"]
+        model["merges"] = [pair for pair in merges if not gone.intersection((*pair, "".join(pair)))]
     described["added_tokens"] = [
         {
             "id": number,
@@ -121,12 +121,15 @@ def surround(described: Described, before: str | None, after: str | None) -> Non
         }
 
 
-def _place_in_map(vocab: dict[str, int], number: int, text: str) -> None:
+def _place_in_map(vocab: dict[str, int], number: int, text: str) -> set[str]:
+    """Give a token its id; returns the tokens that gave way."""
     if vocab.get(text) == number:
-        return
-    for old in [name for name, at in vocab.items() if at == number or name == text]:
-        del vocab[old]
+        return set()
+    gone = {name for name, at in vocab.items() if at == number}
+    for name in gone:
+        del vocab[name]
     vocab[text] = number
+    return gone
 
 
 def _place_in_list(vocab: list[list[Any]], number: int, text: str) -> None:

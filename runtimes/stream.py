@@ -10,8 +10,8 @@ from edgespec.runtimes.text import TextCodec
 class StreamDecoder:
     """Text of a growing token list, given out as soon as it is complete UTF-8 and cannot begin a stop string.
 
-    The window is the last tokens that gave text and those after them.  It starts between two characters: a decoder with
-    byte fallback makes U+FFFD of every byte next to half a character.
+    The window is the last tokens that gave text and those after them: enough for the space of the next word, and for
+    characters that are written by several tokens.
 
     Args:
         codec: the tokenizer.
@@ -24,7 +24,7 @@ class StreamDecoder:
     """
 
     _CONTEXT = 8  # tokens of the prompt that are enough context, if no character is cut
-    _LONGEST = 16  # tokens that may wait for the rest of a character
+    _HALF = 3  # most bytes of a character that is not whole yet, each perhaps written as U+FFFD
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.codec = codec
@@ -33,6 +33,7 @@ class StreamDecoder:
         self.stopped: str | None = None
         self._window = self._tail(list(prompt))
         self._settled = len(self._window)  # tokens of the window whose text is out
+        self._out = len(codec.decode(self._window))  # characters of the window's text that are out
         self._held = ""  # complete text that may begin a stop string
 
     def push(self, tokens: Sequence[int]) -> str:
@@ -42,27 +43,34 @@ class StreamDecoder:
     def _push(self, token: int) -> str:
         if self.stopped is not None:
             return ""
-        before = self.codec.decode(self._window[: self._settled])
         self._window.append(token)
-        after = self.codec.decode(self._window)
-        if after.endswith("\ufffd") and len(self._window) - self._settled < self._LONGEST:
-            return ""  # the middle of a character: wait for the rest, but not for ever
-        fresh = after[len(before) :]
-        if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
-            del self._window[: self._settled]
-        self._settled = len(self._window)
+        text = self.codec.decode(self._window)
+        whole = self._whole(text)
+        fresh = text[self._out : whole]
+        self._out = min(max(self._out, whole), len(text))  # a prompt may end within a character
+        if whole == len(text):
+            if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
+                del self._window[: self._settled]
+                self._out = len(self.codec.decode(self._window))
+            self._settled = len(self._window)
         return self._give(self._held + fresh)
 
     def finish(self) -> str:
         """The text held back, at the end."""
         if self.stopped is not None:
             return ""
-        rest = self.codec.decode(self._window)[len(self.codec.decode(self._window[: self._settled])) :]
+        text = self.codec.decode(self._window)
+        rest, self._out = text[self._out :], len(text)
         self._settled = len(self._window)
         given = self._give(self._held + rest)
         last, self._held = self._held, ""  # empty if a stop string was found
         self.text += last
         return given + last
+
+    def _whole(self, text: str) -> int:
+        """Characters of a text without those at its end that may be the beginning of another."""
+        half = len(text) - len(text.rstrip("\ufffd"))
+        return len(text) - min(half, self._HALF)
 
     def _tail(self, prompt: list[int]) -> list[int]:
         """The end of the prompt, long enough to be written as in the whole."""

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.byte_tokens import ByteTokens
 from edgespec.runtimes.chat import Message, choose_template, find_templates, render
 from edgespec.runtimes.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
 
@@ -36,6 +37,7 @@ class TextCodec:
         self.tokenizer: Tokenizer = tokenizer or _open(folder)
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+        self._bytes = ByteTokens.of(self.tokenizer)
         self.config = read_object(folder / "tokenizer_config.json")
         self._special = read_object(folder / SPECIAL_TOKENS_FILE)
         self.templates = find_templates(folder, self.config)
@@ -64,8 +66,11 @@ class TextCodec:
             raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of token ids, special tokens left out."""
-        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """Text of token ids, special tokens left out; bytes that are no part of a character are U+FFFD."""
+        text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        if self._bytes is not None and "\ufffd" in text:
+            return self._bytes.decode(tokens)
+        return text
 
     def continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Text that ``tokens`` would add after ``before``; incomplete characters as U+FFFD.  For display."""
