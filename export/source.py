@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 
 BUILTIN = "builtin:"
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "merges.txt", "*.jinja"]
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

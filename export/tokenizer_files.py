@@ -14,7 +14,8 @@ from edgespec.runtimes.text import TextCodec
 if TYPE_CHECKING:
     from edgespec.export.sentencepiece_file import SentencePieceModel
 
-MODEL, VOCAB, MERGES = "tokenizer.model", "vocab.json", "merges.txt"
+SENTENCEPIECE = ("tokenizer.model", "spiece.model")
+VOCAB, MERGES = "vocab.json", "merges.txt"
 
 
 def open_codec(folder: Path) -> TextCodec:
@@ -41,17 +42,19 @@ def convert(folder: Path) -> Described | None:
     if (folder / "tokenizer.json").is_file():
         return None
     config = read_object(folder / "tokenizer_config.json")
-    if (folder / MODEL).is_file():
-        return _sentencepiece(folder, config)
+    for name in SENTENCEPIECE:
+        if (folder / name).is_file():
+            return _sentencepiece(folder / name, config)
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         return _byte_level(folder, config)
     return None
 
 
-def _sentencepiece(folder: Path, config: dict[str, Any]) -> Described:
+def _sentencepiece(file: Path, config: dict[str, Any]) -> Described:
     from edgespec.export.sentencepiece import convert_sentencepiece, symbols
 
-    described, model = convert_sentencepiece(folder / MODEL, config)
+    folder = file.parent
+    described, model = convert_sentencepiece(file, config)
     base = {number: AddedToken(text, special) for number, (text, special) in symbols(model).items()}
     place(described, added_tokens(folder, config, base, vocabulary(described)))
     _surround(folder, described, config, model)

@@ -55,7 +55,7 @@ def test_sentencepiece_alone(command: Command, tmp_path: Path, kind: str, option
     model = spm.train(kind, SIZE)
     reference = sentencepiece.SentencePieceProcessor(model_proto=model)
     source = checkpoint(tmp_path / "model", reference.vocab_size(), bos_token_id=1, eos_token_id=2)
-    (source / "tokenizer.model").write_bytes(model)
+    (source / ("tokenizer.model" if kind == "llama" else "spiece.model")).write_bytes(model)
     codec = works(command, source, *options)
     assert not (source / "tokenizer.json").exists()
     assert codec.encode(TEXT) == [1, *reference.encode(TEXT)]
