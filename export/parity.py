@@ -40,11 +40,11 @@ def parity_report(
     exact = reference_logits(arch, tokens, rows.tolist(), progress)  # [R, vocab]
     ours = _logits(slot, tokens, rows)
     difference = ours - exact
-    following = np.asarray(tokens)[rows + 1]
+    following, own = np.asarray(tokens)[rows + 1], arch.tensors
     return {
         "positions": len(rows),
         "weight_error_by_layer": _by_layer(errors, arch.facts.layers),
-        "weight_error": _relative(sums for name, sums in errors.items() if name in arch.source.index),
+        "weight_error": _relative(sums for name, sums in errors.items() if name in own),
         "logit_rms_error": float(np.sqrt(np.mean(np.square(difference)))),
         "logit_max_error": float(np.abs(difference).max()),
         "logit_std": float(exact.std()),

@@ -50,7 +50,7 @@ class ModelFacts(_Part):
     head_dim: int = Field(gt=0)
     vocab: int = Field(gt=0)
     context: int = Field(gt=0, description="most tokens of one sequence")
-    rope: dict[str, float | int | str] = Field(default_factory=dict)
+    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
     tied: bool = False
     parameters: int = 0
 
