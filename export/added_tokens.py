@@ -43,12 +43,7 @@ def added_tokens(
     Raises:
         ExportError: an id that is no id, or two tokens of one name.
     """
-    found = dict(base)
-    for text, number in read_object(folder / "added_tokens.json").items():
-        found[_id(number, text, folder)] = AddedToken(text, special=False)
-    decoder = config.get("added_tokens_decoder")
-    for number, item in decoder.items() if isinstance(decoder, dict) else ():
-        found[_id(number, item, folder)] = _described(item, folder)
+    found = base | explicit_tokens(folder, config)
     ids = {token.text: number for number, token in found.items()}
     if len(ids) < len(found):
         twice = next(token.text for number, token in found.items() if ids[token.text] != number)
@@ -60,6 +55,21 @@ def added_tokens(
         elif number >= 0 or needed:
             ids[text] = number = number if number >= 0 else max([*vocab.values(), *found]) + 1
             found[number] = AddedToken(text, special=True)
+    return found
+
+
+def explicit_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
+    """Added tokens that added_tokens.json or added_tokens_decoder give an id.
+
+    Raises:
+        ExportError: an id that is no id, or a token without text.
+    """
+    found: dict[int, AddedToken] = {}
+    for text, number in read_object(folder / "added_tokens.json").items():
+        found[_id(number, text, folder)] = AddedToken(text, special=False)
+    decoder = config.get("added_tokens_decoder")
+    for number, item in decoder.items() if isinstance(decoder, dict) else ():
+        found[_id(number, item, folder)] = _described(item, folder)
     return found
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import ExportError
-from edgespec.export.added_tokens import AddedToken, Described, added_tokens, place, surround, vocabulary
+from edgespec.export.added_tokens import (
+    AddedToken,
+    Described,
+    added_tokens,
+    explicit_tokens,
+    place,
+    surround,
+    vocabulary,
+)
 from edgespec.runtimes.special import SPECIAL_TOKENS_FILE, read_object, special_name
 from edgespec.runtimes.text import TextCodec
 
@@ -27,7 +35,7 @@ def open_codec(folder: Path) -> TextCodec:
     """
     described = convert(folder)
     if described is None:
-        return TextCodec(folder)
+        return _completed(folder)
     from tokenizers import Tokenizer
 
     try:
@@ -48,6 +56,25 @@ def convert(folder: Path) -> Described | None:
     if (folder / VOCAB).is_file() and (folder / MERGES).is_file():
         return _byte_level(folder, config)
     return None
+
+
+def _completed(folder: Path) -> TextCodec:
+    """The tokenizer.json of a folder, with tokens that only other files add, as in transformers."""
+    from tokenizers import AddedToken as Added
+
+    codec = TextCodec(folder)
+    tokenizer, added = codec.tokenizer, explicit_tokens(folder, codec.config)
+    missing = [number for number, token in sorted(added.items()) if tokenizer.token_to_id(token.text) is None]
+    for number in missing:
+        if number != tokenizer.get_vocab_size(with_added_tokens=True):
+            return codec  # of another vocabulary: tokens get ids in order
+        tokenizer.add_tokens([Added(normalized=False, **_flags(added[number]))])
+    return TextCodec(folder, tokenizer) if missing else codec
+
+
+def _flags(token: AddedToken) -> dict[str, Any]:
+    """A token as the library's arguments."""
+    return {"content" if name == "text" else name: value for name, value in vars(token).items()}
 
 
 def _sentencepiece(file: Path, config: dict[str, Any]) -> Described:

@@ -258,19 +258,40 @@ def test_a_tokenizer_larger_than_the_model(command: Command, chained: Callable[.
     assert not (tmp_path / "o").exists()
 
 
-def test_added_tokens_beyond_the_base_vocabulary(command: Command, chained: Callable[..., Path]) -> None:
-    def add(folder: Path) -> None:
-        tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer.add_special_tokens(["<|turn|>"])
-        tokenizer.add_tokens(["<think>"])
-        tokenizer.save(str(folder / "tokenizer.json"))
+def add_to_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|turn|>"])
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
 
+
+def add_to_configuration(folder: Path) -> None:
+    decoder = {"600": {"content": "<|turn|>", "special": True}, "601": {"content": "<think>", "special": False}}
+    write(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+
+
+def add_apart(folder: Path) -> None:
+    add_to_configuration(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    del config["added_tokens_decoder"]["601"]
+    write(folder / "tokenizer_config.json", config)
+    write(folder / "added_tokens.json", {"<think>": 601})
+
+
+@pytest.mark.parametrize("add", [add_to_tokenizer, add_to_configuration, add_apart])
+def test_added_tokens_beyond_the_base_vocabulary(command: Command, chained: Callable[..., Path], add: Any) -> None:
     source = chained(number("z"), add, vocab=640)
     made, _ = answer(command, source)
     assert made["text"] == "xq"
     codec = TextCodec(source.parent / "bundle")
     assert codec.encode("a<|turn|><think>")[1:] == [600, 601]
     assert codec.decode([600, 601]) == "<think>"
+
+
+def test_added_tokens_of_another_vocabulary_are_left_out(command: Command, chained: Callable[..., Path]) -> None:
+    source = chained(number("z"), added_tokens_decoder={"605": {"content": "<far>"}, "0": {"content": "<s>"}})
+    answer(command, source)
+    assert TextCodec(source.parent / "bundle").token_id("<far>") is None
 
 
 # -- chat --------------------------------------------------------------------------------------------------------------

@@ -173,6 +173,17 @@ def test_user_defined_symbols(opened: Callable[..., TextCodec]) -> None:
     assert codec.decode(codec.encode("<ctl>")) == ""  # as in transformers: found in a text, and special
 
 
+def test_runs_of_spaces_as_symbols(opened: Callable[..., TextCodec]) -> None:
+    """As Gemma has them: runs of spaces and newlines are symbols, taken before anything is merged."""
+    runs = ["\u2581" * count for count in range(2, 6)]
+    model = spm.train("no_prefix", user_defined_symbols=[*runs, "\n", "\n\n", "<b>"])
+    codec, reference = opened(model), sentencepiece.SentencePieceProcessor(model_proto=model)
+    some = [text for count in range(14) for text in ("a" + " " * count + "b", " " * count + "b<b>\n\n\nc")]
+    for text in [*some, *spm.texts(500)]:
+        assert codec.encode(text, special=False) == reference.encode(text)
+        assert codec.decode(codec.encode(text)) == reference.decode(reference.encode(text))
+
+
 def test_the_prefix_of_sections(trained: Callable[..., bytes], opened: Callable[..., TextCodec]) -> None:
     """Legacy tokenizers put a space before every section between special tokens, others before the text alone."""
     reference = sentencepiece.SentencePieceProcessor(model_proto=trained("llama"))
