@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from edgespec.cli.app import cli
 from edgespec.engine import load
+from edgespec.export.tokenizer_files import open_codec
 from edgespec.runtimes.text import TextCodec
 from tests import hf, spm
 from tests.chains import write_chain
@@ -58,8 +59,25 @@ def test_sentencepiece_alone(command: Command, tmp_path: Path, kind: str, option
     (source / ("tokenizer.model" if kind == "llama" else "spiece.model")).write_bytes(model)
     codec = works(command, source, *options)
     assert not (source / "tokenizer.json").exists()
+    assert open_codec(source).vocabulary_sha256() == codec.vocabulary_sha256()
     assert codec.encode(TEXT) == [1, *reference.encode(TEXT)]
     assert codec.decode(codec.encode(TEXT)) == TEXT
+
+
+def test_a_store_and_a_draft_of_sentencepiece_models(command: Command, tmp_path: Path) -> None:
+    """A draft may come with tokenizer.json and the target without: the tokens are the same."""
+    model = spm.train("llama", SIZE)
+    vocab = sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size()
+    source, draft = (checkpoint(tmp_path / name, vocab, eos_token_id=2) for name in ("model", "draft"))
+    (source / "tokenizer.model").write_bytes(model)
+    open_codec(source).tokenizer.save(str(draft / "tokenizer.json"))
+    bundle = export(tmp_path / "bundle", str(source), *FP32, "--method", "speculative", "--draft", draft)
+    assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
+    (tmp_path / "notes.txt").write_text(TEXT * 20, "utf-8")
+    store = tmp_path / "notes.store"
+    assert command("ngram", "build", tmp_path / "notes.txt", "--tokenizer", source, "-o", store).code == 0
+    made = command("run", bundle, "--prompt", TEXT, "--ngram-store", store, "--max-new-tokens", 4, "--json").json
+    assert len(made["tokens"]) == 4
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2"])
@@ -85,8 +103,6 @@ def test_vocabulary_and_merges_alone(command: Command, tmp_path: Path, model_typ
 
 def test_the_words_of_qwen2(tmp_path: Path) -> None:
     """What a pre-tokenizer parts, no merge joins; and text is NFC."""
-    from edgespec.export.tokenizer_files import open_codec
-
     base = json.loads(hf.make_tokenizer(SIZE, False).to_str())["model"]["vocab"]
     vocab = base | {"12": len(base), "\u0120a": len(base) + 1, "!\u010a": len(base) + 2, "\u00c3\u00a9": len(base) + 3}
     write(tmp_path / "vocab.json", vocab)
@@ -223,12 +239,13 @@ def test_an_eos_outside_the_vocabulary(command: Command, chained: Callable[..., 
 
 @pytest.mark.parametrize(
     "described, bos",
-    [({"bos_token": "<s>"}, 0), ({"bos_token": None}, 0), ({}, 0)],
+    [({"bos_token": "<s>"}, 0), ({"bos_token": None}, 0), ({}, 0), ({"bos_token": "<s>", "add_bos_token": True}, 0)],
 )
 def test_bos_of_a_tokenizer_that_adds_none(
     command: Command, chained: Callable[..., Path], described: Any, bos: int
 ) -> None:
-    """As of Qwen2: the configuration has a BOS, texts begin without."""
+    """As of Qwen2: the configuration has a BOS, texts begin without.  What tokenizer.json says counts, as in
+    transformers 5."""
     source = chained(number("z"), **described)
     bundle = export(source.parent / "bundle", str(source), *FP32)
     assert TextCodec(bundle).encode("so:") == [*TextCodec(bundle).encode("so:", special=False)]
