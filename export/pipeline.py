@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.traits import traits
 from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
@@ -207,6 +208,7 @@ class Exporter:
             "revision": self.options.revision,
             "draft": None if self.options.draft is None else Path(self.options.draft).name,
             "seed": self.options.seed,
+            "traits": traits(self.arch),
         }
         return {key: value for key, value in found.items() if value is not None}
 
