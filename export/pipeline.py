@@ -26,7 +26,7 @@ from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
-from edgespec.export.tokenizer import check_same_vocabulary, check_vocabulary, tokenizer_facts
+from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizer_files import open_codec
 from edgespec.export.weights import WeightChoice
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
@@ -59,7 +59,7 @@ class Exporter:
                 "use another method",
             )
         self.codec = open_codec(self.arch.source.path)
-        check_vocabulary(self.arch, self.codec)
+        self.tokenizer = tokenizer_facts(self.arch, self.codec)  # early: it refuses what does not fit
         self.draft: Architecture | None = None
         if options.draft is not None:
             self.draft = open_model(resolve(options.draft), None)
@@ -114,7 +114,7 @@ class Exporter:
                     target=target,
                     draft=draft_part,
                     methods=methods,
-                    tokenizer=tokenizer_facts(self.arch, self.codec),
+                    tokenizer=self.tokenizer,
                     parity=parity | {"text": self.text_name, "text_sha256": digest(self.text)},
                     cost=costs.as_dict() | {"threads": slot.model.threads, "depth": len(tokens)},
                     memory=self._memory(written.part, draft_part),
@@ -138,7 +138,7 @@ class Exporter:
         """The tokens of a cut LM head, [size]."""
         if size is None:
             return None
-        always = tokenizer_facts(self.arch, self.codec).eos
+        always = self.tokenizer.eos
         return frequent_tokens(self.codec.encode(self.text), size, arch.facts.vocab, always, option)
 
     def _layout(self) -> Layout:

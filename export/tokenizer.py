@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ExportError, IncompatibleDraft
+from edgespec.errors import BundleError, ExportError, IncompatibleDraft
 from edgespec.export.architectures import Architecture
 from edgespec.runtimes.manifest import TokenizerFacts
+from edgespec.runtimes.special import read_object
 from edgespec.runtimes.text import TextCodec
 
 PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
@@ -23,11 +24,13 @@ def tokenizer_facts(arch: Architecture, codec: TextCodec) -> TokenizerFacts:
     Raises:
         ExportError: an EOS, or a token of the tokenizer, outside the model's vocabulary.
     """
-    generation = _generation(arch)
+    folder = arch.source.path
+    generation, whole = _read(folder / "generation_config.json"), _read(folder / "config.json")
+    config = whole | arch.config  # of a model for images and text, EOS may be named outside the text part
     own = _ids(codec.token_id(codec.special("eos_token")))
-    eos = _ids(generation.get("eos_token_id")) or list(dict.fromkeys(_ids(arch.config.get("eos_token_id")) + own))
+    eos = _ids(generation.get("eos_token_id")) or list(dict.fromkeys(_ids(config.get("eos_token_id")) + own))
     check_vocabulary(arch, codec, eos)
-    bos = _ids(generation.get("bos_token_id")) or _ids(arch.config.get("bos_token_id"))
+    bos = _ids(generation.get("bos_token_id")) or _ids(config.get("bos_token_id"))
     bos = bos or _ids(codec.token_id(codec.special("bos_token")))
     return TokenizerFacts(bos=bos[0] if bos else None, eos=eos, chat_template=codec.chat_template is not None)
 
@@ -81,15 +84,12 @@ def check_same_vocabulary(target: Architecture, draft: Architecture, ours: TextC
         )
 
 
-def _generation(arch: Architecture) -> dict[str, Any]:
-    file = arch.source.path / "generation_config.json"
-    if not file.is_file():
-        return {}
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where it is missing or damaged: another file has the same facts."""
     try:
-        data = json.loads(file.read_text("utf-8"))
-    except ValueError:  # optional file: the configuration has the same facts
+        return read_object(file)
+    except BundleError:
         return {}
-    return data if isinstance(data, dict) else {}
 
 
 def _ids(value: Any) -> list[int]:

@@ -194,6 +194,12 @@ def drop_all(folder: Path) -> None:
     write(folder / "config.json", {key: value for key, value in config.items() if key != "eos_token_id"})
 
 
+def name_outside_the_text_part(folder: Path) -> None:
+    drop_all(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    write(folder / "config.json", {"model_type": "images", "text_config": config, "eos_token_id": [number("z")]})
+
+
 def name_in_map(folder: Path) -> None:
     drop_all(folder)
     write(folder / "special_tokens_map.json", {"eos_token": {"content": "z"}, "bos_token": "<s>"})
@@ -214,6 +220,7 @@ def other_generation(folder: Path) -> None:
         ("</s>", drop_generation, {"eos_token": {"content": "z", "lstrip": False}}, ["</s>", "z"]),
         ("</s>", drop_all, {"eos_token": "z"}, ["z"]),
         ("</s>", name_in_map, {}, ["z"]),
+        ("</s>", name_outside_the_text_part, {}, ["z"]),
         ("z", broken_generation, {}, ["z"]),
         ("</s>", other_generation, {"eos_token": "q"}, ["z"]),
     ],
@@ -233,7 +240,9 @@ def test_no_eos(command: Command, chained: Callable[..., Path], eos: Any) -> Non
 
 
 def test_an_eos_outside_the_vocabulary(command: Command, chained: Callable[..., Path], tmp_path: Path) -> None:
-    command("export", chained(600), "-o", tmp_path / "o").refused(1, "eos_token_id 600, but the model has 600 tokens")
+    wanted = ("export", chained(600), "-o", tmp_path / "o")
+    for more in ((), ("--dry-run",)):
+        command(*wanted, *more).refused(1, "eos_token_id 600, but the model has 600 tokens")
     assert not (tmp_path / "o").exists()
 
 
