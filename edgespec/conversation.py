@@ -74,9 +74,12 @@ class Conversation:
         themselves: of the text with and without spaces around it, what gives back most of the tokens is kept.
         """
         written = [*self._prompt, *result.tokens]
-        texts = dict.fromkeys((result.text, result.text.lstrip(), result.text.strip()))
-        best = max(texts, key=lambda text: common_prefix(self._rendered(text), written))  # the first of equals
-        self.messages.append(_answer(best))
+        texts = list(dict.fromkeys((result.text, result.text.lstrip(), result.text.strip())))
+        if len(texts) > 1:
+            texts.sort(
+                key=lambda text: -common_prefix(self._rendered(text), written)
+            )  # stable
+        self.messages.append(_answer(texts[0]))
 
     def _rendered(self, text: str) -> list[int]:
         """Tokens of the conversation with this answer; none if the template refuses it."""
