@@ -76,9 +76,7 @@ class Conversation:
         written = [*self._prompt, *result.tokens]
         texts = list(dict.fromkeys((result.text, result.text.lstrip(), result.text.strip())))
         if len(texts) > 1:
-            texts.sort(
-                key=lambda text: -common_prefix(self._rendered(text), written)
-            )  # stable
+            texts.sort(key=lambda text: -common_prefix(self._rendered(text), written))  # stable
         self.messages.append(_answer(texts[0]))
 
     def _rendered(self, text: str) -> list[int]:
