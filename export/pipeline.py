@@ -27,6 +27,7 @@ from edgespec.export.plan import describe_export
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
+from edgespec.export.tokenizer_files import open_codec
 from edgespec.export.weights import WeightChoice
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
@@ -38,7 +39,6 @@ from edgespec.runtimes.manifest import (
 from edgespec.runtimes.operators import choose_operators
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import open_slot
-from edgespec.runtimes.text import TextCodec
 
 
 @dataclass
@@ -61,12 +61,13 @@ class Exporter:
                 f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
                 "use another method",
             )
-        self.codec = TextCodec(self.arch.source.path)
+        self.codec = open_codec(self.arch.source.path)
+        self.tokenizer = tokenizer_facts(self.arch, self.codec)  # early: it refuses what does not fit
         self.draft: Architecture | None = None
         if options.draft is not None:
             self.draft = open_model(resolve(options.draft), None)
             self.notes += [f"draft: {note}" for note in self.draft.source.notes]
-            check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
+            check_same_vocabulary(self.arch, self.draft, self.codec, open_codec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         heads = choose_heads(options.model, options.heads, self.methods, self.arch, self.codec)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
@@ -94,7 +95,7 @@ class Exporter:
             kind = {"gated": gated, "plan": self.heads.plan, "head_vocab": scored}
             written = self._write(folder, self.arch, "target", **kind)
             draft_part = self._write_draft(folder)
-            copy_tokenizer(self.arch.source.path, folder)
+            copy_tokenizer(self.arch.source.path, folder, self.codec)
             self.progress("weights", 1, 1, "written")
             operators = choose_operators(options.operators, written.part)
             slot = open_slot(Model(folder, written.part, operators.graph(written.part, strict=True), options.threads))
@@ -117,7 +118,7 @@ class Exporter:
                     target=target,
                     draft=draft_part,
                     methods=methods,
-                    tokenizer=tokenizer_facts(self.arch, self.codec),
+                    tokenizer=self.tokenizer,
                     parity=parity | {"text": self.text_name, "text_sha256": digest(self.text)},
                     cost=costs.as_dict() | {"threads": slot.model.threads, "depth": len(tokens)},
                     memory=self._memory(written.part, draft_part),
@@ -141,7 +142,7 @@ class Exporter:
         """The tokens of a cut LM head, [size]."""
         if size is None:
             return None
-        always = tokenizer_facts(self.arch, self.codec).eos
+        always = self.tokenizer.eos
         return frequent_tokens(self.codec.encode(self.text), size, arch.facts.vocab, always, option)
 
     def _layout(self) -> Layout:

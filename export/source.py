@@ -18,7 +18,7 @@ from edgespec.export.tensors.base import Stored, Temporary
 from edgespec.export.tensors.opening import open_adapter, open_source
 
 BUILTIN = "builtin:"
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

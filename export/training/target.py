@@ -18,6 +18,7 @@ from edgespec.export.architectures.base import FINAL_NORM
 from edgespec.export.heads import model_fingerprint, tokenizer_fingerprint
 from edgespec.export.source import Checkpoint, resolve
 from edgespec.export.tokenizer import tokenizer_facts
+from edgespec.export.tokenizer_files import open_codec
 from edgespec.runtimes.text import TextCodec
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -56,7 +57,7 @@ class Source:
                 f"{path}: training needs a plain Hugging Face folder, but {why}",
                 "train on the unquantized checkpoint, with its adapter merged by PEFT",
             )
-        codec = TextCodec(path)
+        codec = open_codec(path)
         prints = {
             "model": model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),
             "tokenizer": tokenizer_fingerprint(codec),
