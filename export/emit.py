@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -59,15 +59,31 @@ class GraphOps:
         facts = arch.facts
         self.kv_dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
         self.x_dims: list[int | str] = [1, "T", facts.hidden]
-        declare = self.graph.input
+        self._declare()
+        for layer in self.layers:
+            for name in ("key", "value"):
+                self.graph.input(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)
+                self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
+        self._attention = self._emitter([arch.rule(layer) for layer in self.layers])
+        self._kv_names: tuple[str, str] = ("", "")
+        self._packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
+
+    @property
+    def layers(self) -> Sequence[int]:
+        """Layers whose attention the graph has."""
+        return range(self.arch.facts.layers)
+
+    def _declare(self) -> None:
+        """The inputs and outputs but for keys and values."""
+        facts, declare = self.arch.facts, self.graph.input
         declare("ids", INT64, [1, "T"])
         declare("pos", INT64, [1, "A"])
         declare("seqlens_k", INT32, [1])
         declare("total", INT32, [])
         declare("bias", FLOAT, [1, 1, "A", "P"])
         declare("rows", INT64, ["R"])
-        groups = len(self.plan.groups) if hidden else 0
-        if hidden:
+        groups = len(self.plan.groups) if self.hidden else 0
+        if self.hidden:
             declare("hidden_in", FLOAT, [1, "H", facts.hidden])
             declare("gate_embed", BOOL, [])
             self.graph.output("hidden", FLOAT, self.x_dims)
@@ -76,7 +92,7 @@ class GraphOps:
             declare("gate_heads", BOOL, [groups])
             names = [f"gate_heads.{i}" for i in range(groups)]
             self.graph.node("Split", ["gate_heads"], names, num_outputs=groups)
-        if gates:
+        if self.gates:
             for kind in ("attn", "mlp"):
                 declare(f"gate_{kind}", BOOL, [facts.layers])
                 self.graph.node(
@@ -85,13 +101,9 @@ class GraphOps:
                     [f"gate_{kind}.{i}" for i in range(facts.layers)],
                     num_outputs=facts.layers,
                 )
-        for layer in range(facts.layers):
-            for name in ("key", "value"):
-                declare(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)
-                self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
-        self._attention = AttentionEmitter(self, [arch.rule(layer) for layer in range(facts.layers)])
-        self._kv_names: tuple[str, str] = ("", "")
-        self._packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
+
+    def _emitter(self, rules: list[AttentionRule]) -> AttentionEmitter:
+        return AttentionEmitter(self, rules)
 
     # -- the operations --------------------------------------------------------------------------------------------
 

@@ -28,7 +28,12 @@ class AttentionEmitter:
     Args:
         ops: the graph.
         rules: of all layers.
+
+    Attributes:
+        rotary_inside: whether the operator's own rotation may be used; it must honour the positions it is given.
     """
+
+    rotary_inside = True
 
     def __init__(self, ops: GraphOps, rules: list[AttentionRule]) -> None:
         self.ops, self.graph, self.facts = ops, ops.graph, ops.arch.facts
@@ -36,7 +41,7 @@ class AttentionEmitter:
             name: rope_vectors(self.graph, ops.arch, name)
             for name in dict.fromkeys(rule.rotary for rule in rules if rule.rotary)
         }
-        self._biases = {0: "bias"} | {size: self._window(size) for size in {rule.window for rule in rules} - {0}}
+        self._biases = {0: self.bias()} | {size: self.window(size) for size in {rule.window for rule in rules} - {0}}
 
     def emit(self, q: str, k: str, v: str, packed: str | None, rule: AttentionRule, kv: tuple[str, str]) -> str:
         """One layer: q, k, v [1, T, heads * head_dim] -> [1, T, heads * head_dim].
@@ -49,7 +54,7 @@ class AttentionEmitter:
         facts, graph = self.facts, self.graph
         *tables, turned = self._tables[rule.rotary] if rule.rotary else ("", "", 0)
         sizes_fit = facts.head_dim % ROTARY_INSIDE == 0 and turned % ROTARY_INSIDE == 0
-        inside = packed is not None and sizes_fit and not rule.q_norm and not rule.k_norm
+        inside = packed is not None and self.rotary_inside and sizes_fit and not rule.q_norm and not rule.k_norm
         if packed is not None and inside:
             qkv = [self.ops.pad(packed, facts.heads + 2 * facts.kv_heads), "", ""]
         else:
@@ -86,7 +91,11 @@ class AttentionEmitter:
         part = turned if turned < self.facts.head_dim else 0  # 0: all of it
         return self.graph.node("RotaryEmbedding", [x, *tables, "pos"], num_heads=heads, rotary_embedding_dim=part)
 
-    def _window(self, size: int) -> str:
+    def bias(self) -> str:
+        """What is added to scores for the sake of trees."""
+        return "bias"
+
+    def window(self, size: int) -> str:
         """The bias that also hides keys whose position is ``size`` or more before the row's."""
         graph = self.graph
 

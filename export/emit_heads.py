@@ -45,6 +45,22 @@ def head_logits(ops: GraphOps, h: str, head: Linear) -> str:
     return logits
 
 
+def group_rows(ops: GraphOps, h: str, group: HeadGroup, head: Linear, cut: bool) -> str:
+    """Logits of one group alone: h [1, R, hidden] after the last norm -> [1, count * R, V].
+
+    Args:
+        ops: the graph.
+        h: the rows.
+        group: which.
+        head: the model's LM head.
+        cut: heads that share an LM head share the cut one.
+    """
+    y = _group(ops, h, group)
+    if group.own:
+        return _own(ops, y, group_matrices(group).heads)
+    return ops.lm_head(y, Linear(CUT) if cut else head)
+
+
 def _group(ops: GraphOps, h: str, group: HeadGroup) -> str:
     """[1, R, hidden] -> [1, count * R, hidden]."""
     graph, matrices = ops.graph, group_matrices(group)

@@ -60,18 +60,28 @@ class ModelFacts(_Part):
         return 2 * self.layers * self.kv_heads * self.head_dim * 4
 
 
+class SkipSetPart(_Part):
+    """Layers whose attention / MLP a self-draft leaves out."""
+
+    attention: list[int] = Field(default_factory=list)
+    mlp: list[int] = Field(default_factory=list)
+
+
 class Graph(_Part):
     """One ONNX file of a model.
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
-    have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.
+    have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.  ``device``:
+    what it was written for (docs/devices.md).
     """
 
     file: InsidePath
+    device: Literal["cpu", "webgpu"] = "cpu"
     gated: bool = False
     padded: bool = False
     hidden: bool = False
     operators: Operators = "stock"
+    skip: SkipSetPart | None = Field(default=None, description="sub-layers that it leaves out")
 
 
 class AttentionGate(_Part):
@@ -166,13 +176,6 @@ class Measured(_Part):
     positions: int
     text: str
     text_sha256: str
-
-
-class SkipSetPart(_Part):
-    """Layers whose attention / MLP a self-draft leaves out."""
-
-    attention: list[int] = Field(default_factory=list)
-    mlp: list[int] = Field(default_factory=list)
 
 
 class MethodPart(_Part):

@@ -195,8 +195,12 @@ def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -
         reserve: tokens to allocate for at once; the buffers grow when more are needed.
     """
     # here, because both kinds are Slots
+    from edgespec.runtimes.device_model import DeviceModel
+    from edgespec.runtimes.device_slot import DeviceSlot
     from edgespec.runtimes.native_slot import NativeSlot
     from edgespec.runtimes.stock_slot import StockSlot
 
+    if isinstance(model, DeviceModel):
+        return DeviceSlot(model, context=context, reserve=reserve)
     kind = NativeSlot if model.graph.operators == "native" else StockSlot
     return kind(model, context=context, reserve=reserve)

@@ -1,0 +1,130 @@
+"""A model on a device: its graphs, opened when they are needed, and what crosses between host and device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.devices import DeviceName, make_device_session
+from edgespec.runtimes.kv import ATTENTION
+from edgespec.runtimes.manifest import ModelPart
+from edgespec.runtimes.repack import usable_graph
+from edgespec.runtimes.session import Model
+
+
+@dataclass
+class Crossed:
+    """Bytes that went from host to device and back, since the model was opened."""
+
+    to_device: int = 0
+    to_host: int = 0
+
+    @property
+    def total(self) -> int:
+        """Both ways."""
+        return self.to_device + self.to_host
+
+
+class DeviceModel(Model):
+    """The graphs of a model for a device.
+
+    Args:
+        folder: the bundle's folder.
+        part: the model's entry in the manifest.
+        device: where it runs.
+
+    Raises:
+        BundleError: the bundle has no graphs for the device, or the device is not there.
+    """
+
+    def __init__(self, folder: Path, part: ModelPart, device: DeviceName) -> None:
+        if device not in part.graphs:
+            raise BundleError(
+                f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`"
+            )
+        self.folder, self.part, self.facts, self.device = folder, part, part.facts, device
+        self.graph = part.graphs[device]
+        self.kv = ATTENTION["f32"]
+        self.threads = 1
+        self.huge_page_bytes = 0
+        self.crossed = Crossed()
+        self._flat, self._views = {}, {}
+        self._opened: dict[str, Any] = {}
+        self.session = self.open("")
+
+    def open(self, which: str) -> Any:
+        """The session of a graph: "" is the whole decoder, others are parts of it, such as ``heads/medusa``.
+
+        Raises:
+            InvalidRequest: the bundle has no such graph.
+        """
+        name = f"{self.device}/{which}" if which else self.device
+        if name not in self._opened:
+            if name not in self.part.graphs:
+                have = ", ".join(known for known in self.part.graphs if known.startswith(self.device))
+                raise InvalidRequest(f"this bundle has no graph {name}; it has: {have}", "use device cpu for it")
+            path = usable_graph(self.folder, self.part, self.part.graphs[name])
+            self._opened[name] = make_device_session(path, self.device)
+        return self._opened[name]
+
+    def has(self, which: str) -> bool:
+        """Whether the bundle has that graph for this device."""
+        return f"{self.device}/{which}" in self.part.graphs
+
+    def put(self, array: NDArray[Any]) -> Any:
+        """An array in the device's memory (an OrtValue)."""
+        import onnxruntime as ort
+
+        self.crossed.to_device += array.nbytes
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.device, 0)
+
+    def run(
+        self,
+        which: str,
+        small: Mapping[str, NDArray[Any]],
+        held: Mapping[str, Any],
+        kept: Mapping[str, Any],
+        wanted: Sequence[str],
+    ) -> list[NDArray[Any]]:
+        """Run a graph.
+
+        Args:
+            which: see ``open``.
+            small: inputs that cross.
+            held: inputs in the device's memory.
+            kept: outputs that stay there: where they go.
+            wanted: outputs that cross.
+        """
+        session = self.open(which)
+        binding = session.io_binding()
+        for name, array in small.items():
+            self.crossed.to_device += array.nbytes
+            binding.bind_cpu_input(name, array)
+        for name, value in held.items():
+            binding.bind_ortvalue_input(name, value)
+        for name, value in kept.items():
+            binding.bind_ortvalue_output(name, value)
+        for name in wanted:
+            binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+        found = binding.copy_outputs_to_cpu() if not kept else [value.numpy() for value in self._last(binding, wanted)]
+        self.crossed.to_host += sum(array.nbytes for array in found)
+        return found
+
+    @staticmethod
+    def _last(binding: Any, wanted: Sequence[str]) -> list[Any]:
+        """The outputs that were bound last: those for the host."""
+        outputs = binding.get_outputs()
+        return list(outputs[len(outputs) - len(wanted) :])
+
+    @cached_property
+    def exits(self) -> tuple[int, ...]:
+        """Layers after which a pass can be stopped and resumed."""
+        return tuple(sorted(group.layer for group in self.part.heads if group.kind == "exit"))

@@ -1,0 +1,238 @@
+"""A KV slot on a device: keys and values never leave its memory.
+
+Buffers are of one size and bound as past and present of every graph, so that a pass writes in place; a rollback is a
+smaller past, and the accepted path of a tree is moved on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.device_model import DeviceModel
+from edgespec.runtimes.slot import Slot, best_of, depths_of
+from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
+
+HIDE = np.float32(-1e30)
+ROUND = 64
+BEST = 16  # likeliest tokens that the graphs choose (export/emit_device.py)
+
+
+class DeviceSlot(Slot):
+    """A slot for the graphs of a device; see ``open_slot``."""
+
+    model: DeviceModel
+
+    def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
+        super().__init__(model, context)
+        facts, part = model.facts, model.part
+        self.capacity = -(-(self.context + part.headroom) // ROUND) * ROUND
+        self.capacity = min(self.capacity, facts.context + part.headroom)
+        shape = 1, facts.kv_heads, self.capacity, facts.head_dim
+        self._kv = {
+            (layer, kind): model.put(np.zeros(shape, np.float32))
+            for layer in range(facts.layers)
+            for kind in ("key", "value")
+        }
+        self._places = model.put(np.arange(self.capacity, dtype=np.float32))
+        self._no_tree: dict[int, Any] = {}  # by rows: a mask that hides nothing, on the device
+        self.best_only = True
+
+    # -- the Target contract ---------------------------------------------------------------------------------------
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        return self._verify(tokens, parents, best=False)
+
+    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Like ``forward``, but only the likeliest token of each row and its logit leave the device."""
+        return self._verify(tokens, parents, best=True)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        tokens, parents = self._pending
+        past = len(self.tokens)
+        moved = [] if parents is None else [(past + row, past + at) for at, row in enumerate(rows) if row != at]
+        if moved:
+            self._move(moved)
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
+
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        which = ""
+        if skip is not None:
+            which = "skip"
+            known = self.model.part.graphs.get(f"{self.model.device}/skip")
+            if known is None or (tuple(known.skip.attention), tuple(known.skip.mlp)) != (skip.attention, skip.mlp):
+                raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
+        past = len(self.tokens) + offset
+        return self._run(which, tokens, past, rows=np.array([len(tokens) - 1], np.int64), best=False)
+
+    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        _, found = self._group(group)
+        r, only = len(hidden), 0 < top <= BEST
+        names = ["best_values", "best_ids"] if only else ["logits"]
+        outputs = self.model.run(f"heads/{group}", {"hidden_in": hidden[None]}, {}, {}, names)
+        if only:
+            values, ids = (out[0, :, :top].reshape(found.count, r, top) for out in outputs)
+            return Heads(None, None, (self._named(ids), values))
+        logits = outputs[0][0].reshape(found.count, r, -1)
+        return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        past = len(self.tokens) + offset
+        return self._launch(f"layers/{first}-{last}", rows, past, range(first, last), None, None, ["hidden"])[0][0]
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        self._pending = (tokens.tolist(), None)
+        rows, layers = np.arange(len(tokens)), range(resume.layer, self.layers)
+        return self._outcome(f"from/{resume.layer}", resume.hidden, len(self.tokens), layers, None, rows, best)
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],
+        visible: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        raise InvalidRequest("hypotheses that see less than the whole text run on the CPU only", "use device cpu")
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        if tokens > self.capacity:
+            raise InvalidRequest(f"{tokens} tokens do not fit the cache of {self.capacity} on this device")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated, on the device."""
+        facts = self.model.facts
+        return 2 * 4 * facts.layers * facts.kv_heads * facts.head_dim * self.capacity
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+        return {
+            f"past_key_values.{layer}.{kind}": value.numpy()[0, :, : len(self.tokens)]
+            for (layer, kind), value in self._kv.items()
+        }
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        self._launch("", chunk, len(self.tokens), range(self.layers), None, np.zeros(1, np.int64), [])
+
+    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None, best: bool) -> Pass:
+        n = len(tokens)
+        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
+        return self._run("", tokens, len(self.tokens), rows=np.arange(n), best=best, parents=self._pending[1])
+
+    def _run(
+        self,
+        which: str,
+        tokens: NDArray[np.int64],
+        past: int,
+        *,
+        rows: NDArray[np.int64],
+        best: bool,
+        parents: list[int] | None = None,
+    ) -> Pass:
+        return self._outcome(which, tokens, past, range(self.layers), parents, rows, best)
+
+    def _outcome(
+        self,
+        which: str,
+        begin: NDArray[Any],
+        past: int,
+        layers: range,
+        parents: list[int] | None,
+        rows: NDArray[np.int64],
+        best: bool,
+    ) -> Pass:
+        """A pass that ends in the LM head."""
+        names = [*(["best_values", "best_ids"] if best else ["logits"]), *(["hidden"] if self.keep_hidden else [])]
+        outputs = self._launch(which, begin, past, layers, parents, rows, names)
+        hidden = outputs[-1][0] if self.keep_hidden else None
+        if not best:
+            return Pass(outputs[0][0], hidden)
+        values, ids = outputs[0][0, :, 0], outputs[1][0, :, 0]
+        return Pass(np.zeros((0, self.columns), np.float32), hidden, (self._named(ids, self.model.part.cut), values))
+
+    def _launch(
+        self,
+        which: str,
+        begin: NDArray[Any],  # int64 [n] tokens, or float32 [n, hidden]
+        past: int,
+        layers: range,
+        parents: list[int] | None,
+        rows: NDArray[np.int64] | None,
+        wanted: list[str],
+    ) -> list[NDArray[Any]]:
+        """Run a graph over rows from place ``past`` on; ``layers`` are those it has."""
+        n = len(begin)
+        if past + n > self.capacity:
+            raise InvalidRequest(f"a pass up to row {past + n} does not fit the cache of {self.capacity} rows")
+        positions = past + (np.arange(n) if parents is None else depths_of(parents))
+        small: dict[str, NDArray[Any]] = {
+            ("ids" if begin.ndim == 1 else "hidden_in"): begin[None],
+            "pos": positions[None],
+            "position": positions[:, None].astype(np.float32),
+            "index": np.arange(n, dtype=np.float32)[:, None],
+            "past": np.array([past], np.float32),
+            "seqlens_k": np.array([past + n - 1], np.int32),
+            "total": np.array(self.capacity, np.int32),
+        }
+        if rows is not None:
+            small["rows"] = rows
+        held: dict[str, Any] = {"places": self._places}
+        if parents is None:
+            held["tree"] = self._blank(n)
+        else:
+            small["tree"] = tree_mask(parents)
+        kept: dict[str, Any] = {}
+        taken = {node.name for node in self.model.open(which).get_inputs()}
+        for layer in layers:
+            for kind in ("key", "value"):
+                if f"past_key_values.{layer}.{kind}" in taken:
+                    held[f"past_key_values.{layer}.{kind}"] = self._kv[layer, kind]
+                    kept[f"present.{layer}.{kind}"] = self._kv[layer, kind]
+        small = {name: value for name, value in small.items() if name in taken}
+        held = {name: value for name, value in held.items() if name in taken}
+        return self.model.run(which, small, held, kept, wanted)
+
+    def _move(self, moved: list[tuple[int, int]]) -> None:
+        """Copy rows of all keys and values within the device's memory: (from, to) pairs."""
+        heads = np.repeat(np.arange(self.model.facts.kv_heads), len(moved))
+        indices = [
+            np.stack([np.zeros_like(heads), heads, np.tile([pair[end] for pair in moved], len(heads) // len(moved))], 1)
+            for end in (0, 1)
+        ]
+        small = {"from": indices[0].astype(np.int64), "to": indices[1].astype(np.int64)}
+        held = {f"past_key_values.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
+        kept = {f"present.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
+        self.model.run("move", small, held, kept, [])
+
+    def _blank(self, n: int) -> Any:
+        if n not in self._no_tree:
+            self._no_tree[n] = self.model.put(np.zeros((n, n), np.float32))
+        return self._no_tree[n]
+
+    def _named(self, ids: NDArray[np.int64], cut: bool = True) -> NDArray[np.int64]:
+        """Tokens of the columns of a cut LM head."""
+        return self.head_tokens[ids] if cut and self.head_tokens is not None else ids
+
+
+def tree_mask(parents: Sequence[int]) -> NDArray[np.float32]:
+    """[n, n]: 0 where a row sees another one, itself and its ancestors, and HIDE elsewhere."""
+    n = len(parents)
+    mask = np.full((n, n), HIDE, np.float32)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            mask[row] = mask[parent]
+        mask[row, row] = 0
+    return mask
