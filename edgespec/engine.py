@@ -15,7 +15,7 @@ from edgespec.drafters.skip_store import forget_sets
 from edgespec.drafters.store import NGramStore
 from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
-from edgespec.methods import MethodChoice, choose_method, own_choice
+from edgespec.methods import MethodChoice, check_branch, choose_method, own_choice
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
@@ -77,6 +77,7 @@ class Engine:
             ngram_store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = threading.RLock()
+        self._wanted = operators
         self.operators: OperatorChoice = share.operators if share else choose_operators(operators, manifest.target)
         self.attention: AttentionChoice = (
             share.attention
@@ -212,6 +213,7 @@ class Engine:
         Raises:
             InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
         """
+        check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
             return choose_method(self.bundle.manifest, settings.method, settings.drafts)
         if settings.method is not None or settings.drafts.proposers:
@@ -281,7 +283,11 @@ class Engine:
             # a small draft is done before a second thread has woken up
             small = self.bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
             threads = 1 if small else self.model.threads
-            self._draft = Model(self.bundle.path, part, self.operators.graph(part, False), threads)
+            # operators are the target's, but a graph of optimum has stock ones alone
+            mixed = "optimum" in (part.origin, self.bundle.manifest.target.origin)
+            wanted: Wanted = "stock" if self._wanted == "stock" else "auto"
+            operators = choose_operators(wanted, part) if mixed else self.operators
+            self._draft = Model(self.bundle.path, part, operators.graph(part, False), threads)
         return self._draft
 
 

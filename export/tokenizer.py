@@ -6,14 +6,14 @@ import json
 from typing import Any
 
 from edgespec.errors import IncompatibleDraft
-from edgespec.export.architectures import Architecture
+from edgespec.export.described import Described
 from edgespec.runtimes.manifest import TokenizerFacts
 from edgespec.runtimes.text import TextCodec
 
 PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
 
 
-def tokenizer_facts(arch: Architecture, codec: TextCodec) -> TokenizerFacts:
+def tokenizer_facts(arch: Described, codec: TextCodec) -> TokenizerFacts:
     """BOS and EOS ids: generation_config.json first, then config.json, then the tokenizer's own."""
     eos = _ids(_generation(arch).get("eos_token_id")) or _ids(arch.config.get("eos_token_id"))
     if not eos and (own := codec.token_id(codec.special("eos_token"))) is not None:
@@ -24,7 +24,7 @@ def tokenizer_facts(arch: Architecture, codec: TextCodec) -> TokenizerFacts:
     return TokenizerFacts(bos=bos, eos=eos, chat_template=codec.chat_template is not None)
 
 
-def check_same_vocabulary(target: Architecture, draft: Architecture, ours: TextCodec, theirs: TextCodec) -> None:
+def check_same_vocabulary(target: Described, draft: Described, ours: TextCodec, theirs: TextCodec) -> None:
     """Refuse a draft whose tokens mean something else.
 
     Raises:
@@ -52,7 +52,7 @@ def check_same_vocabulary(target: Architecture, draft: Architecture, ours: TextC
         )
 
 
-def _generation(arch: Architecture) -> dict[str, Any]:
+def _generation(arch: Described) -> dict[str, Any]:
     file = arch.source.path / "generation_config.json"
     if not file.is_file():
         return {}

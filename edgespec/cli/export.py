@@ -75,7 +75,8 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: bool, **rest: Any) -> None:
     """Turn a Hugging Face model into a bundle.
 
-    MODEL is a local folder, a hub id, or builtin:NAME.
+    MODEL is a local folder, a hub id, or builtin:NAME.  An architecture that edgespec does not emit itself goes through
+    optimum: give the folder of its ONNX export, or install edgespec[optimum] (docs/models.md).
 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
@@ -85,8 +86,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./model --dry-run --json
     """
+    from edgespec.export.foreign.pipeline import make_exporter
     from edgespec.export.options import ExportOptions
-    from edgespec.export.pipeline import Exporter
     from edgespec.export.writer import staged_folder
 
     target = output or default_output(model)
@@ -117,12 +118,12 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         draft_vocab=rest["draft_vocab"],
     )
     if dry_run:
-        plan = Exporter(options).plan()
+        plan = make_exporter(options).plan()
         _show_plan(plan, as_json)
         return
     start = time.perf_counter()
     with progress() as report:
-        exporter = Exporter(options, report)
+        exporter = make_exporter(options, report)
         with staged_folder(target, options.overwrite) as folder:  # the bundle's name appears when all of it is there
             exporter.options = replace(options, output=folder)
             manifest = exporter.run()
@@ -139,7 +140,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     parity = manifest.parity
     click.echo(f"{target}: {human_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
     click.echo(
-        f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
+        f"against {parity.get('against', 'the source')}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
     for line in attention_lines(manifest.target.attention):
