@@ -241,6 +241,14 @@ class Engine:
                 self.lanes.give_back(lane)
         return self._rows_exact
 
+    @property
+    def exact_rows(self) -> bool:
+        """Whether methods must write plain decoding's very text: strict mode, on graphs that were made for it.
+
+        Of a graph that optimum made only the probe can say it; where it does not, near-ties may differ.
+        """
+        return self.strict and (self.bundle.manifest.target.origin == "edgespec" or self.rows_exact())
+
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
         return self.lanes.kv_bytes() + sum(lanes.batch.kv_bytes for lanes in list(self._idle_batches.values()))

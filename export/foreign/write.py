@@ -19,7 +19,7 @@ from edgespec.export.model import MAIN, WEIGHTS, WrittenModel
 from edgespec.export.weights import BITS, WeightChoice
 from edgespec.runtimes.manifest import Graph, ModelFacts, ModelPart
 
-HEADROOM = 8  # rows beyond the context: those that are timed and probed at its end
+HEADROOM = 16  # rows beyond the context: those that are timed and probed at its end
 
 
 def write_foreign(
