@@ -100,8 +100,8 @@ def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
     if draft or manifest.target.origin == "optimum":
         whose = "target" if manifest.target.origin == "optimum" else "draft"
         raise InvalidRequest(
-            f"branch {','.join(map(str, branch or ()))}: the {whose}'s graph was exported by optimum, and trees need one "
-            "of edgespec's own",
+            f"branch {','.join(map(str, branch or ()))}: the {whose}'s graph was exported by optimum, and trees need "
+            "one of edgespec's own",
             f"leave the branch out; architectures that edgespec emits itself: {', '.join(EMITTED)}",
         )
 

@@ -55,7 +55,9 @@ def llama_graph(config: hf.Config, seed: int, positions: bool = True) -> onnx.Mo
     def linear(x: str, layer: int, name: str) -> str:
         where = f"model.layers.{layer}.{name}"
         weight = graph.weight(f"onnx::MatMul_{layer}_{name}", weights[f"{where}.weight"].T)
-        made: str = add("MatMul", x, weight, name="/" + where.replace(".", "/").replace("layers/", "layers.") + "/MatMul")
+        made: str = add(
+            "MatMul", x, weight, name="/" + where.replace(".", "/").replace("layers/", "layers.") + "/MatMul"
+        )
         return made
 
     def norm(x: str, name: str) -> str:
@@ -91,7 +93,9 @@ def llama_graph(config: hf.Config, seed: int, positions: bool = True) -> onnx.Mo
     mask = add("Where", hidden, lowest, const(0, np.float32))
     at = "position_ids" if positions else add("Unsqueeze", rows, const([0]))  # [1, s]
     inverse = config["rope_theta"] ** (-np.arange(0, dim, 2, dtype=np.float64) / dim)
-    angles = add("Mul", add("Unsqueeze", add("Cast", at, to=TensorProto.FLOAT), const([1, 3])), const(inverse, np.float32))
+    angles = add(
+        "Mul", add("Unsqueeze", add("Cast", at, to=TensorProto.FLOAT), const([1, 3])), const(inverse, np.float32)
+    )
     cos, sin = add("Cos", angles), add("Sin", angles)  # [1, 1, s, dim / 2]
 
     x = add("Gather", graph.weight("model.embed_tokens.weight", weights["model.embed_tokens.weight"]), "input_ids")
@@ -120,7 +124,10 @@ def llama_graph(config: hf.Config, seed: int, positions: bool = True) -> onnx.Mo
         return helper.make_tensor_value_info(name, kind, ["batch_size", *shape])
 
     width = "past_sequence_length + sequence_length"
-    inputs = [value("input_ids", TensorProto.INT64, "sequence_length"), value("attention_mask", TensorProto.INT64, width)]
+    inputs = [
+        value("input_ids", TensorProto.INT64, "sequence_length"),
+        value("attention_mask", TensorProto.INT64, width),
+    ]
     outputs = [value("logits", TensorProto.FLOAT, "sequence_length", config["vocab_size"])]
     for layer in range(config["num_hidden_layers"]):
         for kind in ("key", "value"):

@@ -138,9 +138,10 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         return
     size = sum(entry.size for entry in manifest.files.values())
     parity = manifest.parity
+    against = parity.get("against", "the source")
     click.echo(f"{target}: {human_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
     click.echo(
-        f"against {parity.get('against', 'the source')}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
+        f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
     for line in attention_lines(manifest.target.attention):

@@ -123,7 +123,8 @@ def _format(part: ModelPart) -> str:
 def _parity(parity: dict[str, Any]) -> str:
     if not parity:
         return "not measured"
+    against = parity.get("against", "the source")
     return (
-        f"top-1 agreement {100 * parity['top1_agreement']:.0f} % with {parity.get('against', 'the source')} on {parity['positions']} positions, "
+        f"top-1 agreement {100 * parity['top1_agreement']:.0f} % with {against} on {parity['positions']} positions, "
         f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f})"
     )

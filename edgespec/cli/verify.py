@@ -46,8 +46,8 @@ def command(
 
     In strict mode every token must be equal.  Without it, or where a difference is found, the two logits are
     compared: a near-tie is named as such.  A graph that optimum made is tried first: where its rows depend on their
-    neighbours, near-ties may differ in strict mode too.  With --temperature the proof needs a --seed and --acceptance coupled.
-    Exits with 1 if a method fails.
+    neighbours, near-ties may differ in strict mode too.  With --temperature the proof needs a --seed and --acceptance
+    coupled.  Exits with 1 if a method fails.
 
     \b
     edgespec verify demo

@@ -118,7 +118,9 @@ class ForeignGraph:
             if tensor is None or tensor.data_type != TensorProto.FLOAT or len(tensor.dims) != 2:
                 continue
             bias = node.input[2] if len(node.input) > 2 else None
-            usual = all(attributes.get(key, usual) == usual for key, usual in (("alpha", 1), ("beta", 1), ("transA", 0)))
+            usual = all(
+                attributes.get(key, usual) == usual for key, usual in (("alpha", 1), ("beta", 1), ("transA", 0))
+            )
             if not usual or (bias and (bias not in self.initializers or len(self.initializers[bias].dims) != 1)):
                 continue
             n, k = (tensor.dims[0], tensor.dims[1]) if rows else (tensor.dims[1], tensor.dims[0])

@@ -121,7 +121,9 @@ class ForeignModel:
             export_graph(self.source.path, work)
             self.file = find_graph(work)
             if self.file is None:
-                raise ExportError(f"{self.source.path}: optimum wrote no {GRAPH}", "try `optimum-cli export onnx` by hand")
+                raise ExportError(
+                    f"{self.source.path}: optimum wrote no {GRAPH}", "try `optimum-cli export onnx` by hand"
+                )
         graph = ForeignGraph(self.file)
         ports = graph.ports
         known = {"layers": ports.layers, "kv_heads": ports.kv_heads, "head_dim": ports.head_dim}

@@ -68,7 +68,9 @@ def write_foreign(
                 continue
             weights.put(name, tuple(tensor.dims), values.dtype, [values])
             model.graph.initializer.append(weights.tensor(name))
-        model.graph.initializer.extend(weights.tensor(name) for name in weights.entries if name not in graph.initializers)
+        model.graph.initializer.extend(
+            weights.tensor(name) for name in weights.entries if name not in graph.initializers
+        )
     if made and not any(opset.domain == MICROSOFT for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
     (folder / MAIN).write_bytes(model.SerializeToString())
