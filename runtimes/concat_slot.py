@@ -1,4 +1,4 @@
-"""A KV slot over a graph that optimum exported: keys and values come out of every pass anew, the new rows behind the old.
+"""A KV slot over a graph that optimum exported: a pass gives all keys and values anew, the new rows behind the old.
 
 Two sets of buffers take turns: what a pass writes is what the next one reads, so nothing is copied beyond the graph's
 own concatenation.  Rows that do not stay (refused guesses, the dummy row of strict mode) are cropped before the next

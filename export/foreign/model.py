@@ -83,13 +83,14 @@ class ForeignModel:
         limit = model.facts.context
         if context is not None and not 1 < context <= limit:
             raise ExportError(
-                f"--context {context}: expected 2 to {limit}, the model's own limit less {HEADROOM} rows to measure with"
+                f"--context {context}: expected 2 to {limit}, the model's own limit less {HEADROOM} rows to measure "
+                "with"
             )
         model.facts = model.facts.model_copy(update={"context": context or limit})
         return model
 
     def weight_bytes(self, choice: WeightChoice) -> int:
-        """Bytes of the weight file: exact but for alignment where the graph is there, else by the checkpoint's shapes."""
+        """Bytes of the weight file, alignment apart; without the graph an estimate by the checkpoint's shapes."""
         if self.file is not None:
             graph = ForeignGraph(self.file)
             sizes = {name: tuple(tensor.dims) for name, tensor in graph.initializers.items()}

@@ -63,8 +63,8 @@ class ForeignExporter(Exporter):
             if wrong:
                 raise ExportError(
                     f"{option}: {path} goes through optimum, whose graph cannot be cut into layers or rewritten",
-                    f"such a model has the methods {', '.join(FOREIGN_METHODS)}, in int4, int8 (quantizers rtn, mse) or "
-                    f"fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
+                    f"such a model has the methods {', '.join(FOREIGN_METHODS)}, in int4, int8 (quantizers rtn, mse) "
+                    f"or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
                 )
 
 
