@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.ops import Kind, Linear
+from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
 from edgespec.export.quantize import BLOCK, dequantize_block, pack_levels, unpack_levels
 from edgespec.export.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantizers.base import Array, PieceQuantizer, Quantized
@@ -86,7 +86,7 @@ class CalibrationOps(NumpyOps):
         self._product = True  # whether anybody needs what a matrix gives
         self._stream: Array = np.empty(0, np.float32)  # before this sub-layer
 
-    def embed(self, weight: str) -> Array:
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
         wanted, inverse = np.unique(self.sequences, return_inverse=True)
         found, at = [], 0
         for piece in self.source.pieces(weight):
@@ -97,7 +97,7 @@ class CalibrationOps(NumpyOps):
         k, bits, seen = rows.shape[1], self.bits(weight), rows
         if k % BLOCK == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
             seen = dequantize_block(*quantize_searched(rows, bits), k, bits)
-        return np.concatenate([rows[inverse], seen[inverse]])
+        return self._placed(np.concatenate([rows[inverse], seen[inverse]]), scale, positions)
 
     def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
         seen = x[len(x) // 2 :].reshape(-1, x.shape[-1])
@@ -115,17 +115,22 @@ class CalibrationOps(NumpyOps):
         self._stream = x
         return super().sublayer(kind, layer, x, body)
 
-    def attention(self, q: Array, k: Array, v: Array, layer: int) -> Array:
+    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
         one = super().attention
         each = [slice(s, s + 1) for s in range(len(q))]
-        return np.concatenate([one(q[s], k[s], v[s], layer) for s in each])
+        return np.concatenate([one(q[s], k[s], v[s], rule) for s in each])
 
-    def gated(self, gate: Array, up: Array) -> Array:
+    def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         for s in range(len(gate)):  # in place: the widest of all activations
-            gate[s] = super().gated(gate[s], up[s])
+            gate[s] = super().gated(gate[s], up[s], activation)
         return gate
 
-    def head(self, x: Array, norm: str, head: Linear) -> Array:
+    def activate(self, x: Array, activation: Activation) -> Array:
+        for s in range(len(x)):
+            x[s] = super().activate(x[s], activation)
+        return x
+
+    def head(self, x: Array, norm: Norm, head: Linear) -> Array:
         """The head is quantized; nobody needs its logits."""
         x = self.norm(x, norm)
         self._product = False
@@ -164,25 +169,29 @@ class _Trace:
     def __init__(self) -> None:
         self.last, self.ends = "", set[str]()
 
-    def embed(self, weight: str) -> None: ...
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None: ...
 
-    def norm(self, x: None, weight: str) -> None: ...
+    def norm(self, x: None, norm: Norm) -> None:
+        self.last = ""
 
     def linear(self, x: None, *parts: Linear, joined: bool = False) -> tuple[None, ...]:
         self.last = parts[-1].weight if len(parts) == 1 else ""
         return (None,) * len(parts)
 
-    def attention(self, q: None, k: None, v: None, layer: int) -> None:
+    def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
         self.last = ""
 
-    def gated(self, gate: None, up: None) -> None:
+    def gated(self, gate: None, up: None, activation: Activation) -> None:
+        self.last = ""
+
+    def activate(self, x: None, activation: Activation) -> None:
         self.last = ""
 
     def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:
         body(None)
         self.ends.add(self.last)
 
-    def head(self, x: None, norm: str, head: Linear) -> None: ...
+    def head(self, x: None, norm: Norm, head: Linear) -> None: ...
 
 
 def residual_writers(arch: Architecture) -> set[str]:

@@ -9,15 +9,15 @@ import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.emit_attention import AttentionEmitter
 from edgespec.export.emit_heads import head_logits
 from edgespec.export.formats import EmbeddingTable, Errors, LinearFormat, stacked_shape
 from edgespec.export.graph import MICROSOFT, GraphBuilder, WeightFile
 from edgespec.export.heads import CUT, HeadPlan, is_head
-from edgespec.export.ops import Kind, Linear
-from edgespec.export.vectors import rope_vectors, stacked_bias, vector
+from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.vectors import position_rows, stacked_bias, vector
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
-ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim to be a multiple of this
 
 
 class GraphOps:
@@ -28,12 +28,10 @@ class GraphOps:
         ids -> embed -> [ If gate_attn[i]: + attention | Identity ] -> [ If gate_mlp[i]: + mlp | Identity ] -> ...
                      -> Gather(rows) -> norm -> LM head -> logits
 
-    Rotary embedding happens inside GroupQueryAttention where q, k and v come as one matrix and head_dim % 16 == 0,
-    which saves three nodes a layer, and outside otherwise.  A padded graph gives attention one dummy row more than it
-    has tokens: the operator's one-row kernel (and the one for a row left over after blocks of 16) rounds differently,
-    every other operator computes a row the same whatever stands beside it (docs/runtime.md).  The dummy's KV lies
-    after the pass's rows and is overwritten by the next.  Residuals are plain Adds, so that the gated and the ungated
-    graph give the same bits.
+    A padded graph gives attention one dummy row more than it has tokens: the operator's one-row kernel (and the one for
+    a row left over after blocks of 16) rounds differently, every other operator computes a row the same whatever stands
+    beside it (docs/runtime.md).  The dummy's KV lies after the pass's rows and is overwritten by the next.  Residuals
+    are plain Adds, so that the gated and the ungated graph give the same bits.
 
     With ``hidden`` the residual stream is an output, and with gate_embed off it is an input, ``hidden_in``, in place of
     the embedded ids: layers can be run apart, and with all of them off only what comes after them runs: the LM head, or
@@ -91,28 +89,32 @@ class GraphOps:
             for name in ("key", "value"):
                 declare(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)
                 self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
-        *self._rope, _ = rope_vectors(self.graph, arch)
+        self._attention = AttentionEmitter(self, [arch.rule(layer) for layer in range(facts.layers)])
         self._kv_names: tuple[str, str] = ("", "")
         self._packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
 
     # -- the operations --------------------------------------------------------------------------------------------
 
-    def embed(self, weight: str) -> str:
-        facts = self.arch.facts
-        tied = self.arch.head.weight == weight
-        form = self._form(weight)
-        if form.can_lookup(facts.hidden, tied):
-            self._store(weight, [weight])
-            return form.lookup(self.graph, "ids", weight, facts.hidden, facts.vocab)
-        table = EmbeddingTable(self.form.name == "fp32")
-        if not self.weights.has(f"{weight}.table"):
-            table.store(self.weights, self.arch.source, weight)
-        return table.lookup(self.graph, "ids", weight)
-
-    def norm(self, x: str, weight: str) -> str:
-        return self.graph.node(
-            "RMSNormalization", [x, vector(self.graph, self.arch.source, weight)], axis=-1, epsilon=self.arch.eps
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> str:
+        graph, x = self.graph, self._lookup(weight)
+        if scale != 1:
+            x = graph.node("Mul", [x, graph.constant("embedding_scale", np.float32(scale))])
+        if positions is not None:
+            rows = graph.node("Gather", [position_rows(graph, self.arch, positions), "pos"])  # [1, A, hidden]
+            x = graph.node("Add", [x, self.unpad(rows)])
+        if not self.hidden:
+            return x
+        return self.choose(
+            "gate_embed", "stream", self.arch.facts.hidden, lambda: self.same(x), lambda: self.same("hidden_in")
         )
+
+    def norm(self, x: str, norm: Norm) -> str:
+        graph, source = self.graph, self.arch.source
+        inputs = [x, vector(graph, source, norm.weight)]
+        if norm.bias is not None:
+            inputs.append(vector(graph, source, norm.bias))
+        kind = "LayerNormalization" if norm.centered else "RMSNormalization"
+        return graph.node(kind, inputs, axis=-1, epsilon=self.arch.eps)
 
     def linear(self, x: str, *parts: Linear, joined: bool = False) -> tuple[str, ...]:
         # one node a part unless joined: a Split costs more than it saves for gate and up (docs/log.md)
@@ -126,42 +128,21 @@ class GraphOps:
         self._packed[outputs] = packed
         return outputs
 
-    def attention(self, q: str, k: str, v: str, layer: int) -> str:
-        facts, graph = self.arch.facts, self.graph
-        packed = self._packed.get((q, k, v))
-        inside = packed is not None and facts.head_dim % ROTARY_INSIDE == 0
-        if packed is not None and inside:
-            qkv, rotary = [self._pad(packed, facts.heads + 2 * facts.kv_heads), "", ""], [*self._rope, "pos"]
-        else:
-            q, k, v = self._pad(q, facts.heads), self._pad(k, facts.kv_heads), self._pad(v, facts.kv_heads)
-            q = graph.node("RotaryEmbedding", [q, *self._rope, "pos"], num_heads=facts.heads)
-            k = graph.node("RotaryEmbedding", [k, *self._rope, "pos"], num_heads=facts.kv_heads)
-            qkv, rotary = [q, k, v], ["", "", ""]
-        past = [f"past_key_values.{layer}.{name}" for name in ("key", "value")]
-        y = graph.node(
-            "GroupQueryAttention",
-            [*qkv, *past, "seqlens_k", "total", *rotary, "bias"],
-            [graph.unique("attention"), *self._kv_names],
-            domain=MICROSOFT,
-            num_heads=facts.heads,
-            kv_num_heads=facts.kv_heads,
-            scale=facts.head_dim**-0.5,
-            do_rotary=int(inside),
-        )
-        if not self.padded:
-            return y
-        zero, one, minus = (graph.constant(f"int_{i}", np.array([i], np.int64)) for i in (0, 1, -1))
-        return graph.node("Slice", [y, zero, minus, one])
+    def attention(self, q: str, k: str, v: str, rule: AttentionRule) -> str:
+        return self._attention.emit(q, k, v, self._packed.get((q, k, v)), rule, self._kv_names)
 
-    def gated(self, gate: str, up: str) -> str:
-        return self.graph.node("Mul", [self.silu(gate), up])
+    def gated(self, gate: str, up: str, activation: Activation) -> str:
+        return self.graph.node("Mul", [self.activate(gate, activation), up])
+
+    def activate(self, x: str, activation: Activation) -> str:
+        if activation == "silu":
+            return self.silu(x)
+        if activation == "relu":
+            return self.graph.node("Relu", [x])
+        return self.graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
 
     def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
         graph = self.graph
-        if self.hidden and layer == 0 and kind == "attention":
-            x = self.choose(
-                "gate_embed", "stream", self.arch.facts.hidden, lambda: self.same(x), lambda: self.same("hidden_in")
-            )
         kv = [f"present.{layer}.{name}" for name in ("key", "value")] if kind == "attention" else []
         if not self.gates:
             self._kv_names = (kv[0], kv[1]) if kv else ("", "")
@@ -184,13 +165,13 @@ class GraphOps:
         }
         return graph.node("If", [gate], [graph.unique(kind), *kv], **branches)
 
-    def head(self, x: str, norm: str, head: Linear) -> str:
+    def head(self, x: str, norm: Norm, head: Linear) -> str:
         graph, plan = self.graph, self.plan
         if self.hidden:
             graph.node("Identity", [x], ["hidden"])
         h = self.norm(graph.node("Gather", [x, "rows"], axis=1), norm)  # [1, R, hidden]
         head = Linear(CUT) if plan.only else head
-        logits = head_logits(self, h, head) if self.hidden and plan.groups else self.multiply(h, head)
+        logits = head_logits(self, h, head) if self.hidden and plan.groups else self.lm_head(h, head)
         graph.node("Identity", [logits], ["logits"])
         one = not plan.groups or not self.hidden
         graph.output("logits", FLOAT, [1, "R", self.arch.source.shape(head.weight)[0] if one else "V"])
@@ -220,6 +201,31 @@ class GraphOps:
         branches = {"then_branch": branch("on", then), "else_branch": branch("off", otherwise)}
         return self.graph.node("If", [gate], [self.graph.unique(name)], **branches)
 
+    def lm_head(self, h: str, head: Linear) -> str:
+        """The model's own LM head, or rows of it: h [1, R, hidden] -> [1, R, n]."""
+        graph, rule, y = self.graph, self.arch.logits, self.multiply(h, head)
+        if rule.scale != 1:
+            y = graph.node("Mul", [y, graph.constant("logit_scale", np.float32(rule.scale))])
+        if rule.cap:
+            cap = graph.constant("logit_cap", np.float32(rule.cap))
+            y = graph.node("Mul", [graph.node("Tanh", [graph.node("Div", [y, cap])]), cap])
+        return y
+
+    def pad(self, x: str, heads: int) -> str:
+        """x [1, T, heads * head_dim] with a dummy row behind it, if this is a padded graph."""
+        if not self.padded:
+            return x
+        width = heads * self.arch.facts.head_dim
+        dummy = self.graph.constant(f"dummy_{width}", np.zeros((1, 1, width), np.float32))
+        return self.graph.node("Concat", [x, dummy], axis=1)
+
+    def unpad(self, x: str) -> str:
+        """x [1, A, width] without the dummy row."""
+        if not self.padded:
+            return x
+        zero, one, minus = (self.graph.constant(f"int_{i}", np.array([i], np.int64)) for i in (0, 1, -1))
+        return self.graph.node("Slice", [x, zero, minus, one])
+
     def multiply(self, x: str, *parts: Linear) -> str:
         """x [1, R, k] times matrices stacked along n -> [1, R, n]."""
         names = [part.weight for part in parts]
@@ -234,13 +240,16 @@ class GraphOps:
     def _form(self, name: str) -> LinearFormat:
         return self.head_form if is_head(name, self.arch) else self.form
 
-    def _pad(self, x: str, heads: int) -> str:
-        """x [1, T, heads * head_dim] with a dummy row behind it, if this is a padded graph."""
-        if not self.padded:
-            return x
-        width = heads * self.arch.facts.head_dim
-        dummy = self.graph.constant(f"dummy_{width}", np.zeros((1, 1, width), np.float32))
-        return self.graph.node("Concat", [x, dummy], axis=1)
+    def _lookup(self, weight: str) -> str:
+        """Rows of the embedding -> [1, T, hidden]."""
+        facts, form = self.arch.facts, self._form(weight)
+        if form.can_lookup(facts.hidden, self.arch.head.weight == weight):
+            self._store(weight, [weight])
+            return form.lookup(self.graph, "ids", weight, facts.hidden, facts.vocab)
+        table = EmbeddingTable(self.form.name == "fp32")
+        if not self.weights.has(f"{weight}.table"):
+            table.store(self.weights, self.arch.source, weight)
+        return table.lookup(self.graph, "ids", weight)
 
     def _store(self, name: str, parts: list[str]) -> None:
         if name not in self.weights.matrices:

@@ -36,8 +36,8 @@ def head_logits(ops: GraphOps, h: str, head: Linear) -> str:
     y = h
     for at, group in enumerate(plan.groups):
         y = ops.choose(f"gate_heads.{at}", group.name, hidden, partial(_group, ops, h, group), partial(ops.same, y))
-    lm = partial(ops.multiply, y, head)
-    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.multiply, y, Linear(CUT))) if plan.cut else lm()
+    lm = partial(ops.lm_head, y, head)
+    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.lm_head, y, Linear(CUT))) if plan.cut else lm()
     for at, group in enumerate(plan.groups):
         if group.own:
             own = partial(_own, ops, y, group_matrices(group).heads)

@@ -72,8 +72,8 @@ class ChosenRows:
         return np.concatenate(found)
 
 
-class ExtendedCheckpoint(Checkpoint):
-    """A checkpoint and more tensors; ``index``, and so the count of parameters, is the checkpoint's alone."""
+class Overlay(Checkpoint):
+    """A checkpoint and more tensors, which may stand in for its own; ``index`` is the checkpoint's alone."""
 
     def __init__(self, base: Checkpoint, extra: Mapping[str, Extra]) -> None:
         super().__init__(base.path, base.config)
@@ -102,3 +102,7 @@ class ExtendedCheckpoint(Checkpoint):
         if name in self._extra:
             return np.ascontiguousarray(self._extra[name].read(rows, columns), np.float32)
         return self._base.read(name, rows, columns)
+
+
+class ExtendedCheckpoint(Overlay):
+    """A checkpoint with trained heads or a cut LM head beside its own tensors."""

@@ -173,7 +173,7 @@ def check_heads(heads: TrainedHeads, arch: Architecture, codec: TextCodec, folde
     if file.tokenizer is not None and file.tokenizer != (mine := tokenizer_fingerprint(codec)):
         raise ExportError(theirs_is.format("tokenizer", file.tokenizer, mine), again)
     if file.model is not None:
-        mine = model_fingerprint(arch.source, arch.final_norm, arch.embedding)
+        mine = model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding)
         if file.model != mine:
             raise ExportError(
                 f"{folder}: heads for a model with fingerprint {file.model[:12]}, but this model's is {mine[:12]}",

@@ -93,12 +93,14 @@ def spread(
         return keys
     chosen = np.arange(0, len(positions), 2)
     wanted = np.random.default_rng(0).integers(0, facts.context, len(chosen))
-    angles = (wanted - positions[chosen])[:, None] * inverse_frequencies(facts.rope, facts.head_dim)
-    cos, sin = np.cos(angles), np.sin(angles)  # [chosen, head_dim / 2]
-    half, turned = facts.head_dim // 2, keys.copy()
-    first, second = keys[..., chosen, :half].astype(np.float32), keys[..., chosen, half:].astype(np.float32)
+    dims = int(str(facts.rope.get("dims", facts.head_dim)))
+    steps, _ = inverse_frequencies(facts.rope, dims, facts.context)
+    angles = (wanted - positions[chosen])[:, None] * steps
+    cos, sin = np.cos(angles), np.sin(angles)  # [chosen, dims / 2]
+    half, turned = dims // 2, keys.copy()
+    first, second = (keys[..., chosen, at : at + half].astype(np.float32) for at in (0, half))
     turned[..., chosen, :half] = first * cos - second * sin
-    turned[..., chosen, half:] = first * sin + second * cos
+    turned[..., chosen, half:dims] = first * sin + second * cos
     return turned
 
 

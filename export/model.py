@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from math import prod
 from pathlib import Path
 
 from edgespec.errors import ExportError
@@ -40,8 +41,8 @@ def open_model(path: Path, context: int | None) -> Architecture:
     """
     arch = architecture(Checkpoint.open(path))
     if context is not None:
-        if not 1 < context <= arch.facts.context:
-            raise ExportError(f"--context {context}: expected 2 to {arch.facts.context}, the model's own limit")
+        if not 1 < context <= arch.most_context:
+            raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
         arch.facts = arch.facts.model_copy(update={"context": context})
     return arch
 
@@ -101,8 +102,7 @@ def write_model(
         native.graph.save(folder / NATIVE)
     graphs["native"] = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     _write_index(folder / INDEX, weights, packed)
-    source = arch.source
-    facts = arch.facts.model_copy(update={"parameters": sum(_size(source.shape(name)) for name in source.index)})
+    facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
     part = ModelPart(
         facts=facts,
         format=form,
@@ -133,10 +133,3 @@ def _write_index(path: Path, stock: WeightFile, native: WeightFile) -> None:
     matrices = {name: asdict(packed) for name, packed in native.packed.items()}
     index = {"matrices": matrices, "stock": entries(stock), "native": entries(native)}
     path.write_text(json.dumps(index), "utf-8")
-
-
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for length in shape:
-        size *= length
-    return size

@@ -2,7 +2,8 @@
 
 ``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
 one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
-them on such a run.  An architecture file is written once, for all.
+them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators.  An architecture file is
+written once, for all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,18 @@ from typing import Literal, Protocol, TypeVar
 
 X = TypeVar("X")
 Kind = Literal["attention", "mlp"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""What config.json calls them: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation."""
 
 
 @dataclass(frozen=True)
@@ -23,15 +36,58 @@ class Linear:
     bias: str | None = None
 
 
+@dataclass(frozen=True)
+class Norm:
+    """A root-mean-square norm, or a layer norm (``centered``: less the mean first): weight [n], bias [n]."""
+
+    weight: str
+    bias: str | None = None
+    centered: bool = False
+
+
+@dataclass(frozen=True)
+class AttentionRule:
+    """What one layer's attention does beside the products.
+
+    Attributes:
+        layer: whose KV.
+        scale: of the scores, before anything else.
+        rotary: which of the architecture's rotary tables; None = positions are not told to this layer.
+        window: positions a row sees, itself included; 0 = all.
+        cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
+        q_norm, k_norm: norms of each head of q and k, before rotation.
+    """
+
+    layer: int
+    scale: float
+    rotary: str | None = None
+    window: int = 0
+    cap: float = 0.0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class LogitsRule:
+    """What becomes of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+
+
 class Ops(Protocol[X]):
     """The operations.  ``X`` is an activation [1, T, width]: a value name in a graph, an array in numpy."""
 
-    def embed(self, weight: str) -> X:
-        """Rows of the embedding matrix for the ids of this pass -> [1, T, hidden]."""
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> X:
+        """Rows of the embedding matrix for the ids of this pass, times ``scale`` -> [1, T, hidden].
+
+        Args:
+            positions: a matrix [context, hidden] whose rows are added, by position.
+        """
         ...
 
-    def norm(self, x: X, weight: str) -> X:
-        """Root-mean-square norm times ``weight``."""
+    def norm(self, x: X, norm: Norm) -> X:
+        """Over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
         ...
 
     def linear(self, x: X, *parts: Linear, joined: bool = False) -> tuple[X, ...]:
@@ -44,27 +100,34 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def attention(self, q: X, k: X, v: X, layer: int) -> X:
-        """Rotary positions, then causal grouped attention over the layer's KV.
+    def attention(self, q: X, k: X, v: X, rule: AttentionRule) -> X:
+        """Norms of heads, rotary positions, then causal grouped attention over the layer's KV.
 
         Args:
             q: [1, T, heads * head_dim].
             k: [1, T, kv_heads * head_dim], appended to the layer's keys after rotation.
             v: [1, T, kv_heads * head_dim], appended to the layer's values.
-            layer: whose KV.
+            rule: how.
 
         Returns [1, T, heads * head_dim].
         """
         ...
 
-    def gated(self, gate: X, up: X) -> X:
-        """SiLU(gate) * up."""
+    def gated(self, gate: X, up: X, activation: Activation) -> X:
+        """activation(gate) * up."""
+        ...
+
+    def activate(self, x: X, activation: Activation) -> X:
+        """activation(x)."""
         ...
 
     def sublayer(self, kind: Kind, layer: int, x: X, body: Callable[[X], X]) -> X:
-        """x + body(x); in a gated graph the body can be left out, pass by pass."""
+        """x + body(x); in a gated graph the body can be left out, pass by pass.
+
+        The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.
+        """
         ...
 
-    def head(self, x: X, norm: str, head: Linear) -> X:
-        """Final norm and LM head on the rows asked for -> logits [1, R, vocab]."""
+    def head(self, x: X, norm: Norm, head: Linear) -> X:
+        """Final norm and LM head on the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
         ...

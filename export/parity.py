@@ -38,10 +38,11 @@ def parity_report(
     tokens = list(tokens)
     rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
     exact = reference_logits(arch, tokens, rows.tolist(), progress)  # [R, vocab]
+    own = arch.tensors
     return {
         "positions": len(rows),
         "weight_error_by_layer": error_by_layer(errors, arch.facts.layers),
-        "weight_error": relative_error(sums for name, sums in errors.items() if name in arch.source.index),
+        "weight_error": relative_error(sums for name, sums in errors.items() if name in own),
         **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from edgespec.export.architectures import Architecture
@@ -16,17 +17,12 @@ from edgespec.runtimes.manifest import Format, Layout
 
 def weight_bytes(arch: Architecture, form: Format, head: Format | None = None, layout: Layout = "native") -> int:
     """Bytes of the weight file, from shapes alone; alignment and, in the native layout, padding apart."""
-    source, total, rest = arch.source, 0, form
+    total, rest = 0, form
     scale = 2 if layout == "native" else 4  # bytes
-    for name in source.index:
+    for name, shape in arch.tensors.items():
         form = head if head and name == arch.head.weight else rest
-        shape = source.shape(name)
-        if name == "lm_head.weight" and arch.facts.tied:
-            continue
-        if len(shape) == 1 or form == "fp32":
-            size = 4
-            for length in shape:
-                size *= length
+        if len(shape) == 1 or form == "fp32" or name == arch.positions:
+            size = 4 * prod(shape)
         elif form == "w8a8" or (name == arch.embedding and not arch.facts.tied and shape[1] % BLOCK):
             size = shape[0] * (shape[1] + 4)
         else:
@@ -35,7 +31,7 @@ def weight_bytes(arch: Architecture, form: Format, head: Format | None = None, l
             if name == arch.embedding and arch.facts.tied and shape[1] % BLOCK:  # rows to look up are stored apart
                 size += shape[0] * (shape[1] + 4)
         total += size
-    return total + 2 * 4 * (arch.facts.context + HEADROOM) * (arch.facts.head_dim // 2)
+    return total + sum(4 * (arch.facts.context + HEADROOM) * rotary.dims for rotary in arch.rotaries.values())
 
 
 def head_bytes(arch: Architecture, form: Format, head: Format | None = None, layout: Layout = "native") -> int:

@@ -1,12 +1,15 @@
 """Rotary position tables.
 
-Sources: RoFormer (arXiv 2104.09864); the llama3 scaling is that of the Llama 3.1 release, whose constants every
+Sources: RoFormer (arXiv 2104.09864); linear and dynamic (NTK) scaling as transformers defines them; YaRN (arXiv
+2309.00071); LongRoPE (arXiv 2402.13753); the llama3 scaling is that of the Llama 3.1 release, whose constants every
 configuration carries.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,11 +17,44 @@ from numpy.typing import NDArray
 
 from edgespec.errors import UnsupportedModel
 
-LLAMA3 = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+Doubles = NDArray[np.float64]
+Parameters = Mapping[str, Any]
+
+NEEDED: dict[str, list[str]] = {
+    "default": [],
+    "linear": ["factor"],
+    "dynamic": ["factor", "max_position_embeddings"],
+    "yarn": ["original_max_position_embeddings"],
+    "longrope": ["original_max_position_embeddings"],
+    "llama3": ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"],
+}
+"""The numbers that each type needs beside ``rope_theta``."""
+OLD_NAMES = {"su": "longrope"}
 
 
-def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Rotary:
+    """One rotation of queries and keys.
+
+    Attributes:
+        parameters: see ``rope_parameters``.
+        dims: channels of a head that are turned, from the first on.
+    """
+
+    parameters: Parameters
+    dims: int
+
+    def tables(self, positions: int, context: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Cosines and sines of the first positions, [positions, dims / 2] each, of a model used up to ``context``."""
+        return rope_tables(self.parameters, self.dims, positions, context)
+
+
+def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
     """The rotary settings of a config.json, new form (``rope_parameters``) or old (``rope_theta``, ``rope_scaling``).
+
+    Args:
+        config: the configuration.
+        theta: the base where none is given.
 
     Returns a dict with ``rope_theta`` and ``rope_type``, and what that type needs.
 
@@ -28,26 +64,77 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if not isinstance(new, dict) or not isinstance(old, dict):
         raise UnsupportedModel("config.json: expected rope_parameters and rope_scaling to be objects")
-    merged = {"rope_theta": config.get("rope_theta", 10000.0), **old, **new}
-    merged["rope_type"] = merged.pop("type", None) or merged.get("rope_type") or "default"
-    if merged["rope_type"] not in ("default", "llama3"):
+    merged = {"rope_theta": config.get("rope_theta", theta), **old, **new}
+    kind = merged.pop("type", None) or merged.get("rope_type") or "default"
+    merged["rope_type"] = OLD_NAMES.get(kind, kind)
+    merged["max_position_embeddings"] = config.get("max_position_embeddings")
+    if trained := config.get("original_max_position_embeddings"):  # phi3 says it outside
+        merged["original_max_position_embeddings"] = trained
+    elif merged["rope_type"] in ("yarn", "longrope"):
+        merged.setdefault("original_max_position_embeddings", config.get("max_position_embeddings"))
+    return checked(merged)
+
+
+def checked(parameters: dict[str, Any]) -> dict[str, Any]:
+    """The parameters, if their type is known and has what it needs.
+
+    Raises:
+        UnsupportedModel: it is not, or has not.
+    """
+    kind = parameters["rope_type"]
+    if kind not in NEEDED:
         raise UnsupportedModel(
-            f"rope type {merged['rope_type']!r} is not supported; supported: default, llama3",
+            f"rope type {kind!r} is not supported; supported: {', '.join(NEEDED)}",
             "only the positional scaling stands in the way; open an issue with the config.json",
         )
-    needed = ["rope_theta"] + (LLAMA3 if merged["rope_type"] == "llama3" else [])
-    for key in needed:
-        value = merged.get(key)
+    for key in ["rope_theta", *NEEDED[kind]]:
+        value = parameters.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
-            raise UnsupportedModel(f"config.json: rope type {merged['rope_type']} needs a number {key}, got {value!r}")
-    return merged
+            raise UnsupportedModel(f"config.json: rope type {kind} needs a number {key}, got {value!r}")
+    if kind == "longrope":
+        for key in ("short_factor", "long_factor"):
+            if not isinstance(parameters.get(key), list):
+                raise UnsupportedModel(f"config.json: rope type {kind} needs a list {key}")
+    return parameters
 
 
-def inverse_frequencies(parameters: dict[str, Any], dims: int) -> NDArray[np.float64]:  # [dims // 2]
-    """Angular step of each rotary pair, in radians per position."""
-    inverse = 1.0 / float(parameters["rope_theta"]) ** (np.arange(0, dims, 2, dtype=np.float64) / dims)
-    if parameters["rope_type"] == "default":
-        return inverse
+def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tuple[Doubles, float]:
+    """Angular step of each rotary pair in radians per position, [dims // 2], and what cosines and sines are times.
+
+    Args:
+        parameters: see ``rope_parameters``.
+        dims: channels that are turned.
+        context: most positions that will be used: dynamic and longrope scaling are chosen by it, once.
+    """
+    theta, kind = float(parameters["rope_theta"]), parameters["rope_type"]
+    exponents = np.arange(0, dims, 2, dtype=np.float64) / dims
+    inverse = theta**-exponents
+    if kind == "linear":
+        return inverse / float(parameters["factor"]), 1.0
+    if kind == "dynamic":
+        factor, longest = float(parameters["factor"]), int(parameters["max_position_embeddings"])
+        stretch = factor * max(context, longest) / longest - (factor - 1)
+        return (theta * stretch ** (dims / (dims - 2))) ** -exponents, 1.0
+    if kind == "yarn":
+        return _yarn(parameters, inverse, dims)
+    if kind == "longrope":
+        return _longrope(parameters, inverse, dims, context)
+    if kind == "llama3":
+        return _llama3(parameters, inverse), 1.0
+    return inverse, 1.0
+
+
+def rope_tables(
+    parameters: Parameters, dims: int, positions: int, context: int
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # [positions, dims // 2] each
+    """Cosines and sines for every position; see ``inverse_frequencies``."""
+    # float32 angles, as transformers computes them: parity at long positions depends on the same rounding
+    steps, times = inverse_frequencies(parameters, dims, context)
+    angles = np.arange(positions, dtype=np.float32)[:, None] * steps.astype(np.float32)
+    return np.cos(angles) * np.float32(times), np.sin(angles) * np.float32(times)
+
+
+def _llama3(parameters: Parameters, inverse: Doubles) -> Doubles:
     factor = float(parameters["factor"])
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
     trained = float(parameters["original_max_position_embeddings"])
@@ -57,11 +144,44 @@ def inverse_frequencies(parameters: dict[str, Any], dims: int) -> NDArray[np.flo
     return (1 - blend) * inverse / factor + blend * inverse
 
 
-def rope_tables(
-    parameters: dict[str, Any], dims: int, positions: int
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:  # [positions, dims // 2] each
-    """Cosines and sines for every position."""
-    # float32 angles, as transformers computes them: parity at long positions depends on the same rounding
-    step = inverse_frequencies(parameters, dims).astype(np.float32)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * step
-    return np.cos(angles), np.sin(angles)
+def _stretch(parameters: Parameters, trained: float) -> float:
+    """By how much the context was stretched, where the configuration does not say it."""
+    factor, longest = parameters.get("factor"), parameters.get("max_position_embeddings")
+    return float(factor) if factor is not None else float(longest or trained) / trained
+
+
+def _yarn(parameters: Parameters, inverse: Doubles, dims: int) -> tuple[Doubles, float]:
+    trained = float(parameters["original_max_position_embeddings"])
+    factor, theta = _stretch(parameters, trained), float(parameters["rope_theta"])
+
+    def magnitude(weight: float = 1.0) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    times = parameters.get("attention_factor")
+    if times is None:
+        some, every = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        times = magnitude(some) / magnitude(every) if some and every else magnitude()
+
+    def pair_that_turns(often: float) -> float:  # as many times over the trained context
+        return dims * math.log(trained / (often * 2 * math.pi)) / (2 * math.log(theta))
+
+    low = pair_that_turns(float(parameters.get("beta_fast") or 32))
+    high = pair_that_turns(float(parameters.get("beta_slow") or 1))
+    if parameters.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dims - 1)
+    # fast pairs are kept, slow ones stretched, those between blended
+    slow = np.clip((np.arange(dims // 2) - low) / (high - low if high != low else 1e-3), 0, 1)
+    return inverse * (1 - slow) + inverse / factor * slow, float(times)
+
+
+def _longrope(parameters: Parameters, inverse: Doubles, dims: int, context: int) -> tuple[Doubles, float]:
+    trained = float(parameters["original_max_position_embeddings"])
+    factor, times = _stretch(parameters, trained), parameters.get("attention_factor")
+    if times is None:
+        times = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
+    name = "long_factor" if context > trained else "short_factor"
+    factors = np.asarray(parameters[name], np.float64)
+    if factors.shape != (dims // 2,):
+        raise UnsupportedModel(f"config.json: expected {dims // 2} numbers in {name}, got {len(factors)}")
+    return inverse / factors, float(times)

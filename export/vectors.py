@@ -9,7 +9,6 @@ import numpy as np
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.graph import INLINE_BYTES, GraphBuilder
 from edgespec.export.ops import Linear
-from edgespec.export.rope import rope_tables
 from edgespec.export.source import Checkpoint
 
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
@@ -35,10 +34,21 @@ def stacked_bias(graph: GraphBuilder, source: Checkpoint, parts: Sequence[Linear
     return graph.constant("+".join(str(part.bias) for part in parts), np.concatenate(pieces))
 
 
-def rope_vectors(graph: GraphBuilder, arch: Architecture) -> tuple[str, str, int]:
+def position_rows(graph: GraphBuilder, arch: Architecture, name: str) -> str:
+    """Learned positions, [context + HEADROOM, hidden]; zeros beyond what was learnt, where no token ever stands."""
+    if not graph.weights.has(name):
+        rows = arch.facts.context + HEADROOM
+        learnt = arch.source.read(name, slice(0, min(rows, arch.source.shape(name)[0])))
+        value = np.concatenate([learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)])
+        graph.weights.put(name, value.shape, np.float32, [value])
+    return graph.stored(name)
+
+
+def rope_vectors(graph: GraphBuilder, arch: Architecture, rotary: str) -> tuple[str, str, int]:
     """The cosines and sines of all positions, and how many channels they turn."""
-    tables = rope_tables(arch.rope, arch.facts.head_dim, arch.facts.context + HEADROOM)
-    for name, table in zip(("rope_cos", "rope_sin"), tables, strict=True):
+    tables = arch.rotaries[rotary].tables(arch.facts.context + HEADROOM, arch.facts.context)
+    names = f"{rotary}_cos", f"{rotary}_sin"
+    for name, table in zip(names, tables, strict=True):
         if not graph.weights.has(name):
             graph.weights.put(name, table.shape, np.float32, [table])
-    return graph.stored("rope_cos"), graph.stored("rope_sin"), 2 * tables[0].shape[1]
+    return graph.stored(names[0]), graph.stored(names[1]), 2 * tables[0].shape[1]

@@ -23,7 +23,10 @@ METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockw
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 # what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
 FOREIGN_METHODS = ("ar", "ngram", "speculative")
-EMITTED = ("llama", "qwen2")
+EMITTED = (
+    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3", "granite",
+    "stablelm", "gpt2", "gpt_neox", "starcoder2", "falcon",
+)  # fmt: skip
 
 
 def _inside(path: str) -> str:
@@ -54,7 +57,7 @@ class ModelFacts(_Part):
     head_dim: int = Field(gt=0)
     vocab: int = Field(gt=0)
     context: int = Field(gt=0, description="most tokens of one sequence")
-    rope: dict[str, float | int | str] = Field(default_factory=dict)
+    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
     tied: bool = False
     parameters: int = 0
 

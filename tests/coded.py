@@ -14,6 +14,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.attention import TABLES, store
 from edgespec.export.kv_tables import learn_tables
 from edgespec.export.model import open_model, write_model
+from edgespec.export.ops import AttentionRule
 from edgespec.export.reference import NumpyOps
 from edgespec.runtimes.kv import ATTENTION, LEARNT, KvFormat
 from edgespec.runtimes.manifest import AttentionPart, ModelPart
@@ -78,9 +79,10 @@ class _CodedOps(NumpyOps):
         super().__init__(made.arch, tokens)
         self.kv, self.stored, self.tables = kv, stored, made.tables
 
-    def attention(self, q: Any, k: Any, v: Any, layer: int) -> Any:
-        facts, kv = self.arch.facts, self.kv
-        q, k = self._rotate(self._heads(q, facts.heads)), self._rotate(self._heads(k, facts.kv_heads))
+    def attention(self, q: Any, k: Any, v: Any, rule: AttentionRule) -> Any:
+        facts, kv, layer = self.arch.facts, self.kv, rule.layer
+        q = self._rotate(self._heads(q, facts.heads), rule.rotary)
+        k = self._rotate(self._heads(k, facts.kv_heads), rule.rotary)
         v = self._heads(v, facts.kv_heads)
         length, group = q.shape[1], facts.heads // facts.kv_heads
         keys = self.stored[f"past_key_values.{layer}.key"]

@@ -183,7 +183,7 @@ def writer(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathF
         key, chosen = (layout, name, form, quantizer), DirectLevels(QUANTIZERS[quantizer])
         if key not in made:
             folder = tmp_path_factory.mktemp("model")
-            arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), None)
+            arch = open_model(checkpoint(name) if name in hf.CONFIGS else resolve(name), hf.CONTEXTS.get(name))
             result = write_model(folder, arch, form, chosen=chosen, gated=True, layout=layout)
             part = result.part
             if layout == "stock":
@@ -204,7 +204,7 @@ def written(writer: Callable[..., Written], operators: Operators) -> Callable[..
 
 def fixed_skip_set(folder: Path, model: str) -> Path:
     """A skip set file for a model: two attentions and an MLP, whatever a search would find."""
-    layers = json.loads((resolve(model) / "config.json").read_text("utf-8"))["num_hidden_layers"]
+    layers = open_model(resolve(model), None).facts.layers
     file = folder / "skip.json"
     file.write_text(json.dumps({"attention": [1, layers - 2], "mlp": [layers // 2]}), "utf-8")
     return file

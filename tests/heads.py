@@ -9,7 +9,8 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from edgespec.export.heads import DESCRIPTION, TENSORS, HeadsFile
-from edgespec.export.source import Checkpoint, resolve
+from edgespec.export.model import open_model
+from edgespec.export.source import resolve
 
 
 def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool = False, seed: int = 0) -> Path:
@@ -17,8 +18,8 @@ def make_heads(folder: Path, kind: str, model: str, *, count: int = 3, own: bool
 
     Medusa heads start as the paper's do, near the LM head's own guess; exits are near the identity.
     """
-    config = Checkpoint.open(resolve(model)).config
-    hidden, vocab, layers = (int(config[key]) for key in ("hidden_size", "vocab_size", "num_hidden_layers"))
+    facts = open_model(resolve(model), None).facts
+    hidden, vocab, layers = facts.hidden, facts.vocab, facts.layers
     rng = np.random.default_rng(seed)
 
     def noise(*shape: int, scale: float = 0.05) -> np.ndarray:

@@ -19,6 +19,8 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tests.zoo import CASES
+
 Config = dict[str, Any]
 DType = Literal["float32", "float16", "bfloat16"]
 
@@ -39,9 +41,12 @@ CHAT_TEMPLATE = (
 )
 """A chat template for tests that want one: `role: content` lines."""
 
+SHAPES = Path(__file__).parent / "data" / "reference" / "shapes.json"
+"""Tensors of the configurations of tests/zoo.py, as transformers names and shapes them."""
+
 _SPECIAL = {"bos_token_id": BOS, "eos_token_id": EOS, "hidden_act": "silu", "max_position_embeddings": MAX_POSITIONS}
 
-CONFIGS: dict[str, Config] = {
+CORE: dict[str, Config] = {
     # Tied, grouped-query attention; head_dim (16) is left to be derived.
     "llama_tied_gqa": {
         "model_type": "llama",
@@ -170,8 +175,21 @@ DTYPES: dict[str, DType] = {
 """The dtype of the stored weights behind the reference logits (computed in float32, after widening)."""
 
 
+CONFIGS: dict[str, Config] = CORE | {name: case.config for name, case in CASES.items()}
+"""Every configuration with reference logits; ``CORE`` stands for all where a test is not about architectures."""
+SEEDS |= {name: case.seed for name, case in CASES.items()}
+DTYPES |= {name: case.dtype for name, case in CASES.items()}
+CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
+"""What an export is limited to, where not to the model's own limit."""
+LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
+"""Configurations whose reference reaches far positions."""
+
+
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """The tensors of a checkpoint under their Hugging Face names, in the order of the network."""
+    for name, case in CASES.items():
+        if case.config is config:
+            return {tensor: tuple(shape) for tensor, shape in json.loads(SHAPES.read_text("utf-8"))[name].items()}
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads") or heads
@@ -207,28 +225,59 @@ def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def weights(config: Config, seed: int, scale: float = SCALE) -> dict[str, np.ndarray]:
+def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0) -> dict[str, np.ndarray]:
     """The float32 weights of a seeded model whose logits have a standard deviation of about `scale`.
 
     Queries and keys are large enough for attention to prefer some positions to others, and what the layers add to the
-    residual stream outweighs the embedding, so that the next token depends on more than the current one.
+    residual stream outweighs the embedding, so that the next token depends on more than the current one; ``boost``
+    makes it larger.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    gains = {"q_proj": 1.4, "k_proj": 1.4, "o_proj": 1.5, "down_proj": 2.0}
+    offset = 0.0 if config["model_type"].startswith("gemma") else 1.0  # gemma's norms multiply by 1 + weight
     made: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():
         noise = generator.standard_normal(shape)
         module, kind = name.split(".")[-2:]
-        if module.endswith("norm"):
-            values = 1.0 + 0.15 * noise
-        elif kind == "bias":
+        if kind == "bias":
             values = 0.3 * noise
-        elif module in ("embed_tokens", "lm_head"):
+        elif "norm" in module or module.startswith("ln_"):
+            values = offset + 0.15 * noise + (boost - 1 if module in _POST_NORMS else 0)
+        elif module in _OUTER:
             values = scale / math.sqrt(shape[1]) * noise
         else:
-            values = gains.get(module, 1.0) / math.sqrt(shape[1]) * noise
+            inputs = shape[0] if config["model_type"] == "gpt2" else shape[1]
+            values = _GAINS.get(module, 1.0) * (boost if module in _ENDS else 1) / math.sqrt(inputs) * noise
         made[name] = values.astype(np.float32)
     return made
+
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "falcon": "FalconForCausalLM",
+}
+_OUTER = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h")
+_GAINS = {
+    **dict.fromkeys(("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value"), 1.4),
+    **dict.fromkeys(("o_proj", "dense"), 1.5),
+    **dict.fromkeys(("down_proj", "c_proj", "dense_4h_to_h"), 2.0),
+}
 
 
 def write_checkpoint(
@@ -239,6 +288,7 @@ def write_checkpoint(
     shards: int = 1,
     scale: float = SCALE,
     chat_template: str | None = None,
+    boost: float = 1.0,
 ) -> Path:
     """Write a checkpoint folder and return it.
 
@@ -246,13 +296,13 @@ def write_checkpoint(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    architecture = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM"}[config["model_type"]]
+    architecture = _CLASSES[config["model_type"]]
     # transformers 5 writes rope_parameters and dtype where transformers 4 wrote rope_theta and torch_dtype.
     dtype_key = "dtype" if "rope_parameters" in config else "torch_dtype"
     _write_json(folder / "config.json", {"architectures": [architecture], dtype_key: dtype, **config})
     special: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
     _write_json(folder / "generation_config.json", {"_from_model_config": True, **special})
-    stored = {name: array.astype(NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale).items()}
+    stored = {name: array.astype(NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale, boost).items()}
     _write_weights(folder, stored, shards)
     write_tokenizer(folder, config, chat_template)
     return folder
@@ -260,7 +310,9 @@ def write_checkpoint(
 
 def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1) -> Path:
     """Write the checkpoint that tests/data/reference/<name>.npz was computed from."""
-    return write_checkpoint(folder, CONFIGS[name], SEEDS[name], dtype=DTYPES[name], shards=shards)
+    scale, boost = (CASES[name].scale, CASES[name].boost) if name in CASES else (SCALE, 1.0)
+    config, dtype = CONFIGS[name], DTYPES[name]
+    return write_checkpoint(folder, config, SEEDS[name], dtype=dtype, shards=shards, scale=scale, boost=boost)
 
 
 def make_tokenizer(vocab_size: int, add_bos: bool) -> Tokenizer:

@@ -74,7 +74,7 @@ def with_heads(
         own = normal(facts.vocab, facts.hidden)
         tensors[f"medusa.{i}.lm_head.weight"] = own if tokens is None else own[tokens]
     tensors["head"] = base.read(arch.head.weight)
-    tensors["norm"] = base.read(arch.final_norm)
+    tensors["norm"] = base.read(arch.final_norm.weight)
     extra: dict[str, Extra] = {name: Held(value) for name, value in tensors.items()}
     if tokens is not None:
         extra[CUT] = ChosenRows(base, arch.head.weight, tokens)

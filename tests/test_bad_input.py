@@ -59,7 +59,7 @@ def sound(bundles: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
     return Path(shutil.copytree(bundles("stock"), tmp_path_factory.mktemp("bad") / "bundle"))
 
 
-KEYS = sorted({key for config in hf.CONFIGS.values() for key in config} | {"quantization_config", "architectures"})
+KEYS = sorted({key for config in hf.CORE.values() for key in config} | {"quantization_config", "architectures"})
 
 
 @FUZZ

@@ -20,17 +20,19 @@ change the seed in `hf.SEEDS`.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests import hf
+from tests.zoo import CASES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LENGTH, LONG_LENGTH = 40, 300
@@ -50,16 +52,29 @@ def main() -> None:
         default=REPOSITORY / "tests" / "data" / "reference",
         help="folder of the .npz files",
     )
+    parser.add_argument("names", nargs="*", help="configurations; none = all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    for name in hf.CONFIGS:
+    save_shapes()
+    for name in arguments.names or hf.CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             model = load(hf.write_reference_checkpoint(folder, name))
         arrays, report = reference(name, model)
         path = arguments.output / f"{name}.npz"
         np.savez_compressed(path, allow_pickle=False, **arrays)
         print(f"{name}: {report}, {path.stat().st_size} bytes")
+
+
+def save_shapes() -> None:
+    """Write names and shapes of the tensors that transformers would save for each configuration of tests/zoo.py."""
+    found = {}
+    for name, case in CASES.items():
+        config = AutoConfig.for_model(**case.config)
+        model = AutoModelForCausalLM.from_config(config)
+        tied = set(model.all_tied_weights_keys)
+        found[name] = {key: list(value.shape) for key, value in model.state_dict().items() if key not in tied}
+    hf.SHAPES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -76,7 +91,7 @@ def load(folder: Path) -> PreTrainedModel:
 def reference(name: str, model: PreTrainedModel) -> tuple[dict[str, np.ndarray], str]:
     """The arrays of one .npz file and a line about them."""
     config = hf.CONFIGS[name]
-    is_long = rope_type(config) == "llama3"
+    is_long = name in hf.LONG
     length = LONG_LENGTH if is_long else LENGTH
     generator = np.random.Generator(np.random.PCG64([hf.SEEDS[name], length]))
     tokens = generator.integers(hf.EOS + 1, config["vocab_size"], size=length, dtype=np.int64)
@@ -92,11 +107,6 @@ def reference(name: str, model: PreTrainedModel) -> tuple[dict[str, np.ndarray],
     arrays = {"tokens": tokens, "rows": rows, "logits": logits[rows], "greedy": greedy}
     report = f"n {length}, std of the logits {logits.std():.2f}, smallest margin {margin:.4f}, {distinct} distinct"
     return arrays, report
-
-
-def rope_type(config: hf.Config) -> str:
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    return str(rope.get("rope_type", "default"))
 
 
 @torch.inference_mode()

@@ -2,27 +2,78 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import Architecture, describe
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.falcon import Falcon
+from edgespec.export.architectures.gemma import Gemma
+from edgespec.export.architectures.gemma2 import Gemma2
+from edgespec.export.architectures.gemma3 import Gemma3
+from edgespec.export.architectures.gpt2 import Gpt2
+from edgespec.export.architectures.gpt_neox import GptNeoX
+from edgespec.export.architectures.granite import Granite
 from edgespec.export.architectures.llama import Llama
+from edgespec.export.architectures.mistral import Mistral
+from edgespec.export.architectures.olmo2 import Olmo2
+from edgespec.export.architectures.olmo3 import Olmo3
+from edgespec.export.architectures.phi3 import Phi3
+from edgespec.export.architectures.prefix import with_usual_prefix
 from edgespec.export.architectures.qwen2 import Qwen2
+from edgespec.export.architectures.qwen3 import Qwen3
+from edgespec.export.architectures.smollm3 import SmolLm3
+from edgespec.export.architectures.stablelm import StableLm
+from edgespec.export.architectures.starcoder2 import StarCoder2
 from edgespec.export.source import Checkpoint
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture"]
+__all__ = ["ARCHITECTURES", "Architecture", "architecture", "describe"]
 
-ARCHITECTURES: dict[str, type[Architecture]] = {kind.model_type: kind for kind in (Llama, Qwen2)}
+KINDS: tuple[type[Architecture], ...] = (
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+    Gemma,
+    Gemma2,
+    Gemma3,
+    Phi3,
+    SmolLm3,
+    Olmo2,
+    Olmo3,
+    Granite,
+    StableLm,
+    Gpt2,
+    GptNeoX,
+    StarCoder2,
+    Falcon,
+)
+ARCHITECTURES: dict[str, type[Architecture]] = {kind.model_type: kind for kind in KINDS}
 
 
 def architecture(source: Checkpoint) -> Architecture:
-    """The architecture of a checkpoint.
+    """The architecture of a checkpoint; of a model for images and text, that of its text part.
 
     Raises:
         UnsupportedModel: unknown ``model_type``; the message lists what is supported.
     """
-    name = describe(source.config)
+    config = source.config
+    text = config.get("text_config")
+    if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
+        shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
+        source.config = config = {**shared, **text}
+    name = describe(config)
     if name not in ARCHITECTURES:
         raise UnsupportedModel(
             f"{source.path}: architecture {name!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}",
             "docs/architectures.md says how to add one",
         )
-    return ARCHITECTURES[name](source)
+    kind = ARCHITECTURES[name]
+    return kind(with_usual_prefix(source, kind.layers_at))
+
+
+def describe(config: dict[str, Any]) -> str:
+    """How a configuration names itself, for messages."""
+    if kind := config.get("model_type"):
+        return str(kind)
+    names = config.get("architectures")
+    return str(names[0]) if isinstance(names, list) and names else "unknown"

@@ -1,175 +1,297 @@
-"""What every architecture shares: reading the configuration, and the order of a decoder's parts."""
+"""What every architecture shares: reading the configuration, names of tensors, and the order of a decoder's parts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.ops import Linear, Ops, X
-from edgespec.export.rope import rope_parameters
+from edgespec.export.architectures.settings import Settings
+from edgespec.export.architectures.trace import check_tensors, traced
+from edgespec.export.derived import Affine, DerivedCheckpoint, Own
+from edgespec.export.extended import Extra
+from edgespec.export.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
+from edgespec.export.rope import Rotary, rope_parameters
 from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import ModelFacts
 
+EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
+ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
+
 
 class Architecture:
-    """A pre-norm decoder with rotary attention and a gated MLP; subclasses state only what differs.
+    """A decoder with rotary attention and a gated MLP, both behind a norm; subclasses state only what differs.
+
+    Whatever a checkpoint calls its tensors, the decoder below and everything behind it use Llama's names.
 
     Attributes:
         model_type: as in config.json.
-        attention_bias: whether q, k and v have biases; None = as the configuration says.
-        output_bias: the same for the attention's output.
+        example: a well-known model of this kind, for people.
+        aliases: keys of config.json that mean a common one, by the common one.
+        layers_at, outer_names, layer_names: where the checkpoint has the layers, and the modules it calls otherwise:
+            by Llama's name, below a layer in ``layer_names``.
+        epsilon: the key of the norms' epsilon, and its value if config.json does not say.
+        norm_weight_is_offset: norms multiply by 1 + weight.
+        layer_norms: norms are layer norms, with biases.
+        attention_norm, mlp_norm, after_attention, after_mlp: modules of a layer; None = there is no such norm.
+        gated_mlp: activation(gate) * up, not only activation(up).
+        positions: the matrix of learnt positions.
+        tied_by_default: the LM head is the embedding if config.json does not say.
+        rope_theta: the base of angles if config.json does not say.
+        rope_share: the share of a head that is rotated if config.json does not say.
     """
 
     model_type: ClassVar[str]
-    attention_bias: ClassVar[bool | None] = None
-    output_bias: ClassVar[bool | None] = None
+    example: ClassVar[str] = ""
+    aliases: ClassVar[dict[str, str]] = {}
+    layers_at: ClassVar[str] = LAYERS
+    outer_names: ClassVar[dict[str, str]] = {}
+    layer_names: ClassVar[dict[str, str]] = {}
+    epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)
+    activation_key: ClassVar[str] = "hidden_act"
+    activation_default: ClassVar[str] = "silu"
+    norm_weight_is_offset: ClassVar[bool] = False
+    layer_norms: ClassVar[bool] = False
+    attention_norm: ClassVar[str | None] = "input_layernorm"
+    mlp_norm: ClassVar[str | None] = "post_attention_layernorm"
+    after_attention: ClassVar[str | None] = None
+    after_mlp: ClassVar[str | None] = None
+    gated_mlp: ClassVar[bool] = True
+    positions: ClassVar[str | None] = None
+    tied_by_default: ClassVar[bool] = False
+    rope_theta: ClassVar[float] = 10000.0
+    rope_share: ClassVar[float] = 1.0
 
     def __init__(self, source: Checkpoint) -> None:
-        self.source = source
-        self.config = config = source.config
-        self.eps = self._epsilon()
-        self.rope = rope_parameters(config)
-        self._refuse_unknown()
-        heads = self._need("num_attention_heads")
-        hidden = self._need("hidden_size")
+        self.settings = settings = Settings(source.path, self.completed(source.config), self.aliases)
+        self.config = settings.values
+        self.eps = settings.number(*self.epsilon)
+        self.activation = settings.activation(self.activation_key, self.activation_default)
+        heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
         self.facts = ModelFacts(
             architecture=self.model_type,
-            layers=self._need("num_hidden_layers"),
+            layers=settings.integer("num_hidden_layers"),
             hidden=hidden,
-            intermediate=self._need("intermediate_size"),
+            intermediate=settings.integer("intermediate_size"),
             heads=heads,
-            kv_heads=self._need("num_key_value_heads", heads),
-            head_dim=self._need("head_dim", hidden // heads),
-            vocab=self._need("vocab_size"),
-            context=self._need("max_position_embeddings"),
-            rope={key: value for key, value in self.rope.items() if isinstance(value, int | float | str)},
-            tied=self._tied(),
+            kv_heads=settings.integer("num_key_value_heads", heads),
+            head_dim=settings.integer("head_dim", hidden // heads),
+            vocab=settings.integer("vocab_size"),
+            context=settings.integer("max_position_embeddings"),
+            tied=settings.flag("tie_word_embeddings", self.tied_by_default)
+            # some checkpoints say untied and yet hold no head: transformers ties those as well
+            or not any(source.has(f"{name}.weight") for name in (HEAD, self.outer_names.get(HEAD, HEAD))),
         )
-        self._check_shapes()
+        self.check()
+        self.rotaries = self.rotations()
+        if main := self.rotaries.get("rope"):
+            rope = {key: value for key, value in main.parameters.items() if value is not None}
+            self.facts = self.facts.model_copy(update={"rope": rope | {"dims": main.dims}})
+        self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
+        check_tensors(self, source)
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor the decoder reads, with the shape it must have."""
+        return traced(self)
+
+    @property
+    def most_context(self) -> int:
+        """The longest context that an export may be asked for: dynamic scaling reaches beyond the model's own limit."""
+        scaling = [rotary.parameters for rotary in self.rotaries.values()]
+        factors = [float(found["factor"]) for found in scaling if found["rope_type"] == "dynamic"]
+        return int(self.settings.integer("max_position_embeddings") * min(factors, default=1.0))
 
     # -- the decoder -----------------------------------------------------------------------------------------------
 
     def build(self, ops: Ops[X]) -> X:
         """The whole decoder, embedding to logits."""
-        x = ops.embed(self.embedding)
+        x = self.embed(ops)
         for layer in range(self.facts.layers):
-            x = ops.sublayer("attention", layer, x, lambda x, layer=layer: self.attention(ops, x, layer))  # type: ignore[misc]
-            x = ops.sublayer("mlp", layer, x, lambda x, layer=layer: self.mlp(ops, x, layer))  # type: ignore[misc]
+            x = self.layer(ops, x, layer)
         return ops.head(x, self.final_norm, self.head)
+
+    def embed(self, ops: Ops[X]) -> X:
+        """The residual stream before the first layer."""
+        return ops.embed(self.embedding)
+
+    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+        """One layer: attention, then MLP."""
+        x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
+        return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer))
+
+    def parallel_layer(self, ops: Ops[X], x: X, layer: int, mlp_norm: str | None) -> X:
+        """A layer whose MLP reads what its attention read; normed by ``mlp_norm``, or with the attention's norm."""
+        if mlp_norm is None:
+            h = self.normed(ops, x, layer, self.attention_norm)
+            x = ops.sublayer("attention", layer, x, lambda x: self.attend(ops, h, layer))
+        else:
+            h = self.normed(ops, x, layer, mlp_norm)
+            x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
+        return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, h, layer))
 
     def attention(self, ops: Ops[X], x: X, layer: int) -> X:
         """One attention sub-layer without its residual."""
-        at = f"model.layers.{layer}"
-        h = ops.norm(x, f"{at}.input_layernorm.weight")
-        bias, out = self._bias("attention_bias", self.attention_bias), self._bias("attention_bias", self.output_bias)
-        q, k, v = ops.linear(h, *(self._linear(f"{at}.self_attn.{name}_proj", bias) for name in "qkv"), joined=True)
-        (y,) = ops.linear(ops.attention(q, k, v, layer), self._linear(f"{at}.self_attn.o_proj", out))
+        y = self.attend(ops, self.normed(ops, x, layer, self.attention_norm), layer)
+        return self.normed(ops, y, layer, self.after_attention)
+
+    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+        """Attention without norms."""
+        q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
+        (y,) = ops.linear(ops.attention(q, k, v, self.rule(layer)), self.linear(layer, ATTENTION.format("o")))
         return y
 
     def mlp(self, ops: Ops[X], x: X, layer: int) -> X:
         """One MLP sub-layer without its residual."""
-        at = f"model.layers.{layer}"
-        bias = self._bias("mlp_bias", None)
-        h = ops.norm(x, f"{at}.post_attention_layernorm.weight")
-        gate, up = ops.linear(h, *(self._linear(f"{at}.mlp.{name}_proj", bias) for name in ("gate", "up")))
-        (y,) = ops.linear(ops.gated(gate, up), self._linear(f"{at}.mlp.down_proj", bias))
+        y = self.transform(ops, self.normed(ops, x, layer, self.mlp_norm), layer)
+        return self.normed(ops, y, layer, self.after_mlp)
+
+    def transform(self, ops: Ops[X], h: X, layer: int) -> X:
+        """The MLP without norms."""
+        if self.gated_mlp:
+            gate, up = ops.linear(h, *(self.linear(layer, MLP.format(name)) for name in ("gate", "up")))
+            inner = ops.gated(gate, up, self.activation)
+        else:
+            (up,) = ops.linear(h, self.linear(layer, MLP.format("up")))
+            inner = ops.activate(up, self.activation)
+        (y,) = ops.linear(inner, self.linear(layer, MLP.format("down")))
         return y
+
+    def normed(self, ops: Ops[X], x: X, layer: int, module: str | None) -> X:
+        """x behind a norm of a layer; x itself if there is no such norm."""
+        return x if module is None else ops.norm(x, self.norm(f"{LAYERS}.{layer}.{module}"))
+
+    # -- what subclasses decide --------------------------------------------------------------------------------------
+
+    @classmethod
+    def completed(cls, config: dict[str, Any]) -> dict[str, Any]:
+        """config.json with what this architecture leaves to be derived."""
+        return config
+
+    def check(self) -> None:
+        """Refuse options that are not supported.
+
+        Raises:
+            UnsupportedModel: config.json asks for one.
+        """
+
+    def bias(self, module: str) -> bool:
+        """Whether a projection of a layer, such as ``self_attn.q_proj``, has a bias."""
+        return self.settings.flag("mlp_bias" if module.startswith("mlp") else "attention_bias")
+
+    def rotations(self) -> dict[str, Rotary]:
+        """The rotary tables by name; ``rope`` is the main one."""
+        parameters = rope_parameters(self.config, self.rope_theta)
+        share = parameters.get("partial_rotary_factor", self.settings.get("partial_rotary_factor", self.rope_share))
+        return {"rope": Rotary(parameters, int(self.facts.head_dim * share))}
+
+    def rotation(self, kind: str, theta: float, scaled: bool) -> Rotary:
+        """The rotation of one kind of layers, as in ``layer_types``.
+
+        Args:
+            kind: the new form of config.json has parameters for each.
+            theta: the base, if they do not say it.
+            scaled: whether an old ``rope_scaling`` is meant for this kind.
+        """
+        given = (self.config.get("rope_parameters") or {}).get(kind)
+        config = {"rope_theta": theta, "max_position_embeddings": self.facts.context, "rope_parameters": given,
+                  "rope_scaling": self.settings.get("rope_scaling") if scaled else None}  # fmt: skip
+        return Rotary(rope_parameters(config), self.facts.head_dim)
+
+    def rule(self, layer: int) -> AttentionRule:
+        """How a layer attends."""
+        return AttentionRule(layer, self.facts.head_dim**-0.5, "rope", self.window(layer))
+
+    def window(self, layer: int) -> int:
+        """Positions that a layer's rows see; 0 = all of the context."""
+        size = self.settings.get("sliding_window")
+        if size is None or not self.slides(layer) or size >= self.facts.context:
+            return 0
+        return int(size)
+
+    def slides(self, layer: int) -> bool:
+        """Whether a layer has a sliding window."""
+        kinds = self.settings.get("layer_types")
+        return kinds is not None and kinds[layer] == "sliding_attention"
+
+    @property
+    def logits(self) -> LogitsRule:
+        """What becomes of the LM head's products."""
+        return LogitsRule()
+
+    @property
+    def names(self) -> dict[str, str]:
+        """``layer_names`` of this configuration."""
+        return self.layer_names
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        """Tensors that are made of others, by Llama's name; what names alone cannot say."""
+        return {}
+
+    # -- names -------------------------------------------------------------------------------------------------------
 
     @property
     def embedding(self) -> str:
         """Name of the embedding matrix [vocab, hidden]."""
-        return "model.embed_tokens.weight"
+        return f"{EMBEDDING}.weight"
 
     @property
-    def final_norm(self) -> str:
-        """Name of the last norm's weight [hidden]."""
-        return "model.norm.weight"
+    def final_norm(self) -> Norm:
+        """The last norm, [hidden]."""
+        return self.norm(FINAL_NORM)
 
     @property
     def head(self) -> Linear:
         """The LM head; with tied embeddings the embedding matrix itself."""
-        return Linear(self.embedding if self.facts.tied else "lm_head.weight")
+        return Linear(self.embedding if self.facts.tied else f"{HEAD}.weight")
 
-    # -- reading the configuration ---------------------------------------------------------------------------------
+    def norm(self, name: str) -> Norm:
+        """A norm of the kind that this architecture has."""
+        return Norm(f"{name}.weight", f"{name}.bias" if self.layer_norms else None, self.layer_norms)
 
-    def _need(self, key: str, default: int | None = None) -> int:
-        value = self.config.get(key)
-        value = default if value is None else value
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise ExportError(f"{self.source.path / 'config.json'}: expected a positive integer {key}, got {value!r}")
-        return value
+    def linear(self, layer: int, module: str) -> Linear:
+        """A projection of a layer."""
+        name = f"{LAYERS}.{layer}.{module}"
+        return Linear(f"{name}.weight", f"{name}.bias" if self.bias(module) else None)
 
-    def _epsilon(self) -> float:
-        value = self.config.get("rms_norm_eps", 1e-6)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
-            raise ExportError(f"{self.source.path / 'config.json'}: expected a number rms_norm_eps, got {value!r}")
-        return float(value)
+    def _named(self, source: Checkpoint) -> dict[str, Extra]:
+        """The checkpoint's tensors by Llama's names, where those differ."""
+        found: dict[str, Extra] = {}
 
-    def _tied(self) -> bool:
-        tied = bool(self.config.get("tie_word_embeddings", False))
-        # some checkpoints say untied and yet hold no head: transformers ties those as well
-        return tied or not self.source.has("lm_head.weight")
+        def name(ours: str, theirs: str) -> None:
+            for kind in ("weight", "bias"):
+                # asked for in vain, the checkpoint's own name is the one to complain about
+                if source.has(f"{theirs}.{kind}") or (kind == "weight" and not source.has(f"{ours}.{kind}")):
+                    found[f"{ours}.{kind}"] = Own(source, f"{theirs}.{kind}")
 
-    def _bias(self, key: str, fixed: bool | None) -> bool:
-        return bool(self.config.get(key, False)) if fixed is None else fixed
+        for ours, theirs in self.outer_names.items():
+            name(ours, theirs)
+        for layer in range(self.facts.layers):
+            for ours, theirs in self.names.items():
+                name(f"{LAYERS}.{layer}.{ours}", f"{self.layers_at}.{layer}.{theirs}")
+        found |= self.derived(source)
+        if self.norm_weight_is_offset:
+            for weight, shape in traced(self).items():
+                if len(shape) == 1 and weight.endswith("norm.weight"):
+                    found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
+        return found
 
-    @staticmethod
-    def _linear(name: str, bias: bool) -> Linear:
-        return Linear(f"{name}.weight", f"{name}.bias" if bias else None)
+    def check_heads(self) -> None:
+        """Refuse heads that do not divide.
 
-    def _refuse_unknown(self) -> None:
-        activation = self.config.get("hidden_act", "silu")
-        if activation not in ("silu", "swish"):
-            raise UnsupportedModel(f"activation {activation!r} is not supported for {self.model_type}; supported: silu")
-        if quantization := self.config.get("quantization_config"):
-            kind = quantization.get("quant_method", "unknown") if isinstance(quantization, dict) else quantization
-            raise UnsupportedModel(
-                f"{self.source.path}: the checkpoint is already quantized ({kind}); expected float weights",
-                "export from the unquantized checkpoint",
-            )
-
-    def _check_shapes(self) -> None:
-        """Every tensor the decoder asks for is there and has the shape that config.json implies."""
+        Raises:
+            ExportError: they do not.
+            UnsupportedModel: no operator takes their size.
+        """
         facts = self.facts
-        if facts.heads % facts.kv_heads or facts.head_dim % 2:
+        turned = max((rotary.dims for rotary in self.rotaries.values()), default=0)
+        if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2 or turned > facts.head_dim:
             raise ExportError(
-                f"{self.source.path / 'config.json'}: {facts.heads} heads of {facts.head_dim} on {facts.kv_heads} key "
-                "heads: expected a whole number of heads for each key head, and an even size"
+                f"{self.settings.file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} "
+                "key heads: expected a whole number of heads for each key head, and even sizes"
             )
-        expected: dict[str, tuple[int, ...]] = {}
-
-        def linear(part: Linear, n: int, k: int) -> None:
-            expected[part.weight] = n, k
-            if part.bias is not None:
-                expected[part.bias] = (n,)
-
-        expected[self.embedding] = facts.vocab, facts.hidden
-        query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
-        bias, out = self._bias("attention_bias", self.attention_bias), self._bias("attention_bias", self.output_bias)
-        inner = self._bias("mlp_bias", None)
-        for layer in range(facts.layers):
-            at = f"model.layers.{layer}"
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                expected[f"{at}.{norm}.weight"] = (facts.hidden,)
-            for name, n in (("q", query), ("k", key), ("v", key)):
-                linear(self._linear(f"{at}.self_attn.{name}_proj", bias), n, facts.hidden)
-            linear(self._linear(f"{at}.self_attn.o_proj", out), facts.hidden, query)
-            for name in ("gate", "up"):
-                linear(self._linear(f"{at}.mlp.{name}_proj", inner), facts.intermediate, facts.hidden)
-            linear(self._linear(f"{at}.mlp.down_proj", inner), facts.hidden, facts.intermediate)
-        expected[self.final_norm] = (facts.hidden,)
-        linear(self.head, facts.vocab, facts.hidden)
-        for name, shape in expected.items():
-            if (got := self.source.shape(name)) != shape:
-                raise ExportError(
-                    f"{self.source.path}: {name} has shape {list(got)}, but config.json implies {list(shape)}",
-                    "config.json and the weights belong to different models",
-                )
-
-
-def describe(config: dict[str, Any]) -> str:
-    """How a configuration names itself, for messages."""
-    if kind := config.get("model_type"):
-        return str(kind)
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else "unknown"
+        if facts.head_dim % 8:
+            raise UnsupportedModel(
+                f"{self.settings.file}: heads of {facts.head_dim}: expected a multiple of 8",
+                "ONNX Runtime's attention takes no other",
+            )

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures import ARCHITECTURES
-from edgespec.export.architectures.base import describe
+from edgespec.export.architectures import ARCHITECTURES, describe
 from edgespec.export.foreign.graph import ForeignGraph
 from edgespec.export.foreign.optimum import export_graph, optimum_missing
 from edgespec.export.foreign.write import HEADROOM
@@ -141,7 +140,9 @@ def is_foreign(path: Path) -> bool:
     config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
     if config is None:
         return find_graph(path) is not None
-    own = describe(_read_config(config)) in ARCHITECTURES
+    described = _read_config(config)
+    text = described.get("text_config")  # of a model for images and text
+    own = any(describe(one) in ARCHITECTURES for one in (described, text) if isinstance(one, dict))
     return find_graph(path) is not None and not any(path.glob("*.safetensors")) if own else True
 
 

@@ -8,6 +8,7 @@ fused while they are written down: a norm waits for the matrices that read it, a
 
     norm, q k v, rotation, cache  ->  quantize, heads        gate, up, gated  ->  quantize, glu
     attention                     ->  attend                 o / down, residual  ->  (quantize,) linear add=1
+    o / down, norm, residual      ->  linear, norm add=1     up, activate  ->  linear, activate
 """
 
 from __future__ import annotations
@@ -23,17 +24,17 @@ from edgespec.export.heads import HeadPlan
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
-from edgespec.export.ops import Kind, Linear
-from edgespec.export.vectors import rope_vectors
+from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.vectors import position_rows, rope_vectors
 from edgespec.runtimes.native_gates import Gates
 
 
 @dataclass(frozen=True)
 class Normed:
-    """A norm that is computed when a matrix needs it."""
+    """A norm that is computed when a matrix needs it, or when it is added to the residual stream."""
 
     x: Floats
-    weight: str
+    norm: Norm
 
 
 @dataclass(frozen=True)
@@ -72,61 +73,70 @@ class NativeOps:
         self.gates = Gates(arch.facts.layers, len(self.plan.groups))
         self.program = ProgramWriter(arch, form, weights, errors)
         self.graph = self.program.graph
-        self._started = False  # the first sub-layer has come
+        self._inside = False  # a sub-layer
+        self._beside = 0  # norms computed between sub-layers, in this layer
         self._ready: dict[tuple[Value, str], Acts] = {}  # what was quantized for this sub-layer
-        *self._rope, self._rotary = rope_vectors(self.graph, arch)
 
     # -- the operations ------------------------------------------------------------------------------------------------
 
-    def embed(self, weight: str) -> Value:
-        facts = self.arch.facts
-        out = self.program.floats("x", facts.hidden)
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Value:
+        facts, program = self.arch.facts, self.program
+        out = program.floats("x", facts.hidden)
+        more: dict[str, int | float] = {"scale": float(scale)} if scale != 1 else {}
+        if positions is not None:
+            more["positions"] = program.input(position_rows(self.graph, self.arch, positions))
+        sizes = {"n": facts.vocab, "k": facts.hidden, "out": out.id}
         if self.form.can_lookup(facts.hidden, self.arch.head.weight == weight):
-            w = self.program.matrix((Linear(weight),))
-            self.program.step("embed", w=w, kind=self.form.kind(weight), n=facts.vocab, k=facts.hidden, out=out.id)
-            return out
-        names = self.form.store_rows(self.weights, self.arch.source, weight)
-        inputs = [self.program.input(self.graph.stored(name)) for name in names]
-        kind, bias = ("r8", inputs[1]) if len(inputs) > 1 else ("r32", -1)
-        self.program.step("embed", w=inputs[0], kind=kind, n=facts.vocab, k=facts.hidden, out=out.id, bias=bias)
+            program.step("embed", w=program.matrix((Linear(weight),)), kind=self.form.kind(weight), **sizes, **more)
+        else:
+            names = self.form.store_rows(self.weights, self.arch.source, weight)
+            inputs = [program.input(self.graph.stored(name)) for name in names]
+            kind, bias = ("r8", inputs[1]) if len(inputs) > 1 else ("r32", -1)
+            program.step("embed", w=inputs[0], kind=kind, **sizes, bias=bias, **more)
+        program.gate_all(self.gates.embed)
+        program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
         return out
 
-    def norm(self, x: Value, weight: str) -> Value:
-        return Normed(self._as_floats(x, "normed"), weight)
+    def norm(self, x: Value, norm: Norm) -> Value:
+        # a buffer for each projection: q and k wait side by side
+        use = x.parts[x.part].weight.split(".")[-2] if isinstance(x, Product) else "normed"
+        floats = self._as_floats(x, use)
+        if self._inside:
+            return Normed(floats, norm)
+        self._beside += 1  # the stream will have changed before anybody reads it
+        return self._computed(Normed(floats, norm), f"beside.{self._beside}")
 
     def linear(self, x: Value, *parts: Linear, joined: bool = False) -> tuple[Value, ...]:
         if joined:
             return tuple(Product(x, parts, i) for i in range(len(parts)))
         return tuple(Product(x, (part,), 0) for part in parts)
 
-    def attention(self, q: Value, k: Value, v: Value, layer: int) -> Value:
-        facts = self.arch.facts
-        if not (isinstance(q, Product) and isinstance(k, Product) and isinstance(v, Product) and q.x == k.x == v.x):
-            raise ExportError("native operators expect q, k and v to be products of one input")
-        parts = tuple(value.parts[value.part] for value in (q, k, v))
-        act = self._acts(q.x, "hidden", parts)
-        bias = self.program.bias(parts)
-        self.program.step(
-            "heads",
-            act=act.id,
-            w=self.program.matrix(parts, facts.head_dim),
-            kind=self.form.kind(parts[0].weight),
-            k=act.width,
-            bias=bias,
-            dim=facts.head_dim,
-            heads=facts.heads,
-            kv=facts.kv_heads,
-            rotary=self._rotary,
-            cos=self.program.input(self._rope[0]),
-            sin=self.program.input(self._rope[1]),
-            layer=layer,
-            scale=facts.head_dim**-0.5,
-        )
-        out = self.program.floats("attention", facts.heads * facts.head_dim)
-        self.program.step("attend", layer=layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id)
+    def attention(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> Value:
+        facts, program = self.arch.facts, self.program
+        fields: dict[str, int | float] = {"dim": facts.head_dim, "heads": facts.heads, "kv": facts.kv_heads,
+                                          "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
+        if rule.rotary:
+            cos, sin, turned = rope_vectors(self.graph, self.arch, rule.rotary)
+            fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
+        if rule.q_norm and rule.k_norm:
+            fields |= {"qnorm": program.vector(rule.q_norm.weight), "knorm": program.vector(rule.k_norm.weight),
+                       "eps": float(self.arch.eps)}  # fmt: skip
+        if isinstance(q, Product) and isinstance(k, Product) and isinstance(v, Product) and q.x == k.x == v.x:
+            parts = tuple(value.parts[value.part] for value in (q, k, v))
+            act = self._acts(q.x, "hidden", parts)
+            program.step("heads", act=act.id, w=program.matrix(parts, facts.head_dim), k=act.width,
+                         kind=self.form.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
+        else:
+            rows = [self._as_floats(value, use) for value, use in ((q, "query"), (k, "key"), (v, "value"))]
+            program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
+        out = program.floats("attention", facts.heads * facts.head_dim)
+        limits = {"window": rule.window} if rule.window else {}
+        caps = {"cap": float(rule.cap)} if rule.cap else {}
+        program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id,
+                     **limits, **caps)  # fmt: skip
         return out
 
-    def gated(self, gate: Value, up: Value) -> Value:
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
         if not (isinstance(gate, Product) and isinstance(up, Product) and gate.x == up.x):
             raise ExportError("native operators expect gate and up to be products of one input")
         parts = gate.parts[gate.part], up.parts[up.part]
@@ -136,29 +146,37 @@ class NativeOps:
         # a scale a row (c8) is known only when the whole row is: floats first
         out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
         w = [self.program.matrix((part,)) for part in parts]
-        self.program.step("glu", act=act.id, gate=w[0], up=w[1], kind=kind, n=n, k=act.width, out=out.id,
+        other = {} if activation == "silu" else {"fn": activation}
+        self.program.step("glu", act=act.id, gate=w[0], up=w[1], kind=kind, n=n, k=act.width, out=out.id, **other,
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
+        return out
+
+    def activate(self, x: Value, activation: Activation) -> Value:
+        out = self._as_floats(x, "mlp")
+        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0)
         return out
 
     def sublayer(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value]) -> Value:
         if not isinstance(x, Floats):
             raise ExportError("native operators expect a residual stream")
-        if not self._started:  # whatever an architecture does to the embedding belongs to it
-            self._started = True
-            self.program.gate_all(self.gates.embed)
-            self.program.gated(self.gates.load, lambda: self.program.step("load", out=x.id, k=x.width))
 
         def steps() -> None:
             y = body(x)
-            if not isinstance(y, Product):
-                raise ExportError("native operators expect a sub-layer to end in a matrix")
-            self._multiply(y, x, add=True)
+            if isinstance(y, Normed):
+                self._norm(y, x, add=1)
+            elif isinstance(y, Product):
+                self._multiply(y, x, add=True)
+            else:
+                raise ExportError("native operators expect a sub-layer to end in a matrix, or in its norm")
 
         self._ready.clear()
+        self._inside = True
         self.program.gated(2 * layer + (kind == "mlp"), steps)
+        self._inside = False
+        self._beside = 0 if kind == "mlp" else self._beside
         return x
 
-    def head(self, x: Value, norm: str, head: Linear) -> Value:
+    def head(self, x: Value, norm: Norm, head: Linear) -> Value:
         emit_heads(self.program, self._as_floats(x, "x"), norm, head, self.plan, self.gates)
         self.program.close(self.gates.count)
         return x
@@ -173,13 +191,25 @@ class NativeOps:
             out = self.program.floats(use, self.arch.source.shape(x.parts[x.part].weight)[0])
             self._multiply(Product(x.x, (x.parts[x.part],), 0), out, add=False)
             return out
-        raise ExportError("native operators cannot norm what is normed or quantized already")
+        if isinstance(x, Normed):
+            return self._computed(x, f"normed {use}")
+        raise ExportError("native operators cannot turn quantized activations into floats")
+
+    def _computed(self, x: Normed, use: str) -> Floats:
+        """A norm as floats, now."""
+        out = self.program.floats(use, x.x.width)
+        self._norm(x, out)
+        return out
+
+    def _norm(self, x: Normed, out: Floats, add: int = 0) -> None:
+        more = {"add": add} if add else {}
+        self.program.step("norm", x=x.x.id, **self.program.norm(x.norm), k=x.x.width, out=out.id, **more)
 
     def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:
         """Activations of a value for these matrices, quantized once a sub-layer."""
         if isinstance(x, Acts):
             return x
-        norm = x.weight if isinstance(x, Normed) else None
+        norm = x.norm if isinstance(x, Normed) else None
         floats = x.x if isinstance(x, Normed) else self._as_floats(x, use)
         key = x, activation_form(self.form.kind(parts[0].weight))
         if key not in self._ready:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from edgespec.export.heads import CUT, HeadPlan, group_matrices
 from edgespec.export.native.program import Floats, ProgramWriter
-from edgespec.export.ops import Linear
+from edgespec.export.ops import Linear, Norm
 from edgespec.runtimes.manifest import HeadGroup
 from edgespec.runtimes.native_gates import Gates
 
 
-def emit_heads(program: ProgramWriter, x: Floats, norm: str, head: Linear, plan: HeadPlan, gates: Gates) -> None:
+def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan: HeadPlan, gates: Gates) -> None:
     """The end of a decoder.
 
     Args:
@@ -32,7 +32,7 @@ def emit_heads(program: ProgramWriter, x: Floats, norm: str, head: Linear, plan:
         program.gated(gates.group(number), lambda group=group: _group(program, x, norm, shared, group))  # type: ignore[misc]
 
 
-def _group(program: ProgramWriter, x: Floats, norm: str, shared: Linear, group: HeadGroup) -> None:
+def _group(program: ProgramWriter, x: Floats, norm: Norm, shared: Linear, group: HeadGroup) -> None:
     matrices = group_matrices(group)
     first, second = matrices.first, matrices.second
     width = sum(program.arch.source.shape(part.weight)[0] for part in first)
@@ -41,9 +41,7 @@ def _group(program: ProgramWriter, x: Floats, norm: str, shared: Linear, group: 
         program.linear(program.quantize(x, "head", first[0].weight, norm=norm, rows=1), first, y, rows=1)
     else:
         h = program.floats("normed", x.width)
-        program.step(
-            "norm", x=x.id, norm=program.vector(norm), eps=float(program.arch.eps), k=x.width, out=h.id, rows=1
-        )
+        program.step("norm", x=x.id, **program.norm(norm), k=x.width, out=h.id, rows=1)
         inner = program.floats("heads", width)
         program.linear(program.quantize(h, "head", first[0].weight, rows=2), first, inner, rows=1)
         program.step("silu", x=inner.id, k=width)
@@ -55,7 +53,7 @@ def _group(program: ProgramWriter, x: Floats, norm: str, shared: Linear, group: 
         program.step("split", x=inner.id, base=h.id, n=x.width, times=group.count, out=y.id)
     if matrices.heads:  # each reads rows of its own
         for at, own in enumerate(matrices.heads):
-            program.logits(program.quantize(y, "head", own.weight, rows=2, first=at), own, first=at)
+            program.logits(program.quantize(y, "head", own.weight, rows=2, first=at), own, first=at, own=True)
     else:
         act = program.quantize(y, "head", shared.weight, rows=2, times=group.count)
         program.logits(act, shared, times=group.count)

@@ -11,7 +11,7 @@ from edgespec.export.architectures.base import Architecture
 from edgespec.export.formats import Errors, stacked_shape
 from edgespec.export.graph import EDGESPEC, GraphBuilder, WeightFile
 from edgespec.export.native.formats import NativeFormat
-from edgespec.export.ops import Linear
+from edgespec.export.ops import Linear, Norm
 from edgespec.export.vectors import stacked_bias, vector
 
 PLAN, CONTROLS = 6, 8
@@ -77,7 +77,7 @@ class ProgramWriter:
         use: str,
         matrix: str,
         *,
-        norm: str | None = None,
+        norm: Norm | None = None,
         rows: int = 0,
         times: int = 1,
         first: int = 0,
@@ -86,8 +86,8 @@ class ProgramWriter:
         out = self.acts(use, x.width)
         kind = activation_form(self.form.kind(matrix))
         repeated: dict[str, int] = {"times": times, "first": first} if rows == 2 else {}
-        self.step("quantize", x=x.id, norm=-1 if norm is None else self.vector(norm), eps=float(self.arch.eps),
-                  k=x.width, kind=kind, out=out.id, rows=rows, **repeated)  # fmt: skip
+        normed = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
+        self.step("quantize", x=x.id, **normed, k=x.width, kind=kind, out=out.id, rows=rows, **repeated)
         return out
 
     def linear(self, act: Acts, parts: tuple[Linear, ...], out: Floats, *, add: bool = False, rows: int = 0) -> None:
@@ -105,10 +105,25 @@ class ProgramWriter:
             rows=rows,
         )
 
-    def logits(self, act: Acts, head: Linear, *, times: int = 1, first: int = 0) -> None:
-        """An LM head; its rows follow those of the heads before it that are on at the same time."""
+    def norm(self, norm: Norm) -> dict[str, int | float]:
+        """The fields of a step that say a norm."""
+        fields: dict[str, int | float] = {"norm": self.vector(norm.weight), "eps": float(self.arch.eps)}
+        if norm.bias is not None:
+            fields["beta"] = self.vector(norm.bias)
+        return fields | ({"center": 1} if norm.centered else {})
+
+    def logits(self, act: Acts, head: Linear, *, times: int = 1, first: int = 0, own: bool = False) -> None:
+        """An LM head; its rows follow those of the heads before it that are on at the same time.
+
+        Args:
+            own: it is not the model's: what the architecture does to its logits is not done.
+        """
+        rule: dict[str, int | float] = {} if head.bias is None else {"bias": self.bias((head,))}
+        if not own:
+            rule |= {"scale": float(self.arch.logits.scale)} if self.arch.logits.scale != 1 else {}
+            rule |= {"cap": float(self.arch.logits.cap)} if self.arch.logits.cap else {}
         self.step("logits", act=act.id, w=self.matrix((head,)), kind=self.form.kind(head.weight),
-                  n=self.arch.source.shape(head.weight)[0], k=act.width, times=times, first=first)  # fmt: skip
+                  n=self.arch.source.shape(head.weight)[0], k=act.width, times=times, first=first, **rule)  # fmt: skip
 
     # -- what steps name -----------------------------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ class Source:
         arch = architecture(Checkpoint.open(path))
         codec = TextCodec(path)
         prints = {
-            "model": model_fingerprint(arch.source, arch.final_norm, arch.embedding),
+            "model": model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),
             "tokenizer": tokenizer_fingerprint(codec),
         }
         return cls(path, arch, codec, tuple(tokenizer_facts(arch, codec).eos), prints)

@@ -24,27 +24,42 @@ constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what e
 // The layout of what attend leaves for merge: [row][head][split]{largest, sum, value[dim]}, padded to vectors.
 static size_t partial_stride(int dim) { return size_t(dim) + kTile; }
 
-void Pass::plan_attention(const Step& s) {
-  const int64_t* slots = plan(2);
-  const int most = std::max(1, kGroupQueries / (s.heads / s.kv));
-  int64_t end = 0;
-  groups_.clear();
-  for (int r = 0; r < in_.rows; ++r) {
-    if (groups_.empty() || groups_.back().slot != slots[r] || groups_.back().count == most)
-      groups_.push_back({static_cast<int>(slots[r]), r, 0, 0});
-    Group& group = groups_.back();
-    ++group.count;
-    group.end = std::max(group.end, scratch_.visible[r].last);
-    end = std::max(end, group.end);
-  }
-  splits_ = std::max(1, static_cast<int>((end + kSplit - 1) / kSplit));
-  item_heads_ = splits_ >= kManySplits ? s.kv : 1;
+// The first place of its slot that a row sees through a window (0: all).
+static int64_t first_seen(const Visible& v, int window) {
+  const int64_t oldest = v.oldest(window);
+  int64_t first = oldest;
+  for (const Visible::Token& token : v.beyond)
+    if (token.position >= oldest) first = std::min(first, token.place);
+  return first;
+}
+
+void Pass::plan_queries(const Step& s) {
   const size_t count = size_t(in_.rows) * s.heads;
   queries_ = static_cast<Query*>(scratch_.queries.get(count * sizeof(Query)));
   scratch_.query_floats.get(count * dim_ * 4);
   scratch_.query_bytes.get(count * dim_);
   scratch_.query_tables.get(count * dim_ * 16);
-  scratch_.partial.get(count * splits_ * partial_stride(dim_) * 4);
+}
+
+// Groups of rows, and how many splits the one that sees most takes; each group counts them from its own first.
+void Pass::plan_attention(const Step& s) {
+  const int64_t* slots = plan(2);
+  const int most = std::max(1, kGroupQueries / (s.heads / s.kv));
+  groups_.clear();
+  for (int r = 0; r < in_.rows; ++r) {
+    if (groups_.empty() || groups_.back().slot != slots[r] || groups_.back().count == most)
+      groups_.push_back({static_cast<int>(slots[r]), r, 0, INT64_MAX, 0});
+    Group& group = groups_.back();
+    ++group.count;
+    const Visible& v = scratch_.visible[r];
+    group.begin = std::min(group.begin, first_seen(v, s.window));
+    group.end = std::max(group.end, v.last);
+  }
+  splits_ = 1;
+  for (const Group& group : groups_)
+    splits_ = std::max(splits_, static_cast<int>((group.end + kSplit - 1) / kSplit - group.begin / kSplit));
+  item_heads_ = splits_ >= kManySplits ? s.kv : 1;
+  scratch_.partial.get(size_t(in_.rows) * s.heads * splits_ * partial_stride(dim_) * 4);
 }
 
 void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
@@ -77,7 +92,7 @@ void Pass::attend(const Step& s, int chunk) {
   const int heads = item_heads_, parts = s.kv / heads, each = s.heads / s.kv;
   const int first_head = chunk % parts * heads, split = chunk / parts % splits_;
   const Group& group = groups_[size_t(chunk) / parts / splits_];
-  const int64_t from = int64_t(split) * kSplit;
+  const int64_t from = (group.begin / kSplit + split) * kSplit;
   const int queries = group.count * each;
   const Cache kv = cache(group.slot);
   const auto result = [&](int head, int query) {
@@ -92,7 +107,7 @@ void Pass::attend(const Step& s, int chunk) {
       std::memset(out + 1, 0, (partial_stride(dim_) - 1) * sizeof(float));
     }
   const int64_t end = std::min<int64_t>(from + kSplit, group.end);
-  for (int64_t token = from; token < end; token += kKvBlock) {
+  for (int64_t token = std::max(from, group.begin / kKvBlock * kKvBlock); token < end; token += kKvBlock) {
     const int64_t block = token / kKvBlock;
     const int tokens = round_up(static_cast<int>(std::min<int64_t>(kKvBlock, end - token)), 32);
     for (int head = first_head; head < first_head + heads; ++head) {
@@ -130,6 +145,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
            tokens / kTile, wanted, queries, scores[0], kKvBlock, ahead);
   if (in_.layout.ring && in_.layout.window && is_coded(format))  // only drafts may have a window
     recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
+  for (int i = 0; i < queries && s.cap > 0; ++i) k_.softcap(scores[i], tokens, s.cap);
   hide(s, group, first, queries, token, tokens, scores[0]);
   for (int i = 0; i < queries; ++i) {
     float* out = results[i];
@@ -158,18 +174,21 @@ void Pass::hide(const Step& s, const Group& group, int first, int queries, int64
   const int each = s.heads / s.kv;
   for (int i = 0; i < queries; ++i) {
     const Visible& v = scratch_.visible[group.first + (first + i) / each];
-    const int64_t oldest = s.window ? v.position - s.window + 1 : 0;
-    const int low = static_cast<int>(std::clamp<int64_t>(std::max(v.low, oldest) - from, 0, tokens));
+    const int64_t oldest = v.oldest(s.window);
+    const int low = static_cast<int>(std::clamp<int64_t>(oldest - from, 0, tokens));
     const int high = static_cast<int>(std::clamp<int64_t>(v.high - from, low, tokens));
     if (low == 0 && high == tokens) continue;
     float* row = scores + size_t(i) * kKvBlock;
     float beyond[kKvBlock];
-    for (const int64_t token : v.beyond)
-      if (token >= from && token < from + tokens) beyond[token - from] = row[token - from];
+    const auto is_here = [&](const Visible::Token& token) {
+      return token.place >= from && token.place < from + tokens && token.position >= oldest;
+    };
+    for (const Visible::Token& token : v.beyond)
+      if (is_here(token)) beyond[token.place - from] = row[token.place - from];
     std::fill(row, row + low, kHidden);
     std::fill(row + high, row + tokens, kHidden);
-    for (const int64_t token : v.beyond)
-      if (token >= from && token < from + tokens) row[token - from] = beyond[token - from];
+    for (const Visible::Token& token : v.beyond)
+      if (is_here(token)) row[token.place - from] = beyond[token.place - from];
   }
 }
 

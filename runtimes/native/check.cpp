@@ -53,17 +53,24 @@ void Pass::check() const {
     if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
   };
   for (const Step& s : program_.steps) {
-    for (const int id : {s.w, s.bias, s.norm, s.cos, s.sin, s.qnorm, s.knorm, s.gate, s.up, s.upbias}) known(id);
+    for (const int id :
+         {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.qnorm, s.knorm, s.gate, s.up, s.upbias})
+      known(id);
     switch (s.op) {
       case Op::kEmbed:
         matrix(s.w, s.kind, s.n, s.k);
         vector(s.bias, s.n);
         break;
       case Op::kQuantize:
-      case Op::kNorm: vector(s.norm, s.k); break;
+      case Op::kNorm:
+        vector(s.norm, s.k);
+        vector(s.beta, s.k);
+        break;
       case Op::kHeads:
-        matrix(s.w, s.kind, (s.heads + 2 * s.kv) * round_up(s.dim, kTile), s.k);
-        vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
+        if (s.qx < 0) {
+          matrix(s.w, s.kind, (s.heads + 2 * s.kv) * round_up(s.dim, kTile), s.k);
+          vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
+        }
         vector(s.qnorm, s.dim);
         vector(s.knorm, s.dim);
         break;
@@ -77,7 +84,10 @@ void Pass::check() const {
         vector(s.bias, s.n);
         vector(s.upbias, s.n);
         break;
-      case Op::kLogits: matrix(s.w, s.kind, s.n, s.k); break;
+      case Op::kLogits:
+        matrix(s.w, s.kind, s.n, s.k);
+        vector(s.bias, s.n);
+        break;
       default: break;
     }
   }
@@ -88,6 +98,8 @@ void Pass::check() const {
       for (int r = 0; r < in_.rows; ++r)
         if (tokens[r] < 0 || tokens[r] >= s.n)
           fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");
+      if (s.positions >= 0 && static_cast<size_t>(last) >= in_.weights[s.positions].bytes / (size_t(s.k) * 4))
+        fail("position " + std::to_string(last) + " is beyond the table of positions");
     } else if (s.op == Op::kLoad) {
       if (in_.hidden_rows != in_.rows || in_.hidden_width != s.k)
         fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
@@ -107,7 +119,6 @@ void Pass::see() {
   for (int r = 0; r < in_.rows; ++r) {
     Visible& v = rows[r];
     v.position = positions[r];
-    v.low = 0;
     v.beyond.clear();
     if (parents[r] >= 0) {
       v.high = rows[parents[r]].high;
@@ -117,10 +128,10 @@ void Pass::see() {
       v.high = visible[r];
       v.last = visible[r];
     }
-    if (v.beyond.empty() && places[r] == v.high)
+    if (v.beyond.empty() && places[r] == v.high && positions[r] == v.high)
       ++v.high;
     else
-      v.beyond.push_back(places[r]);
+      v.beyond.push_back({places[r], positions[r]});
     v.last = std::max(v.last, places[r] + 1);
   }
 }

@@ -25,9 +25,11 @@ struct Kernels {
   void (*linear[4])(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
   // Root-mean-square norm (weight null: none), to float32 or to quantized blocks (stride: records from block to block).
   void (*norm)(const float* x, int k, const float* weight, float eps, float* y);
+  void (*center)(const float* x, int k, float* y);  // x less its mean: what makes the norm of y a layer norm
   void (*quantize)(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride);
-  void (*quantize_blocks)(const float* x, int rows, Act* out);       // one block of 32 of each row [rows][32]
-  void (*glu)(const float* gate, const float* up, int n, float* y);  // silu(gate) * up
+  void (*quantize_blocks)(const float* x, int rows, Act* out);             // one block of 32 of each row [rows][32]
+  void (*glu[kFns])(const float* gate, const float* up, int n, float* y);  // fn(gate) * up
+  void (*softcap)(float* x, int n, float cap);                             // x = cap * tanh(x / cap)
   void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
   void (*add)(float* x, const float* y, int n);  // x += y
   void (*embed)(Kind kind, const uint8_t* weight, int k, int64_t row, float* y);

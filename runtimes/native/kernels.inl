@@ -4,29 +4,7 @@
 
 constexpr float kTiny = 1e-30f;
 
-// exp(x) for x <= 0: 2^r * e^f with |f| <= ln2 / 2, a Taylor series of degree 6.  The relative error is below 3e-7 near
-// 0 and grows by 2e-8 with each unit of x, where results count ever less.
-inline F exponential(F x) {
-  x = fmax(x, fset(-87.f));
-  const F r = fround(fmul(x, fset(1.44269504f)));
-  const F f = fnma(r, fset(0.69314718f), x);
-  F p = fset(1.f / 720.f);
-  p = fma(p, f, fset(1.f / 120.f));
-  p = fma(p, f, fset(1.f / 24.f));
-  p = fma(p, f, fset(1.f / 6.f));
-  p = fma(p, f, fset(.5f));
-  p = fma(p, f, fset(1.f));
-  p = fma(p, f, fset(1.f));
-  return fscale2(p, r);
-}
-
-// x / (1 + exp(-x)), through exp(-|x|) so that nothing overflows
-inline F silu(F x) {
-  const F e = exponential(fneg(fabs_(x)));  // in (0, 1]
-  const F one = fset(1.f);
-  const F weight = fdiv(fpositive(x, one, e), fadd(one, e));  // sigmoid(x)
-  return fmul(x, weight);
-}
+#include "functions.inl"
 
 void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
   F sum = fset(0.f);
@@ -50,6 +28,17 @@ void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
     else
       fstore_n(y + i, v, n);
   }
+}
+
+// The row less its mean.
+void k_center(const float* x, int k, float* y) {
+  F sum = fset(0.f);
+  int i = 0;
+  for (; i + 16 <= k; i += 16) sum = fadd(sum, fload(x + i));
+  if (i < k) sum = fadd(sum, fload_n(x + i, k - i));
+  const F mean = fset(fsum(sum) / static_cast<float>(k));
+  for (i = 0; i + 16 <= k; i += 16) fstore(y + i, fsub(fload(x + i), mean));
+  if (i < k) fstore_n(y + i, fsub(fload_n(x + i, k - i), mean), k - i);
 }
 
 inline void quantize_pair(F a, F b, float largest, Act* out) {
@@ -87,10 +76,6 @@ void k_quantize(const float* x, int k, int blocks, bool per_row, Act* out, size_
     }
     quantize_pair(a, b, per_row ? row : flargest(fmax(fabs_(a), fabs_(b))), out);
   }
-}
-
-void k_glu(const float* gate, const float* up, int n, float* y) {
-  for (int i = 0; i < n; i += 16) fstore(y + i, fmul(silu(fload(gate + i)), fload(up + i)));
 }
 
 // Pairs (i, i + rotary / 2) turned by the position's angle, as in Hugging Face's models.
@@ -231,9 +216,11 @@ constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
                  k_norm,
+                 k_center,
                  k_quantize,
                  k_quantize_blocks,
-                 k_glu,
+                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>},
+                 k_softcap,
                  k_rotate,
                  k_add,
                  k_embed,

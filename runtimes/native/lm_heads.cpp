@@ -13,14 +13,21 @@ void Pass::load(const Step& s) { std::memcpy(floats(s.out), in_.hidden, size_t(i
 void Pass::store(const Step& s) const { std::memcpy(out_.hidden, floats(s.x), size_t(in_.rows) * s.k * 4); }
 
 void Pass::norm(const Step& s, int row) {
-  k_.norm(floats(s.x) + source(s, row) * s.k, s.k, static_cast<const float*>(weight(s.norm)), s.eps,
-          floats(s.out) + size_t(row) * s.k);
+  const float* x = floats(s.x) + source(s, row) * s.k;
+  float* out = floats(s.out) + size_t(row) * s.k;
+  if (!s.add) return normed(s, x, out);
+  thread_local std::vector<float> kept;
+  kept.resize(s.k + 16);
+  normed(s, x, kept.data());
+  k_.add(out, kept.data(), s.k);
 }
 
-int Pass::silu_pieces(const Step& s) const { return static_cast<int>((int64_t(count(s)) * s.k + kPiece - 1) / kPiece); }
+int Pass::activate_pieces(const Step& s) const {
+  return static_cast<int>((int64_t(count(s)) * s.k + kPiece - 1) / kPiece);
+}
 
 // The numbers of all rows as one line: what a vector writes beyond its end is a buffer's padding.
-void Pass::silu(const Step& s, int piece) {
+void Pass::activate(const Step& s, int piece) {
   static const auto ones = [] {
     std::array<float, kPiece> all;
     all.fill(1.f);
@@ -28,7 +35,7 @@ void Pass::silu(const Step& s, int piece) {
   }();
   float* x = floats(s.x) + size_t(piece) * kPiece;
   const int64_t left = int64_t(count(s)) * s.k - int64_t(piece) * kPiece;
-  k_.glu(x, ones.data(), static_cast<int>(std::min<int64_t>(kPiece, left)), x);
+  k_.glu[s.fn](x, ones.data(), static_cast<int>(std::min<int64_t>(kPiece, left)), x);
 }
 
 void Pass::split(const Step& s, int row) {
@@ -38,15 +45,32 @@ void Pass::split(const Step& s, int row) {
   if (s.base >= 0) k_.add(out, floats(s.base) + from * s.n, s.n);
 }
 
+// What is done to the logits of one row and one tile, y [kTile]; beyond the columns they stay 0.
+void Pass::finish_logits(const Step& s, int tile, int columns, float* y) const {
+  if (s.bias >= 0) k_.add(y, vector(s.bias) + size_t(tile) * kTile, columns);
+  if (s.scale != 1) k_.scale(y, kTile, s.scale);
+  if (s.cap > 0) k_.softcap(y, kTile, s.cap);
+}
+
 void Pass::logits(const Step& s, int chunk) {
   const int rows = count(s), last = bounds_[chunk + 1];
   float* out = out_.logits + source(s, 0) * s.n;
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t* w = static_cast<const uint8_t*>(weight(s.w));
+  alignas(64) float y[kTile];
   for (int tile = bounds_[chunk]; tile < last; ++tile)
-    for (int group = 0; group * kRowGroup < rows; ++group)
-      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), rows_in_group(rows, group),
-                        out + size_t(group) * kRowGroup * s.n + tile * kTile, s.n, std::min(kTile, s.n - tile * kTile));
+    for (int group = 0; group * kRowGroup < rows; ++group) {
+      const int n = rows_in_group(rows, group), columns = std::min(kTile, s.n - tile * kTile);
+      float* to = out + size_t(group) * kRowGroup * s.n + tile * kTile;
+      k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, to, s.n, columns);
+      if (!s.finishes()) continue;
+      for (int i = 0; i < n; ++i, to += s.n) {
+        std::fill(y, y + kTile, 0.f);
+        std::memcpy(y, to, size_t(columns) * 4);
+        finish_logits(s, tile, columns, y);
+        std::memcpy(to, y, size_t(columns) * 4);
+      }
+    }
 }
 
 namespace {
@@ -81,6 +105,7 @@ void Pass::best(const Step& s, int chunk) {
       k_.linear[s.kind](w + tile * bytes, s.k, group_acts(s.act, s.kind, s.k, group), n, y[0], kTile, kTile);
       for (int i = 0; i < n; ++i) {
         const size_t at = size_t(group * kRowGroup + i) * top;
+        if (s.finishes()) finish_logits(s, tile, columns, y[i]);
         if (k_.largest(y[i], kTile) <= values[at + top - 1]) continue;
         for (int c = 0; c < columns; ++c)
           if (!(y[i][c] <= values[at + top - 1])) offer(ids + at, values + at, top, tile * kTile + c, y[i][c]);

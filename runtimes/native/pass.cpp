@@ -78,14 +78,14 @@ int Pass::open(int members) {
         if (int64_t(rows) * std::max(s.n, s.k) > kSerial && rows > 1) return rows;
         for (int r = 0; r < rows; ++r) run(r);
         continue;
-      case Op::kSilu: {
-        const int pieces = silu_pieces(s);
+      case Op::kActivate: {
+        const int pieces = activate_pieces(s);
         if (pieces * kPiece > kSerial) return pieces;
-        for (int i = 0; i < pieces; ++i) silu(s, i);
+        for (int i = 0; i < pieces; ++i) activate(s, i);
         continue;
       }
-      case Op::kHeads: plan_attention(s); return s.heads + s.kv;
-      case Op::kAttend: return static_cast<int>(groups_.size()) * (s.kv / item_heads_) * splits_;
+      case Op::kHeads: plan_queries(s); return s.heads + s.kv;
+      case Op::kAttend: plan_attention(s); return static_cast<int>(groups_.size()) * (s.kv / item_heads_) * splits_;
       case Op::kLinear: return cut(tiles_of(s.n), members);
       case Op::kGlu: return cut((s.n + kBlock - 1) / kBlock, members);
       case Op::kLogits: {
@@ -107,7 +107,7 @@ void Pass::run(int chunk) {
   switch (s.op) {
     case Op::kQuantize: return quantize(s, chunk);
     case Op::kNorm: return norm(s, chunk);
-    case Op::kSilu: return silu(s, chunk);
+    case Op::kActivate: return activate(s, chunk);
     case Op::kSplit: return split(s, chunk);
     case Op::kHeads: return heads(s, chunk < s.kv ? s.heads + chunk : chunk - s.kv);  // keys first: they take longer
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
@@ -130,16 +130,29 @@ void Pass::embed(const Step& s, int row) {
   } else {
     k_.embed(s.kind, static_cast<const uint8_t*>(weight(s.w)), s.k, plan(0)[row], out);
   }
+  if (s.scale != 1)
+    for (int i = 0; i < s.k; ++i) out[i] *= s.scale;
+  if (s.positions >= 0) k_.add(out, vector(s.positions) + size_t(plan(1)[row]) * s.k, s.k);
+}
+
+// A row x [k] as the step's norm leaves it, y [k].
+void Pass::normed(const Step& s, const float* x, float* y) const {
+  if (s.center) {
+    k_.center(x, s.k, y);
+    x = y;
+  }
+  k_.norm(x, s.k, vector(s.norm), s.eps, y);
+  if (s.beta >= 0) k_.add(y, vector(s.beta), s.k);
 }
 
 void Pass::quantize(const Step& s, int row) {
   const float* x = floats(s.x) + source(s, row) * s.k;
   float* target = s.kind == kF32 ? static_cast<float*>(act_[s.out]) + size_t(row) * s.k : nullptr;
-  thread_local std::vector<float> normed;
-  if (s.norm >= 0) {
-    normed.resize(s.k + 16);
-    float* y = target ? target : normed.data();
-    k_.norm(x, s.k, static_cast<const float*>(weight(s.norm)), s.eps, y);
+  thread_local std::vector<float> kept;
+  if (s.norms()) {
+    kept.resize(s.k + 16);
+    float* y = target ? target : kept.data();
+    normed(s, x, y);
     x = y;
   } else if (target) {
     std::memcpy(target, x, size_t(s.k) * 4);
@@ -155,20 +168,36 @@ const void* Pass::group_acts(int id, Kind kind, int k, int group) const {
   return static_cast<const Act*>(act_[id]) + size_t(group) * kRowGroup * blocks_of(k);
 }
 
+// One head of the rows of a group, from floats [rows, heads * dim] to y [rows, kMaxHeadDim], zero beyond dim.
+void Pass::copy_head(int id, int heads, int head, int dim, int group, float* y) const {
+  const int n = rows_in_group(in_.rows, group);
+  for (int i = 0; i < n; ++i, y += kMaxHeadDim) {
+    const size_t row = size_t(group) * kRowGroup + i;
+    std::memcpy(y, floats(id) + (row * heads + head) * dim, size_t(dim) * 4);
+    std::fill(y + dim, y + dim_, 0.f);
+  }
+}
+
 void Pass::heads(const Step& s, int head) {
   const int dim = dim_, tiles = dim / kTile, rows = in_.rows;
-  const size_t bytes = tile_bytes(s.kind, s.k);
-  const uint8_t* w = static_cast<const uint8_t*>(weight(s.w)) + size_t(head) * tiles * bytes;
+  const bool given = s.qx >= 0;  // projected by steps before
+  const size_t bytes = given ? 0 : tile_bytes(s.kind, s.k);
+  const uint8_t* w = given ? nullptr : static_cast<const uint8_t*>(weight(s.w)) + size_t(head) * tiles * bytes;
   const bool is_query = head < s.heads, is_key = !is_query;  // values come with their keys
   const int kv_head = head - s.heads;
   alignas(64) float y[kRowGroup][kMaxHeadDim], v[kRowGroup][kMaxHeadDim];
-  const float* bias = static_cast<const float*>(weight(s.bias));
+  const float* bias = given ? nullptr : vector(s.bias);
   const int64_t *positions = plan(1), *slots = plan(2), *places = plan(5);
   for (int group = 0; group * kRowGroup < rows; ++group) {
     const int n = rows_in_group(rows, group);
-    const void* act = group_acts(s.act, s.kind, s.k, group);
-    for (int t = 0; t < tiles; ++t) k_.linear[s.kind](w + t * bytes, s.k, act, n, &y[0][t * kTile], kMaxHeadDim, kTile);
-    if (is_key)
+    if (given) {
+      copy_head(is_query ? s.qx : s.kx, is_query ? s.heads : s.kv, is_query ? head : kv_head, s.dim, group, y[0]);
+      if (is_key) copy_head(s.vx, s.kv, kv_head, s.dim, group, v[0]);
+    }
+    const void* act = given ? nullptr : group_acts(s.act, s.kind, s.k, group);
+    for (int t = 0; t < tiles && !given; ++t)
+      k_.linear[s.kind](w + t * bytes, s.k, act, n, &y[0][t * kTile], kMaxHeadDim, kTile);
+    if (is_key && !given)
       for (int t = 0; t < tiles; ++t)
         k_.linear[s.kind](w + (size_t(s.kv) * tiles + t) * bytes, s.k, act, n, &v[0][t * kTile], kMaxHeadDim, kTile);
     for (int i = 0; i < n; ++i) {
@@ -239,7 +268,7 @@ void Pass::glu(const Step& s, int chunk) {
       if (tiles * kTile < kBlock)  // half a block: what is not computed must be zero
         for (int i = 0; i < n; ++i)
           for (int c = kTile; c < kBlock; ++c) g[i][c] = u[i][c] = 0;
-      k_.glu(g[0], u[0], n * kBlock, y[0]);
+      k_.glu[s.fn](g[0], u[0], n * kBlock, y[0]);
       for (int i = 0; i < n && columns < kBlock; ++i) std::memset(y[i] + columns, 0, size_t(kBlock - columns) * 4);
       if (blocks) {
         Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n;

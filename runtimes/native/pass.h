@@ -1,5 +1,6 @@
 // One pass of rows over the model: what a node is given, and running its program as phases (team.h).
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -12,7 +13,7 @@
 namespace edgespec {
 
 constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
-constexpr int kPiece = 1 << 10;   // numbers of a chunk of silu: whole vectors
+constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
 
 struct Tensor {
   const void* data = nullptr;
@@ -63,10 +64,17 @@ class Memory {
   size_t size_ = 0;
 };
 
-// What a row may attend to: tokens [low, high) of its slot, and single ones beyond (ancestors in a tree).
+// What a row may attend to: tokens [0, high) of its slot, whose places are their positions, and single ones beyond
+// (ancestors in a tree).  A window leaves out what lies too far back of both.
 struct Visible {
-  int64_t low = 0, high = 0, position = 0, last = 0;
-  std::vector<int64_t> beyond;
+  struct Token {
+    int64_t place, position;
+  };
+  int64_t high = 0, position = 0, last = 0;
+  std::vector<Token> beyond;
+
+  // The first position that a row sees through a window (0: all).
+  int64_t oldest(int window) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
 };
 
 // Buffers of a pass, kept from pass to pass.
@@ -88,7 +96,7 @@ class Pass {
  private:
   struct Group {  // rows of one slot, or of one part of it, that attention takes together
     int slot, first, count;
-    int64_t end;  // tokens any of them may see
+    int64_t begin, end;  // places that any of them may see
   };
 
   void check() const;
@@ -97,6 +105,7 @@ class Pass {
   void apply_moves() const;
   float* floats(int id) const { return float_[id]; }
   const void* weight(int id) const { return id < 0 ? nullptr : in_.weights[id].data; }
+  const float* vector(int id) const { return static_cast<const float*>(weight(id)); }
   const int64_t* plan(int line) const { return in_.plan + size_t(line) * in_.rows; }
   int count(const Step& s) const { return s.rows == 2 ? in_.heads * s.times : s.rows ? in_.heads : in_.rows; }
   // Row of the source that a row of this step is made of.
@@ -111,16 +120,20 @@ class Pass {
   void load(const Step& s);
   void store(const Step& s) const;
   void quantize(const Step& s, int row);
+  void normed(const Step& s, const float* x, float* y) const;
+  void copy_head(int id, int heads, int head, int dim, int group, float* y) const;
   void heads(const Step& s, int head);
   void linear(const Step& s, int chunk);
   void glu(const Step& s, int chunk);
   void norm(const Step& s, int row);
-  int silu_pieces(const Step& s) const;
-  void silu(const Step& s, int piece);
+  int activate_pieces(const Step& s) const;
+  void activate(const Step& s, int piece);
   void split(const Step& s, int row);
+  void finish_logits(const Step& s, int tile, int columns, float* y) const;
   void logits(const Step& s, int chunk);
   void best(const Step& s, int chunk);
   void merge_best(const Step& s);
+  void plan_queries(const Step& s);
   void plan_attention(const Step& s);
   void attend(const Step& s, int chunk);
   void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens, int first,

@@ -9,31 +9,32 @@
 namespace edgespec {
 namespace {
 
-[[noreturn]] void fail(const std::string& line, const std::string& why) {
-  throw std::invalid_argument("edgespec program: " + why + ": '" + line + "'");
-}
+using program_text::fail;
 
-constexpr int kBuffers = 64, kMaxWidth = 1 << 24, kMaxCount = 1 << 16, kMaxTimes = 1 << 10;
+constexpr int kBuffers = 64;
 
-const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed},  {"load", Op::kLoad},         {"store", Op::kStore},
-                                        {"gate", Op::kGate},    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},
-                                        {"heads", Op::kHeads},  {"attend", Op::kAttend},     {"linear", Op::kLinear},
-                                        {"glu", Op::kGlu},      {"silu", Op::kSilu},         {"split", Op::kSplit},
-                                        {"logits", Op::kLogits}};
+const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed}, {"load", Op::kLoad},         {"store", Op::kStore},
+                                        {"gate", Op::kGate},   {"quantize", Op::kQuantize}, {"norm", Op::kNorm},
+                                        {"heads", Op::kHeads}, {"attend", Op::kAttend},     {"linear", Op::kLinear},
+                                        {"glu", Op::kGlu},     {"silu", Op::kActivate},     {"activate", Op::kActivate},
+                                        {"split", Op::kSplit}, {"logits", Op::kLogits}};
+const std::map<std::string, Fn> kFunctions = {
+    {"silu", kSilu}, {"gelu", kGelu}, {"gelu_tanh", kGeluTanh}, {"relu", kRelu}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
     {"w", &Step::w},         {"bias", &Step::bias}, {"norm", &Step::norm},     {"cos", &Step::cos},
     {"sin", &Step::sin},     {"up", &Step::up},     {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
-    {"knorm", &Step::knorm}, {"gate", &Step::gate}};
+    {"knorm", &Step::knorm}, {"gate", &Step::gate}, {"beta", &Step::beta},     {"positions", &Step::positions}};
 const std::map<std::string, int Step::*> kNumbers = {
-    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},     {"rows", &Step::rows},
-    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},     {"rotary", &Step::rotary},
-    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index}, {"skip", &Step::skip},
-    {"times", &Step::times}, {"first", &Step::first}};
-const std::map<std::string, int Step::*> kBufferKeys = {
-    {"x", &Step::x}, {"base", &Step::base}, {"act", &Step::act}, {"out", &Step::out}};
-const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}};
+    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},      {"rows", &Step::rows},
+    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},      {"rotary", &Step::rotary},
+    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},  {"skip", &Step::skip},
+    {"times", &Step::times}, {"first", &Step::first},   {"center", &Step::center}};
+const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x},     {"base", &Step::base}, {"act", &Step::act},
+                                                        {"out", &Step::out}, {"qx", &Step::qx},     {"kx", &Step::kx},
+                                                        {"vx", &Step::vx}};
+const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}, {"cap", &Step::cap}};
 
 int integer(const std::string& line, const std::string& value) {
   char* end = nullptr;
@@ -53,6 +54,10 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, int& w
       const auto found = kKinds.find(value);
       if (found == kKinds.end()) fail(line, "unknown kind of matrix");
       step.kind = found->second;
+    } else if (key == "fn") {
+      const auto found = kFunctions.find(value);
+      if (found == kFunctions.end()) fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh or relu");
+      step.fn = found->second;
     } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
       step.*weight->second = integer(line, value);
       weights = std::max(weights, step.*weight->second + 1);
@@ -72,94 +77,6 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, int& w
   return step;
 }
 
-void require(const std::string& line, bool good, const char* what) {
-  if (!good) fail(line, what);
-}
-
-void check(const std::string& line, const Program& p, const Step& s) {
-  const auto floats = [&](int id, int width) {
-    require(line, id >= 0 && id < int(p.floats.size()) && p.floats[id] >= width, "no such buffer, or too narrow");
-  };
-  const auto acts = [&](int id, int width) {
-    require(line, id >= 0 && id < int(p.acts.size()) && p.acts[id] >= width, "no such activations, or too narrow");
-  };
-  const auto matrix = [&] {
-    require(line, s.n > 0 && s.n <= kMaxWidth && s.k > 0 && s.k <= kMaxWidth, "expected n and k");
-  };
-  require(line,
-          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount && s.k <= kMaxWidth,
-          "number out of range");
-  require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
-  require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
-  const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear;
-  const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || (s.op == Op::kQuantize && s.rows == 2);
-  require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
-  require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
-  switch (s.op) {
-    case Op::kEmbed:
-      matrix();
-      require(line, s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows");
-      require(line, s.w >= 0, "expected w");
-      floats(s.out, s.k);
-      break;
-    case Op::kGate: break;
-    case Op::kLoad:
-    case Op::kStore:
-      require(line, s.k > 0, "expected k");
-      floats(s.op == Op::kLoad ? s.out : s.x, s.k);
-      break;
-    case Op::kNorm:
-      require(line, s.k > 0 && s.norm >= 0 && s.x != s.out, "expected k, norm, and out beside x");
-      floats(s.x, s.k);
-      floats(s.out, s.k);
-      break;
-    case Op::kSilu:
-      require(line, s.k > 0, "expected k");
-      floats(s.x, s.k);
-      break;
-    case Op::kSplit:
-      require(line, s.n > 0 && s.n <= kMaxWidth / s.times && s.first == 0, "expected n, and times as often");
-      require(line, s.x != s.out && s.base != s.out, "expected out beside x and base");
-      floats(s.x, s.n * s.times);
-      if (s.base >= 0) floats(s.base, s.n);
-      floats(s.out, s.n);
-      break;
-    case Op::kQuantize:
-      require(line, s.k > 0, "expected k");
-      floats(s.x, s.k);
-      acts(s.out, s.k);
-      break;
-    case Op::kHeads:
-      require(line, s.w >= 0 && s.k > 0 && s.heads > 0 && s.kv > 0 && s.heads % s.kv == 0, "expected w, k, heads, kv");
-      require(line, s.dim > 0 && s.dim <= kMaxHeadDim && s.rotary <= s.dim && s.rotary % 2 == 0,
-              "head size out of range");
-      require(line, s.rotary == 0 || (s.cos >= 0 && s.sin >= 0), "expected cos and sin");
-      acts(s.act, s.k);
-      break;
-    case Op::kAttend:
-      require(line, s.heads > 0 && s.kv > 0 && s.dim > 0, "expected heads");
-      floats(s.out, s.heads * s.dim);
-      break;
-    case Op::kLinear:
-      matrix();
-      require(line, s.w >= 0, "expected w");
-      acts(s.act, s.k);
-      floats(s.out, s.n);
-      break;
-    case Op::kGlu:
-      matrix();
-      require(line, s.gate >= 0 && s.up >= 0, "expected gate and up");
-      acts(s.act, s.k);
-      s.kind == kC8 ? floats(s.out, s.n) : acts(s.out, s.n);
-      break;
-    case Op::kLogits:
-      matrix();
-      require(line, s.w >= 0, "expected w");
-      acts(s.act, s.k);
-      break;
-  }
-}
-
 }  // namespace
 
 Program Program::parse(const std::string& text) {
@@ -172,7 +89,7 @@ Program Program::parse(const std::string& text) {
     if (kind == "floats" || kind == "acts") {
       auto& widths = kind == "floats" ? program.floats : program.acts;
       int id = -1, width = 0;
-      if (!(words >> id >> width) || id < 0 || id >= kBuffers || width < 1 || width > kMaxWidth)
+      if (!(words >> id >> width) || id < 0 || id >= kBuffers || width < 1 || width > program_text::kMaxWidth)
         fail(line, "expected an id and a width");
       widths.resize(std::max(widths.size(), size_t(id) + 1));
       if (widths[id]) fail(line, "declared twice");
@@ -182,8 +99,11 @@ Program Program::parse(const std::string& text) {
     const auto found = kOps.find(kind);
     if (found == kOps.end()) fail(line, "unknown step");
     Step step = read_step(line, found->second, words, program.weights);
-    check(line, program, step);
-    if (step.op == Op::kSilu) step.rows = 1;
+    program_text::check(line, program, step);
+    if (kind == "silu") {
+      if (step.rows || step.fn != kSilu) fail(line, step.rows ? "rows out of place" : "fn out of place");
+      step.rows = 1;
+    }
     if (step.op == Op::kSplit || step.op == Op::kLogits) step.rows = 2;
     if (step.op == Op::kGate) program.gates = std::max(program.gates, step.index + 1);
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;

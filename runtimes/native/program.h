@@ -3,26 +3,36 @@
 //
 //   floats id width            a float32 buffer [rows, width]
 //   acts id width              quantized (or copied) activations [rows, width]
-//   embed w kind n k out bias  rows of a matrix -> floats; bias: the rows' scales, for r8
+//   embed w kind n k out bias scale positions    rows of a matrix -> floats, times scale, plus the row's position's row
+//                                          of positions [P, k]; bias: the rows' scales, for r8
 //   load out k                 rows of the input hidden_in -> floats
 //   store x k                  floats -> the output hidden
 //   gate index skip            if gate `index` is off, leave out the next `skip` steps
-//   quantize x norm eps k kind out rows times first    (normed) floats -> what a matrix of that kind multiplies
-//   norm x norm eps k out rows              normed floats -> floats
-//   heads act w kind k bias dim heads kv rotary cos sin qnorm knorm eps layer scale out    q, k, v of a layer; keys are
-//                                          rotated and appended to the cache with the values, queries go to `out`
-//   attend out layer heads kv dim window    -> floats [heads * dim]
+//   quantize x norm beta center eps k kind out rows times first    (normed) floats -> what a matrix of that kind
+//                                          multiplies
+//   norm x norm beta center eps k out add rows    normed floats -> floats; add=1: to what is there.  center=1: less the
+//                                          mean first, which makes it a layer norm, if need be without weights; beta:
+//                                          added at last
+//   heads act w kind k bias dim heads kv rotary cos sin qnorm knorm eps layer scale    q, k, v of a layer; keys are
+//                                          rotated and appended to the cache with the values, queries wait for attend
+//   heads qx kx vx dim heads ...            the same from floats [heads * dim], [kv * dim], [kv * dim] that have been
+//                                          multiplied already; act, w, kind, k and bias are not looked at
+//   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
+//                                          p - window + 1 to p only, 0: all; cap: scores are cap * tanh(score / cap)
 //   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
-//   glu act gate up bias upbias kind n k out            silu(gate) * up -> activations for a matrix of the same kind;
+//   glu act gate up bias upbias kind n k out fn            fn(gate) * up -> activations for a matrix of the same kind;
 //                                          floats for c8, whose scale needs the whole row
-//   silu x k                                in place, of R rows
+//   activate x k fn rows                    in place
+//   silu x k                                activate fn=silu rows=1
 //   split x base n times out                x [R, times * n] (+ base [R, n]) -> out [times * R, n], where row j * R + r
 //                                          is part j of row r
-//   logits act w kind n k times first       an LM head: rows first * R to (first + times) * R of the output
+//   logits act w kind n k times first bias scale cap    an LM head: rows first * R to (first + times) * R of the
+//                                          output are (y + bias) * scale, as cap * tanh(that / cap) if there is a cap
 //
+// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh) or relu.
 // rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
 // already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
-// w, bias, upbias, norm, cos, sin, qnorm, knorm, gate, up are indices of weight inputs, -1 for none.
+// w, bias, upbias, norm, beta, positions, cos, sin, qnorm, knorm, gate, up are indices of weight inputs, -1 for none.
 #pragma once
 #include <string>
 #include <vector>
@@ -42,7 +52,7 @@ enum class Op {
   kAttend,
   kLinear,
   kGlu,
-  kSilu,
+  kActivate,
   kSplit,
   kLogits
 };
@@ -50,11 +60,17 @@ enum class Op {
 struct Step {
   Op op = Op::kEmbed;
   Kind kind = kQ4;
+  Fn fn = kSilu;
   int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, gate = -1, up = -1, upbias = -1;
+  int beta = -1, positions = -1;
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
+  int qx = -1, kx = -1, vx = -1, center = 0;
   int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
   int index = 0, skip = 0;
-  float eps = 0, scale = 1;
+  float eps = 0, scale = 1, cap = 0;
+
+  bool norms() const { return norm >= 0 || center; }
+  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }  // of logits
 };
 
 // What a pass with certain gates does.
@@ -92,4 +108,16 @@ struct Program {
   }
 };
 
+namespace program_text {
+
+constexpr int kMaxWidth = 1 << 24;  // of a buffer or a matrix
+
+// Throws std::invalid_argument: why this line is not understood.
+[[noreturn]] void fail(const std::string& line, const std::string& why);
+
+// Throws std::invalid_argument if a step, as it was read from `line`, lacks something, contradicts itself, or names
+// buffers that are not declared or too narrow.
+void check(const std::string& line, const Program& program, const Step& step);
+
+}  // namespace program_text
 }  // namespace edgespec

@@ -64,7 +64,7 @@ def test_every_architecture_has_a_reference() -> None:
 def test_numpy_equals_transformers(
     checkpoint: Callable[[str], Path], reference: Callable[[str], Reference], name: str
 ) -> None:
-    arch, known = open_model(checkpoint(name), None), reference(name)
+    arch, known = open_model(checkpoint(name), hf.CONTEXTS.get(name)), reference(name)
     assert_close(reference_logits(arch, known.tokens.tolist(), known.rows.tolist()), known.logits)
     tokens = known.tokens[:PROMPT].tolist()
     for expected in known.greedy.tolist():
@@ -100,7 +100,7 @@ def test_greedy_equals_transformers(
 
 
 @BOTH
-@pytest.mark.parametrize("name", [name for name in NAMES if "llama3" in name])
+@pytest.mark.parametrize("name", sorted(hf.LONG))
 def test_long_positions(written: Write, reference: Callable[[str], Reference], name: str) -> None:
     known = reference(name)
     late = known.rows > 256  # past one prefill chunk, and far beyond the length the rope was trained for
@@ -210,7 +210,7 @@ def test_the_embedded_models_match_numpy(written: Write, graph: str) -> None:
 
 
 def test_head_dim_and_heads_come_from_the_configuration(checkpoint: Callable[[str], Path]) -> None:
-    for name, config in hf.CONFIGS.items():
+    for name, config in hf.CORE.items():
         facts = open_model(checkpoint(name), None).facts
         assert facts.heads == config["num_attention_heads"]
         assert facts.kv_heads == config.get("num_key_value_heads", facts.heads)

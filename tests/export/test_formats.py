@@ -32,7 +32,7 @@ from edgespec.runtimes.slot import open_slot
 from tests import hf
 from tests.conftest import OPERATORS, Reference, Written
 
-NAMES = sorted(hf.CONFIGS)
+NAMES = sorted(hf.CORE)
 BITS = {"int4": 4, "int8": 8}
 
 Write = Callable[..., Written]
@@ -243,7 +243,7 @@ class StoredOps(NumpyOps):
 
     form: Format = "fp32"
 
-    def embed(self, weight: str) -> Array:
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
         arch, matrix = self.arch, self.source.read(weight)
         if linear_format(self.form).can_lookup(arch.facts.hidden, arch.facts.tied):
             return stored_as(matrix, self.form)[self.tokens][None]

@@ -187,7 +187,7 @@ def test_heads_of_this_model(tmp_path: Path, heads: Path) -> None:
     arch = open_model(resolve(TARGET), None)
     describe(
         heads,
-        model=model_fingerprint(arch.source, arch.final_norm, arch.embedding),
+        model=model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),
         tokenizer=tokenizer_fingerprint(TextCodec(arch.source.path)),
     )
     assert Exporter(options(tmp_path, heads)).heads.plan is not None

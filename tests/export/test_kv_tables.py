@@ -127,7 +127,7 @@ def test_half_of_the_keys_are_turned_all_over_the_context(written: Callable[...,
     np.testing.assert_array_equal(turned[:, :, 1::2], keys[:, :, 1::2])
     wanted = np.random.default_rng(0).integers(0, facts.context, 50)
     assert wanted.max() > 400
-    angle = (wanted[3] - 6) * inverse_frequencies(facts.rope, facts.head_dim)
+    angle = (wanted[3] - 6) * inverse_frequencies(facts.rope, facts.head_dim, facts.context)[0]
     half = facts.head_dim // 2
     as_complex = keys[0, 1, 6, :half] + 1j * keys[0, 1, 6, half:]
     got = turned[0, 1, 6, :half] + 1j * turned[0, 1, 6, half:]

@@ -161,7 +161,7 @@ def test_formats_are_ordered_by_their_error(bundle: Callable[..., Path]) -> None
 
 
 @pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", [TARGET, DRAFT, *sorted(hf.CONFIGS)])
+@pytest.mark.parametrize("name", [TARGET, DRAFT, *sorted(hf.CORE)])
 def test_the_plan_knows_the_size(written: Callable[..., Written], name: str, form: Format) -> None:
     """Apart from alignment, which shows in models this small; the large one below is compared with the file itself."""
     made = written(name, form)

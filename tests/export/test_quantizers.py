@@ -19,6 +19,7 @@ from edgespec.export import source as sources
 from edgespec.export.calibrate import CalibrationOps, SpooledLevels, chosen_levels, residual_writers, sequences
 from edgespec.export.calibration_text import quantizer_texts, read_calibration
 from edgespec.export.model import open_model, write_model
+from edgespec.export.ops import Norm
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.plan import weight_bytes
@@ -214,7 +215,7 @@ def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp
     rows = np.random.default_rng(5).integers(2, arch.facts.vocab, (2, 20))
 
     class Head(CalibrationOps):
-        def head(self, x: Matrix, norm: str, head: object) -> Matrix:
+        def head(self, x: Matrix, norm: Norm, head: object) -> Matrix:
             return x
 
     with (tmp_path / "spool").open("w+b") as file:

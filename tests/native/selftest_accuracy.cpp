@@ -128,7 +128,7 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
     const int n = 1024;
     const Floats gate = normals(random, n, scale), up = normals(random, n), weight = normals(random, n);
     Floats y(n);
-    kernels.glu(gate.get(), up.get(), n, y.get());
+    kernels.glu[kSilu](gate.get(), up.get(), n, y.get());
     for (int i = 0; i < n; ++i) {
       const double exact = gate[i] / (1 + std::exp(-double(gate[i]))) * up[i];
       if (gate[i] > -10)
@@ -149,6 +149,63 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
       worst.offer("to_half", std::fabs(half_to_float(half[i]) - double(gate[i])) /
                                  std::max(std::fabs(double(gate[i])), 0x1p-14) * 2048);
   }
+}
+
+double exact_fn(int fn, double x) {
+  if (fn == kGelu) return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
+  if (fn == kGeluTanh) return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  return std::max(x, 0.);
+}
+
+void accuracy_steps(const Kernels& kernels, Random random, Worst& worst) {
+  constexpr int kCount = 4096;
+  const Floats ones(kCount);
+  std::fill(ones.begin(), ones.end(), 1.f);
+  for (const float scale : {1e-3f, 0.5f, 3.f, 30.f}) {
+    const Floats x = normals(random, kCount, scale);
+    Floats y(kCount);
+    for (int fn = kGelu; fn < kFns; ++fn) {
+      kernels.glu[fn](x.get(), ones.get(), kCount, y.get());
+      for (int i = 0; i < kCount; ++i) {  // below 0 all but nothing is left: absolute
+        const double exact = exact_fn(fn, x[i]), error = std::fabs(y[i] - exact);
+        worst.offer(std::string(kFnNames[fn]) + (x[i] > 0 ? "" : "_below"), x[i] > 0 ? error / exact : error);
+      }
+    }
+    for (const float cap : {0.5f, 30.f}) {
+      std::copy(x.begin(), x.end(), y.begin());
+      kernels.softcap(y.get(), kCount, cap);
+      for (int i = 0; i < kCount; ++i) {
+        const double exact = cap * std::tanh(double(x[i]) / cap);
+        worst.offer("softcap", exact ? std::fabs(y[i] - exact) / std::fabs(exact) : std::fabs(y[i]));
+      }
+    }
+    Floats z(kCount);
+    double sum = 0, squares = 0;
+    for (float& v : x) sum += v += 10 * scale;
+    for (const float v : x) squares += (v - sum / kCount) * (v - sum / kCount);
+    const double deviation = std::sqrt(squares / kCount);
+    kernels.center(x.get(), kCount, z.get());
+    for (int i = 0; i < kCount; ++i) worst.offer("center", std::fabs(z[i] - (x[i] - sum / kCount)) / deviation);
+    kernels.norm(z.get(), kCount, nullptr, 0.f, y.get());  // a layer norm, in two passes
+    for (int i = 0; i < kCount; ++i) worst.offer("layer_norm", std::fabs(y[i] - (x[i] - sum / kCount) / deviation));
+  }
+  for (const float x : {HUGE_VALF, 3e38f, -3e38f, -HUGE_VALF}) {  // nothing overflows
+    Floats y(kTile);
+    std::fill(y.begin(), y.end(), x);
+    kernels.softcap(y.get(), kTile, 30.f);
+    worst.offer("softcap_large", std::fabs(y[3] - (x > 0 ? 30 : -30)));
+    if (std::isinf(x)) continue;
+    std::fill(y.begin(), y.end(), x);
+    for (int fn = kGelu; fn < kFns; ++fn) {
+      Floats z(kTile);
+      kernels.glu[fn](y.get(), ones.get(), kTile, z.get());
+      worst.offer("functions_large", x > 0 ? std::fabs(z[3] - x) : std::fabs(z[3]));
+    }
+  }
+  Floats y(kTile);
+  for (int c = 0; c < kTile; ++c) y[c] = c % 2 ? NAN : 1.f;  // what is no number stays none
+  kernels.softcap(y.get(), kTile, 30.f);
+  for (int c = 0; c < kTile; ++c) worst.offer("softcap_nan", std::isnan(y[c]) == (c % 2 == 1) ? 0 : 1);
 }
 
 void accuracy_attention(const Kernels& kernels, Random random, Worst& worst) {
@@ -257,6 +314,7 @@ void print_accuracy(const Kernels& kernels) {
   accuracy_linear(kernels, Random(4), worst);
   accuracy_functions(kernels, Random(5), worst);
   accuracy_attention(kernels, Random(6), worst);
+  accuracy_steps(kernels, Random(8), worst);
   worst.print();
 }
 

@@ -86,7 +86,7 @@ void hash_rows(const Kernels& kernels, Random random) {
     for (const float scale : {1.f, 30.f, 1e4f}) {
       const Floats gate = normals(random, n, scale), up = normals(random, n);
       Floats y(n);
-      kernels.glu(gate.get(), up.get(), n, y.get());
+      kernels.glu[kSilu](gate.get(), up.get(), n, y.get());
       hash.add(y);
       kernels.scale(y.get(), n, 0.37f);
       kernels.accumulate(y.get(), gate.get(), n, -1.7f);
@@ -126,6 +126,40 @@ void hash_rows(const Kernels& kernels, Random random) {
       }
       hash.print(std::string("embed_") + kKindNames[kind] + "/k=" + std::to_string(k));
     }
+}
+
+void hash_functions(const Kernels& kernels, Random random) {
+  Hash hash;
+  for (int fn = kGelu; fn < kFns; ++fn) {
+    for (const float scale : {1e-20f, 1.f, 8.f, 200.f, 1e37f}) {
+      const Floats gate = normals(random, 192, scale), up = normals(random, 192);
+      Floats y(192);
+      gate[0] = 0.f;
+      gate[1] = -0.f;
+      kernels.glu[fn](gate.get(), up.get(), 192, y.get());
+      hash.add(y);
+    }
+    hash.print(kFnNames[fn]);
+  }
+  for (const float cap : {0.5f, 30.f, 50.f}) {
+    for (const float scale : {1e-20f, 1e-3f, 1.f, 40.f, 1e37f}) {
+      Floats x = normals(random, 192, scale);
+      x[0] = -HUGE_VALF;
+      kernels.softcap(x.get(), 192, cap);
+      hash.add(x);
+    }
+    hash.print("softcap/" + std::to_string(cap));
+  }
+  for (const int k : {1, 7, 16, 24, 33, 64, 100, 900}) {
+    for (const float mean : {0.f, 100.f}) {
+      Floats x = normals(random, k), y(k + 3);
+      for (float& v : x) v += mean;
+      std::fill(y.begin(), y.end(), 7.f);  // what lies beyond the row must stay as it is
+      kernels.center(x.get(), k, y.get());
+      hash.add(y);
+    }
+    hash.print("center/k=" + std::to_string(k));
+  }
 }
 
 void hash_attention(const Kernels& kernels, Random random) {
@@ -206,6 +240,7 @@ void print_hashes(const Kernels& kernels) {
   hash_linear(kernels, Random(1));
   hash_rows(kernels, Random(2));
   hash_attention(kernels, Random(3));
+  hash_functions(kernels, Random(7));
 }
 
 }  // namespace edgespec

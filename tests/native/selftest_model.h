@@ -19,26 +19,17 @@ struct Model {
     const int table = matrix(kVocab, kHidden), cos = angles(false), sin = angles(true);
     const std::string form = channels ? "c8" : "q4";
     std::string text = "floats 0 96\nfloats 1 96\nfloats 2 80\nacts 0 96\nacts 1 96\nacts 2 80\nacts 3 96\n";
-    text += "gate index=4 skip=1\nembed w=" + std::to_string(table) + " kind=q4 n=100 k=96 out=0\n";
+    text += "gate index=4 skip=1\nembed w=" + std::to_string(table) +
+            " kind=q4 n=100 k=96 out=0 scale=1.5 positions=" + positions() + "\n";
     text += "gate index=5 skip=1\nload out=0 k=96\n";
     for (int layer = 0; layer < kLayers; ++layer) {
-      text += "gate index=" + std::to_string(2 * layer) + " skip=5\n";
-      text += "quantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=" + form + " out=0\n";
-      text +=
-          "heads act=0 w=" + std::to_string(matrix((kHeads + 2 * kKv) * round_up(kDim, kTile), kHidden, kind, kDim)) +
-          " kind=" + kind + " k=96 bias=" + vector((kHeads + 2 * kKv) * kDim) +
-          " dim=24 heads=4 kv=2 rotary=20 cos=" + std::to_string(cos) + " sin=" + std::to_string(sin) +
-          " qnorm=" + (layer ? vector(kDim) : "-1") + " knorm=" + (layer ? vector(kDim) : "-1") +
-          " eps=1e-5 layer=" + std::to_string(layer) + " scale=0.2\n";
-      text +=
-          "attend out=1 layer=" + std::to_string(layer) + " heads=4 kv=2 dim=24 window=" + (layer ? "0" : "90") + "\n";
-      text += "quantize x=1 k=96 kind=" + form + " out=1\n";
-      text += "linear act=1 w=" + std::to_string(matrix(kHidden, kHeads * kDim, kind)) + " kind=" + kind +
-              " n=96 k=96 out=0 add=1\n";
+      text += layer ? normed_attention(kind, form, cos, sin) : plain_attention(kind, form, cos, sin);
       text += "gate index=" + std::to_string(2 * layer + 1) + " skip=" + (channels ? "4" : "3") + "\n";
-      text += "quantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=" + form + " out=0\n";
+      text += "quantize x=0 norm=" + vector(kHidden) + (layer ? " center=1 beta=" + vector(kHidden) : "") +
+              " eps=1e-5 k=96 kind=" + form + " out=0\n";
       text += "glu act=0 gate=" + std::to_string(matrix(kInner, kHidden, kind)) +
-              " up=" + std::to_string(matrix(kInner, kHidden, kind)) + " kind=" + kind + " n=80 k=96 out=2\n";
+              " up=" + std::to_string(matrix(kInner, kHidden, kind)) + " kind=" + kind +
+              " n=80 k=96 out=2 fn=" + (layer ? "gelu_tanh" : "silu") + "\n";
       if (channels) text += "quantize x=2 k=80 kind=c8 out=2\n";
       text += "linear act=2 w=" + std::to_string(matrix(kHidden, kInner, kind)) + " kind=" + kind +
               " n=96 k=80 out=0 add=1\n";
@@ -46,14 +37,15 @@ struct Model {
     const std::string norm = vector(kHidden), last = "x=0 norm=" + norm + " eps=1e-5 k=96 ";
     text += "gate index=6 skip=1\nstore x=0 k=96\n";
     text += "gate index=7 skip=2\nquantize " + last + "kind=q4 out=3 rows=1\n";
-    text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96\n";
+    text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96 scale=0.5 cap=20 bias=" + vector(kVocab) +
+            "\n";
 
     // three heads over the LM head; three with LM heads of their own; two by way of a narrower layer
     text += "floats 3 96\nfloats 4 288\nfloats 5 96\nfloats 6 192\n";
     const std::string wide = "norm " + last + "out=3 rows=1\nquantize x=3 k=96 kind=" + form +
                              " out=0 rows=2\nlinear act=0 w=" + std::to_string(matrix(3 * kHidden, kHidden, kind)) +
                              " kind=" + kind + " n=288 k=96 out=4 rows=1 bias=" + vector(3 * kHidden) +
-                             "\nsilu x=4 k=288\nsplit x=4 base=3 n=96 times=3 out=5\n";
+                             "\nactivate x=4 k=288 fn=gelu rows=1\nsplit x=4 base=3 n=96 times=3 out=5\n";
     text += "gate index=8 skip=7\n" + wide + "quantize x=5 k=96 kind=q4 out=3 rows=2 times=3\n";
     text += "logits act=3 w=" + std::to_string(table) + " kind=q4 n=100 k=96 times=3\n";
     text += "gate index=9 skip=11\n" + wide;
@@ -68,11 +60,43 @@ struct Model {
     text += "linear act=2 w=" + std::to_string(matrix(2 * kHidden, kInner, kind)) + " kind=" + kind +
             " n=192 k=80 out=6 rows=1\nsplit x=6 n=96 times=2 out=5\n";
     text += "quantize x=5 k=96 kind=q4 out=3 rows=2 times=2\nlogits act=3 w=" + std::to_string(matrix(kCut, kHidden)) +
-            " kind=q4 n=40 k=96 times=2\n";
+            " kind=q4 n=40 k=96 times=2 cap=9\n";
     program = Program::parse(text);
   }
 
  private:
+  // Llama's: a norm before the matrices, with a window.
+  std::string plain_attention(const std::string& kind, const std::string& form, int cos, int sin) {
+    std::string text = "gate index=0 skip=5\nquantize x=0 norm=" + vector(kHidden) + " eps=1e-5 k=96 kind=" + form +
+                       " out=0\nheads act=0 w=" +
+                       std::to_string(matrix((kHeads + 2 * kKv) * round_up(kDim, kTile), kHidden, kind, kDim)) +
+                       " kind=" + kind + " k=96 bias=" + vector((kHeads + 2 * kKv) * kDim) +
+                       " dim=24 heads=4 kv=2 rotary=20 cos=" + std::to_string(cos) + " sin=" + std::to_string(sin) +
+                       " eps=1e-5 layer=0 scale=0.2\nattend out=1 layer=0 heads=4 kv=2 dim=24 window=90\n";
+    text += "quantize x=1 k=96 kind=" + form + " out=1\n";
+    return text + "linear act=1 w=" + std::to_string(matrix(kHidden, kHeads * kDim, kind)) + " kind=" + kind +
+           " n=96 k=96 out=0 add=1\n";
+  }
+  // Norms of whole projections and after the output, a small window, capped scores.
+  std::string normed_attention(const std::string& kind, const std::string& form, int cos, int sin) {
+    std::string text = "floats 7 96\nfloats 8 48\nfloats 9 48\nfloats 10 96\nfloats 11 48\n";
+    text += "gate index=2 skip=11\nquantize x=0 k=96 kind=" + form + " out=0\n";
+    const int widths[] = {kHeads * kDim, kKv * kDim, kKv * kDim};
+    for (int i = 0; i < 3; ++i)
+      text += "linear act=0 w=" + std::to_string(matrix(widths[i], kHidden, kind)) + " kind=" + kind +
+              " n=" + std::to_string(widths[i]) + " k=96 out=" + std::to_string(7 + i) + "\n";
+    text += "norm x=7 norm=" + vector(widths[0]) + " eps=1e-5 k=96 out=10\n";
+    text += "norm x=8 norm=" + vector(widths[1]) + " eps=1e-5 k=48 out=11\n";
+    text += "heads qx=10 kx=11 vx=9 dim=24 heads=4 kv=2 rotary=20 cos=" + std::to_string(cos) +
+            " sin=" + std::to_string(sin) + " qnorm=" + vector(kDim) + " knorm=" + vector(kDim) +
+            " eps=1e-5 layer=1 scale=0.2\nattend out=1 layer=1 heads=4 kv=2 dim=24 window=7 cap=3\n";
+    text += "quantize x=1 k=96 kind=" + form +
+            " out=1\nlinear act=1 w=" + std::to_string(matrix(kHidden, kHeads * kDim, kind)) + " kind=" + kind +
+            " n=96 k=96 out=7\n";
+    return text + "norm x=7 norm=" + vector(kHidden) + " center=1 beta=" + vector(kHidden) +
+           " eps=1e-5 k=96 out=0 add=1\n";
+  }
+
   // A packed matrix; rows beyond head_dim in each head are zero.
   int matrix(int n, int k, const std::string& name = "q4", int dim = 0) {
     const Kind kind = name == "q4" ? kQ4 : name == "q8" ? kQ8 : kC8;
@@ -98,6 +122,11 @@ struct Model {
   std::string vector(int n) {
     Array<uint8_t> bytes(size_t(n) * 4);
     for (int i = 0; i < n; ++i) put(bytes, i, random_.uniform(0.5f, 1.5f));
+    return std::to_string(keep(std::move(bytes)));
+  }
+  std::string positions() {
+    Array<uint8_t> bytes(size_t(kPositions) * kHidden * 4);
+    for (size_t i = 0; i < bytes.size() / 4; ++i) put(bytes, i, random_.uniform(-1.f, 1.f));
     return std::to_string(keep(std::move(bytes)));
   }
   int angles(bool sine) {

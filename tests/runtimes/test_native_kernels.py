@@ -26,7 +26,7 @@ ISA_FLAGS = {
     ),
     "isa_neon": ("-march=armv8.2-a+dotprod",),
 }
-SOURCES = ("program", "cache", "check", "pass", "lm_heads", "attention", "dispatch",
+SOURCES = ("program", "program_check", "cache", "check", "pass", "lm_heads", "attention", "dispatch",
            "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")  # fmt: skip
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
@@ -57,6 +57,18 @@ BOUNDS = {
     "weigh_f32": 4e-7,
     "weigh_f16": 5e-7,
     "weigh_int8": 8e-3,  # the weights have 7 bits
+    "gelu": 1e-6,
+    "gelu_below": 7e-7,  # absolute, x <= 0
+    "gelu_tanh": 5e-7,
+    "gelu_tanh_below": 2e-7,  # absolute, x <= 0
+    "relu": 0,
+    "relu_below": 0,
+    "softcap": 1.5e-6,
+    "softcap_large": 0,  # absolute
+    "softcap_nan": 0,
+    "functions_large": 0,  # absolute
+    "center": 2e-6,  # standard deviations
+    "layer_norm": 3e-6,  # absolute
 }
 
 

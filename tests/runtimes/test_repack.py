@@ -22,7 +22,7 @@ from tests import hf
 from tests.conftest import Written
 
 ROOT = Path(__file__).resolve().parents[2]
-NAMES = (*sorted(hf.CONFIGS), "builtin:shakespeare")
+NAMES = (*sorted(hf.CORE), "builtin:shakespeare")
 OTHER: dict[Operators, Operators] = {"stock": "native", "native": "stock"}
 
 Write = Callable[..., Written]

@@ -1,0 +1,77 @@
+"""Reading config.json: values with a type, and errors that name the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.ops import ACTIVATIONS, Activation
+
+
+class Settings:
+    """The configuration of a model.
+
+    Args:
+        path: of its folder, for messages.
+        values: what config.json says.
+        aliases: names of this architecture's own for common keys, by the common name.
+    """
+
+    def __init__(self, path: Path, values: dict[str, Any], aliases: dict[str, str]) -> None:
+        self.file = path / "config.json"
+        known = {common: values[own] for common, own in aliases.items() if own in values}
+        self.values = {**values, **known}
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """A value; null counts as absent."""
+        value = self.values.get(key)
+        return default if value is None else value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A positive integer.
+
+        Raises:
+            ExportError: absent without a default, or anything else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            raise ExportError(f"{self.file}: expected a positive integer {key}, got {value!r}")
+        return value
+
+    def number(self, key: str, default: float) -> float:
+        """A number that is not negative.
+
+        Raises:
+            ExportError: anything else.
+        """
+        value = self.get(key, default)
+        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+            raise ExportError(f"{self.file}: expected a number {key}, got {value!r}")
+        return float(value)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Yes or no."""
+        return bool(self.get(key, default))
+
+    def activation(self, key: str, default: str) -> Activation:
+        """The MLP's activation.
+
+        Raises:
+            UnsupportedModel: one that no interpreter knows.
+        """
+        name = self.get(key, default)
+        if name not in ACTIVATIONS:
+            raise UnsupportedModel(
+                f"{self.file}: activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
+            )
+        return ACTIVATIONS[name]
+
+    def refuse(self, key: str, what: str, supported: str) -> None:
+        """Refuse a model that has an option switched on.
+
+        Raises:
+            UnsupportedModel: it has.
+        """
+        if self.get(key):
+            raise UnsupportedModel(f"{self.file}: {what} ({key}) is not supported; supported: {supported}")

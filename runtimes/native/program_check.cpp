@@ -1,0 +1,134 @@
+// What a step of a program must say, looked at line by line while it is read.
+#include <cmath>
+#include <stdexcept>
+
+#include "program.h"
+
+namespace edgespec {
+namespace program_text {
+namespace {
+
+constexpr int kMaxCount = 1 << 16, kMaxTimes = 1 << 10;
+
+void require(const std::string& line, bool good, const char* what) {
+  if (!good) fail(line, what);
+}
+
+// Options that a step does not know are not passed over in silence.
+void check_options(const std::string& line, const Step& s) {
+  const bool norms = s.op == Op::kQuantize || s.op == Op::kNorm, logits = s.op == Op::kLogits,
+             embeds = s.op == Op::kEmbed;
+  require(line, norms || (s.beta < 0 && !s.center), "beta or center out of place");
+  require(line, s.center <= 1, "expected center 0 or 1");
+  require(line, s.beta < 0 || s.norm >= 0, "beta without norm");
+  require(line, embeds || s.positions < 0, "positions out of place");
+  require(line, embeds || logits || s.op == Op::kHeads || s.scale == 1, "scale out of place");
+  require(line, !(embeds || logits) || std::isfinite(s.scale), "expected a finite scale");
+  require(line, s.op == Op::kGlu || s.op == Op::kActivate || s.fn == kSilu, "fn out of place");
+  require(line, s.op == Op::kAttend || logits || s.cap == 0, "cap out of place");
+  require(line, s.cap >= 0 && std::isfinite(s.cap), "expected a cap of at least 0");
+  require(line, s.op == Op::kHeads || (s.qx < 0 && s.kx < 0 && s.vx < 0), "qx, kx or vx out of place");
+  require(line, (s.qx < 0) == (s.kx < 0) && (s.qx < 0) == (s.vx < 0), "expected all of qx, kx and vx, or none");
+}
+
+}  // namespace
+
+[[noreturn]] void fail(const std::string& line, const std::string& why) {
+  throw std::invalid_argument("edgespec program: " + why + ": '" + line + "'");
+}
+
+void check(const std::string& line, const Program& p, const Step& s) {
+  const auto floats = [&](int id, int width) {
+    require(line, id >= 0 && id < int(p.floats.size()) && p.floats[id] >= width, "no such buffer, or too narrow");
+  };
+  const auto acts = [&](int id, int width) {
+    require(line, id >= 0 && id < int(p.acts.size()) && p.acts[id] >= width, "no such activations, or too narrow");
+  };
+  const auto matrix = [&] {
+    require(line, s.n > 0 && s.n <= kMaxWidth && s.k > 0 && s.k <= kMaxWidth, "expected n and k");
+  };
+  require(line,
+          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount && s.k <= kMaxWidth,
+          "number out of range");
+  require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
+  require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
+  const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear || s.op == Op::kActivate;
+  const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || (s.op == Op::kQuantize && s.rows == 2);
+  require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
+  require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
+  check_options(line, s);
+  switch (s.op) {
+    case Op::kEmbed:
+      matrix();
+      require(line, s.kind != kR8 || s.bias >= 0, "expected bias: the scales of the rows");
+      require(line, s.w >= 0, "expected w");
+      floats(s.out, s.k);
+      break;
+    case Op::kGate: break;
+    case Op::kLoad:
+    case Op::kStore:
+      require(line, s.k > 0, "expected k");
+      floats(s.op == Op::kLoad ? s.out : s.x, s.k);
+      break;
+    case Op::kNorm:
+      require(line, s.k > 0 && s.norms() && s.x != s.out, "expected k, norm, and out beside x");
+      require(line, s.add <= 1, "expected add 0 or 1");
+      floats(s.x, s.k);
+      floats(s.out, s.k);
+      break;
+    case Op::kActivate:
+      require(line, s.k > 0, "expected k");
+      floats(s.x, s.k);
+      break;
+    case Op::kSplit:
+      require(line, s.n > 0 && s.n <= kMaxWidth / s.times && s.first == 0, "expected n, and times as often");
+      require(line, s.x != s.out && s.base != s.out, "expected out beside x and base");
+      floats(s.x, s.n * s.times);
+      if (s.base >= 0) floats(s.base, s.n);
+      floats(s.out, s.n);
+      break;
+    case Op::kQuantize:
+      require(line, s.k > 0, "expected k");
+      floats(s.x, s.k);
+      acts(s.out, s.k);
+      break;
+    case Op::kHeads:
+      require(line, s.qx >= 0 || (s.w >= 0 && s.k > 0), "expected w and k, or qx, kx and vx");
+      require(line, s.heads > 0 && s.kv > 0 && s.heads % s.kv == 0, "expected heads, and kv that divide them");
+      require(line, s.dim > 0 && s.dim <= kMaxHeadDim && s.rotary <= s.dim && s.rotary % 2 == 0,
+              "head size out of range");
+      require(line, s.rotary == 0 || (s.cos >= 0 && s.sin >= 0), "expected cos and sin");
+      if (s.qx < 0) {
+        acts(s.act, s.k);
+      } else {
+        floats(s.qx, s.heads * s.dim);
+        floats(s.kx, s.kv * s.dim);
+        floats(s.vx, s.kv * s.dim);
+      }
+      break;
+    case Op::kAttend:
+      require(line, s.heads > 0 && s.kv > 0 && s.dim > 0, "expected heads");
+      floats(s.out, s.heads * s.dim);
+      break;
+    case Op::kLinear:
+      matrix();
+      require(line, s.w >= 0, "expected w");
+      acts(s.act, s.k);
+      floats(s.out, s.n);
+      break;
+    case Op::kGlu:
+      matrix();
+      require(line, s.gate >= 0 && s.up >= 0, "expected gate and up");
+      acts(s.act, s.k);
+      s.kind == kC8 ? floats(s.out, s.n) : acts(s.out, s.n);
+      break;
+    case Op::kLogits:
+      matrix();
+      require(line, s.w >= 0, "expected w");
+      acts(s.act, s.k);
+      break;
+  }
+}
+
+}  // namespace program_text
+}  // namespace edgespec
