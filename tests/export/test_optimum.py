@@ -16,6 +16,7 @@ from edgespec.export.foreign import model as foreign_model
 from edgespec.export.foreign.optimum import optimum_missing
 from edgespec.export.foreign.pipeline import ForeignExporter, make_exporter
 from edgespec.export.options import ExportOptions
+from edgespec.runtimes.manifest import EMITTED
 from tests import hf
 from tests.export.test_foreign import CONFIG, NAME, SEED, export, refused
 from tests.foreign import MODEL_TYPE, write_export
@@ -40,7 +41,7 @@ def test_without_optimum_both_ways_are_named(harbour: Path, tmp_path: Path, monk
     monkeypatch.setattr(foreign_model, "optimum_missing", lambda: "optimum is not installed here")
     message = refused(f"architecture '{MODEL_TYPE}' is not supported", harbour, tmp_path / "bundle", UnsupportedModel)
     for part in (
-        "llama, qwen2",
+        *EMITTED,
         "optimum is not installed here",
         "edgespec[optimum]",
         "optimum-cli export onnx",
