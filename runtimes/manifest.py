@@ -24,8 +24,8 @@ FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 # what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
 FOREIGN_METHODS = ("ar", "ngram", "speculative")
 EMITTED = (
-    "llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "phi3", "smollm3", "olmo2", "olmo3", "granite",
-    "stablelm", "gpt2", "gpt_neox", "starcoder2", "falcon",
+    "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 
 
