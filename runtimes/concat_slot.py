@@ -1,12 +1,12 @@
 """A KV slot over a graph that optimum exported: a pass gives all keys and values anew, the new rows behind the old.
 
 Two sets of buffers take turns: what a pass writes is what the next one reads, so nothing is copied beyond the graph's
-own concatenation.  Rows that do not stay (refused guesses, the dummy row of strict mode) are cropped before the next
+own concatenation.  Rows that do not stay (refused guesses, a dummy row) are cropped before the next
 pass, which copies what stays once.
 
-Strict mode (docs/runtime.md): a pass of one row goes through other kernels than a pass of several, so a padded graph
-gets a dummy row behind the real ones in every pass.  Whether that gives a row the same bits in all passes depends on
-the graph: ``probe.rows_exact`` says it.
+Strict mode (docs/runtime.md): attention of one row goes through other kernels than that of several.  The strict graph
+sees to it; a *padded* one gets a dummy row behind the real ones in every pass instead.  Whether a row then has the same
+bits in all passes depends on the graph: ``probe.rows_exact`` says it.
 """
 
 from __future__ import annotations
@@ -164,7 +164,11 @@ class ConcatSlot(Slot):
             self._io.bind_ortvalue_output(present, self._made[name].value)
         logits = self.model.buffer("logits", (1, rows, self.columns), np.float32)
         self._io.bind_ortvalue_output("logits", logits.value)
-        self.model.session.run_with_iobinding(self._io)
+        try:
+            self.model.session.run_with_iobinding(self._io)
+        except Exception as error:  # the graph is not ours; ONNX Runtime's exceptions share no public base class
+            what = next(iter(str(error).splitlines()), type(error).__name__)
+            raise BundleError(f"{self.model.graph.file}: ONNX Runtime cannot run this graph: {what}") from error
         found: NDArray[np.float32] = logits.array[0, :n]
         return found
 

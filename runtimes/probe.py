@@ -12,7 +12,7 @@ from edgespec.runtimes.slot import Slot
 SIZES = (2, 3, 5)  # rows of the passes that are compared
 PREFIX = 24  # fewest tokens of context
 # nothing is known of a graph that optimum made: more is tried
-FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 160
+FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 80
 
 
 def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:

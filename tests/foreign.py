@@ -44,8 +44,11 @@ class _Graph:
         return outputs[0] if count == 1 else outputs
 
 
-def llama_graph(config: hf.Config, seed: int, positions: bool = True) -> onnx.ModelProto:
-    """The decoder of ``hf.write_checkpoint(folder, config, seed)``; ``positions``: with an input position_ids."""
+def llama_graph(config: hf.Config, seed: int, positions: bool = True, einsum: bool = False) -> onnx.ModelProto:
+    """The decoder of ``hf.write_checkpoint(folder, config, seed)``.
+
+    ``positions``: with an input position_ids; ``einsum``: attention's products as Einsum.
+    """
     weights, graph = hf.weights(config, seed), _Graph()
     add, const = graph.add, graph.const
     heads = config["num_attention_heads"]
@@ -109,9 +112,16 @@ def llama_graph(config: hf.Config, seed: int, positions: bool = True) -> onnx.Mo
             add("Concat", f"past_key_values.{layer}.{kind}", new, axis=2, out=f"present.{layer}.{kind}")
             for kind, new in (("key", k), ("value", v))
         )
-        scores = add("MatMul", q, add("Transpose", repeated(k), perm=[0, 1, 3, 2]))
+        if einsum:
+            scores = add("Einsum", q, repeated(k), equation="bhsd,bhtd->bhst")
+        else:
+            scores = add("MatMul", q, add("Transpose", repeated(k), perm=[0, 1, 3, 2]))
         scores = add("Add", add("Mul", scores, const(1 / math.sqrt(dim), np.float32)), mask)
-        mixed = add("Transpose", add("MatMul", add("Softmax", scores, axis=-1), repeated(v)), perm=[0, 2, 1, 3])
+        seen = add("Softmax", scores, axis=-1)
+        if einsum:
+            mixed = add("Einsum", seen, repeated(v), equation="bhst,bhtd->bshd")
+        else:
+            mixed = add("Transpose", add("MatMul", seen, repeated(v)), perm=[0, 2, 1, 3])
         x = add("Add", x, linear(add("Reshape", mixed, const([0, 0, heads * dim])), layer, "self_attn.o_proj"))
         h = norm(x, f"{where}.post_attention_layernorm.weight")
         gate = linear(h, layer, "mlp.gate_proj")
@@ -148,6 +158,7 @@ def write_export(
     seed: int,
     *,
     positions: bool = True,
+    einsum: bool = False,
     external: bool = False,
     inside: str = "",
     changes: dict[str, Any] | None = None,
@@ -159,12 +170,13 @@ def write_export(
         config: of a llama, tied, without biases.
         seed: of the weights.
         positions: whether the graph has an input position_ids.
+        einsum: whether attention's products are Einsum nodes.
         external: the weights in a file of their own, ``model.onnx_data``.
         inside: the sub-folder of the graph.
         changes: what config.json says otherwise.
     """
     (folder / inside).mkdir(parents=True, exist_ok=True)
-    model = llama_graph(config, seed, positions)
+    model = llama_graph(config, seed, positions, einsum)
     data = {"save_as_external_data": True, "location": "model.onnx_data", "size_threshold": 1024} if external else {}
     onnx.save_model(model, str(folder / inside / "model.onnx"), **data)
     described = {"architectures": ["HarbourForCausalLM"], **config, "model_type": MODEL_TYPE} | (changes or {})

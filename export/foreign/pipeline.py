@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ExportError
+from edgespec.errors import BundleError, ExportError
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.foreign.model import ForeignModel, is_foreign
 from edgespec.export.foreign.parity import foreign_parity
+from edgespec.export.foreign.strict import choose_strict
 from edgespec.export.method_parts import Progress
 from edgespec.export.model import WrittenModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source import resolve
-from edgespec.runtimes.manifest import FOREIGN_METHODS, Layout
-from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.manifest import FOREIGN_METHODS, Layout, ModelPart
+from edgespec.runtimes.probe import rows_exact
+from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import Slot, open_slot
 
 
 class ForeignExporter(Exporter):
@@ -30,7 +34,15 @@ class ForeignExporter(Exporter):
         return ForeignModel.open(path, options.context)
 
     def _write_target(self, folder: Path) -> WrittenModel:
-        return self._write_foreign(folder, self.arch, "target")
+        written = self._write_foreign(folder, self.arch, "target")
+
+        def exact(part: ModelPart) -> bool:
+            try:
+                return rows_exact(open_slot(Model(folder, part, "strict", self.options.threads)))
+            except BundleError:  # a graph that cannot be changed so
+                return False
+
+        return replace(written, part=choose_strict(folder, written.part, exact))
 
     def _parity(self, written: WrittenModel, slot: Slot, tokens: list[int]) -> dict[str, Any]:
         assert self.arch.file is not None, "the graph has been written"

@@ -13,9 +13,10 @@ from onnx import helper
 from edgespec.errors import ExportError
 from edgespec.export import quantize
 from edgespec.export.foreign.graph import ForeignGraph, Matrix
+from edgespec.export.foreign.strict import double_last_rows
 from edgespec.export.formats import Errors, add_error
 from edgespec.export.graph import INLINE_BYTES, MICROSOFT, WeightFile, alive, reads
-from edgespec.export.model import MAIN, WEIGHTS, WrittenModel
+from edgespec.export.model import MAIN, PLAIN, WEIGHTS, WrittenModel
 from edgespec.export.weights import BITS, WeightChoice
 from edgespec.runtimes.manifest import Graph, ModelFacts, ModelPart
 
@@ -32,9 +33,7 @@ def write_foreign(
     prefix: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> WrittenModel:
-    """Write ``model.onnx`` and ``model.data`` into ``folder``.
-
-    A target has two entries for the one graph: ``strict``, whose passes get a dummy row, and ``plain``.
+    """Write ``model.data`` and the graphs over it: a target's strict and plain one, a draft's plain one.
 
     Args:
         folder: an existing folder.
@@ -73,14 +72,19 @@ def write_foreign(
         )
     if made and not any(opset.domain == MICROSOFT for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    (folder / MAIN).write_bytes(model.SerializeToString())
-    file = prefix + MAIN
+    plain = MAIN if draft else PLAIN
+    (folder / plain).write_bytes(model.SerializeToString())
+    graphs = {"plain": Graph(file=prefix + plain)}
+    if not draft:
+        double_last_rows(model)
+        (folder / MAIN).write_bytes(model.SerializeToString())
+        graphs = {"strict": Graph(file=prefix + MAIN)} | graphs
     part = ModelPart(
         facts=facts.model_copy(update={"parameters": graph.parameters}),
         format=choice.format,
         quantizer=choice.quantizer.name if choice.quantizer else "rtn",
         head_format=choice.head,
-        graphs={"plain": Graph(file=file)} | ({} if draft else {"strict": Graph(file=file, padded=True)}),
+        graphs=graphs,
         weights=prefix + WEIGHTS,
         layout="stock",
         headroom=HEADROOM,

@@ -13,15 +13,20 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.engine import load
-from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft
+from edgespec.errors import BundleError, EdgespecError, ExportError, IncompatibleDraft
 from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.foreign.model import ForeignModel
 from edgespec.export.foreign.parity import AGAINST
 from edgespec.export.foreign.pipeline import make_exporter
-from edgespec.export.foreign.write import HEADROOM
+from edgespec.export.foreign.strict import choose_strict
+from edgespec.export.foreign.write import HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantize import dequantize_block, unpack_levels
+from edgespec.export.weights import WeightChoice
+from edgespec.proof import prove
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import EMITTED, FOREIGN_METHODS, FORMATS, Format, Manifest
+from edgespec.settings import Settings
 from tests import hf
 from tests.foreign import MODEL_TYPE, write_export
 
@@ -60,7 +65,7 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
     assert manifest == Bundle.open(tmp_path / "bundle").manifest
     target, parity = manifest.target, manifest.parity
     assert (target.origin, target.format, target.layout) == ("optimum", form, "stock")
-    assert {name: graph.padded for name, graph in target.graphs.items()} == {"plain": False, "strict": True}
+    assert set(target.graphs) == {"plain", "strict"}
     facts = target.facts
     assert (facts.architecture, facts.layers, facts.kv_heads, facts.head_dim) == (MODEL_TYPE, 2, 2, 16)
     assert (facts.vocab, facts.hidden, facts.intermediate) == (160, 64, 96)
@@ -82,14 +87,8 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
     size = sum(numpy_helper.to_array(tensor).nbytes for tensor in tensors)
     assert manifest.memory["weight_bytes"]["target"] == pytest.approx(size, rel=0.01)
     names = {path.name for path in (tmp_path / "bundle").iterdir()}
-    assert names == {
-        "edgespec.json",
-        "model.onnx",
-        "model.data",
-        "config.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    graphs = {graph.file for graph in target.graphs.values()}
+    assert names == graphs | {"edgespec.json", "model.data", "config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -> None:
@@ -115,6 +114,48 @@ def test_matrices_are_quantized_and_nothing_else(source: Path, tmp_path: Path) -
     np.testing.assert_array_equal(tensors["model.embed_tokens.weight"], weights["model.embed_tokens.weight"])
     assert not any(name.startswith("onnx::MatMul") and name.count(".") < 2 for name in tensors)  # no float copy stays
     assert not any(node.op_type == "Transpose" and node.output[0] == "logits" for node in proto.graph.node)
+
+
+@pytest.mark.parametrize("answers", ["yes", "no yes", "no no"])
+def test_the_strict_graph_is_found_by_trying(source: Path, tmp_path: Path, answers: str) -> None:
+    """Attention's rows doubled, else a dummy row in every pass, else there is no strict mode."""
+    model, asked = ForeignModel.open(source, None), iter(answers.split())
+    part = write_foreign(tmp_path, model.open_graph(), model.facts, WeightChoice.of("fp32", None, None)).part
+    products = [
+        node for node in onnx.load(str(tmp_path / "model.onnx")).graph.node if node.output[0].startswith("strict")
+    ]
+    assert [node.op_type for node in products].count("MatMul") == 2 * 2
+    chosen = choose_strict(tmp_path, part, lambda part: next(asked) == "yes").graphs
+    assert next(asked, None) is None
+    assert chosen["plain"].file == "model.plain.onnx"
+    assert (chosen["strict"].file, chosen["strict"].padded) == {
+        "yes": ("model.onnx", False),
+        "no yes": ("model.plain.onnx", True),
+        "no no": ("model.plain.onnx", False),
+    }[answers]
+    assert {path.name for path in tmp_path.iterdir()} == {"model.data"} | {graph.file for graph in chosen.values()}
+
+
+def test_products_inside_other_operators(tmp_path: Path) -> None:
+    """Whichever strict graph the export finds, methods write plain decoding's text by it."""
+    folder = write_export(tmp_path / "export", CONFIG, SEED, einsum=True)
+    export(folder, tmp_path / "bundle", format="fp32")
+    engine = load(tmp_path / "bundle", threads=1)
+    (proof,) = prove(engine, ["The harbour", "On the quay"], Settings(max_new_tokens=60, ignore_eos=True), ["ngram"])
+    assert proof.exact or (not engine.exact_rows and proof.lossless)
+
+
+def test_a_graph_that_cannot_run_is_a_clear_error(tmp_path: Path) -> None:
+    folder = write_export(tmp_path / "export", CONFIG, SEED)
+
+    def spoil(model: onnx.ModelProto) -> None:
+        shapes = [node for node in model.graph.node if node.op_type == "Reshape"]
+        for tensor in model.graph.initializer:
+            if tensor.name == shapes[0].input[1]:
+                tensor.CopyFrom(numpy_helper.from_array(np.array([0, 0, 7, 16]), tensor.name))
+
+    _change(folder, spoil)
+    refused("ONNX Runtime", folder, tmp_path / "bundle", BundleError)
 
 
 @pytest.mark.parametrize("how", [{"external": True}, {"inside": "onnx"}, {"positions": False}], ids=str)

@@ -17,7 +17,7 @@ from edgespec.export.foreign.model import ForeignModel
 from edgespec.export.foreign.write import HEADROOM, write_foreign
 from edgespec.export.weights import WeightChoice
 from edgespec.runtimes.concat_graph import ConcatPorts
-from edgespec.runtimes.manifest import Format
+from edgespec.runtimes.manifest import Format, Graph
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
@@ -28,6 +28,7 @@ from tests.foreign import write_export
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
+GRAPHS = ("strict", "padded", "plain")
 PROMPT = 8  # tokens before the reference's greedy continuation
 FORMS: tuple[Format, ...] = ("fp32", "int4", "int8")
 Opened = Callable[..., Slot]
@@ -45,6 +46,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
             source = write_export(tmp_path_factory.mktemp("export"), CONFIG, hf.SEEDS[NAME], positions=positions)
             model = ForeignModel.open(source, None)
             part = write_foreign(folder, model.open_graph(), model.facts, WeightChoice.of(form, None, None)).part
+            padded = {"padded": Graph(file=part.graphs["plain"].file, padded=True)}
+            part = part.model_copy(update={"graphs": part.graphs | padded})
             models[key] = Model(folder, part, graph, threads)
         return open_slot(models[key], reserve=1)
 
@@ -76,7 +79,7 @@ def one_by_one(slot: Slot, past: Sequence[int], tokens: Sequence[int]) -> NDArra
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("graph", ["strict", "plain"])
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("positions", [True, False])
 def test_logits_are_those_of_transformers(
     opened: Opened, reference: Callable[[str], Reference], graph: str, positions: bool
@@ -94,11 +97,12 @@ def test_logits_are_those_of_transformers(
     assert written == known.greedy.tolist()
 
 
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_of_any_pass_are_those_of_plain_decoding(opened: Opened, form: Format, threads: int) -> None:
+def test_rows_of_any_pass_are_those_of_plain_decoding(opened: Opened, form: Format, threads: int, graph: str) -> None:
     """Bit for bit where the probe says so, which looks at far fewer passes."""
-    slot = opened(form, "strict", True, threads)
+    slot = opened(form, graph, True, threads)
     exact, tokens = rows_exact(slot), text(220)
     assert slot.tokens == []
     for depth in (0, 1, 51, 180):
@@ -126,7 +130,7 @@ def test_the_probe_sees_that_a_row_alone_is_another(opened: Opened, monkeypatch:
     assert not rows_exact(slot)
 
 
-@pytest.mark.parametrize("graph", ["strict", "plain"])
+@pytest.mark.parametrize("graph", GRAPHS)
 @pytest.mark.parametrize("form", FORMS)
 def test_refused_rows_leave_no_trace(opened: Opened, form: Format, graph: str) -> None:
     tokens = text(60)
@@ -167,7 +171,7 @@ OPERATIONS = st.lists(st.tuples(st.sampled_from(["prefill", "forward", "draft", 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(operations=OPERATIONS, seed=st.integers(0, 1000))
-@pytest.mark.parametrize("graph", ["strict", "plain"])
+@pytest.mark.parametrize("graph", GRAPHS)
 def test_any_history_equals_a_fresh_slot(
     opened: Opened, graph: str, operations: list[tuple[str, int]], seed: int
 ) -> None:
