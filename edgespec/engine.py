@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.batch import BatchLanes, run_batch
+from edgespec.conversation import Conversation
 from edgespec.drafters.custom import proposer_name
 from edgespec.drafters.skip_store import forget_sets
 from edgespec.drafters.store import NGramStore
@@ -19,11 +20,12 @@ from edgespec.methods import MethodChoice, check_branch, choose_method, own_choi
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.chat import Message
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
-from edgespec.runtimes.text import Message, TextCodec
+from edgespec.runtimes.text import TextCodec
 from edgespec.settings import Settings
 from edgespec.stats import Stats
 from edgespec.stream import Stream
@@ -184,10 +186,30 @@ class Engine:
         settings: Settings | None = None,
         *,
         tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
         **changes: Any,
     ) -> Result:
-        """Answer a conversation, rendered by the model's own template.  Earlier turns still in a slot are reused."""
-        return self.generate(self.codec.chat(messages, tools), settings, **changes)
+        """Answer a conversation, rendered by the model's own template.  Earlier turns still in a slot are reused.
+
+        Args:
+            messages: dicts with role and content.
+            settings: what to set.
+            tools: JSON schemas of functions that the model may call.
+            template_options: what else the template knows, such as ``{"enable_thinking": False}``.
+            **changes: as for ``stream``.
+        """
+        return self.generate(self.codec.chat(messages, tools, options=template_options), settings, **changes)
+
+    def conversation(
+        self,
+        messages: Sequence[Message] = (),
+        settings: Settings | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> Conversation:
+        """A conversation of several turns, which keeps the messages; arguments as for ``chat``."""
+        return Conversation(self, messages, settings, tools=tools, template_options=template_options)
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
 

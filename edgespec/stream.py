@@ -12,8 +12,8 @@ from edgespec.lanes import LanePool
 from edgespec.result import Chunk, Finish, Result
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slot import Slot
+from edgespec.runtimes.stream import StreamDecoder
 from edgespec.runtimes.target import Pass
-from edgespec.runtimes.text import StreamDecoder
 from edgespec.settings import SHADOW, Settings
 from edgespec.stats import Stats
 
@@ -213,7 +213,8 @@ class Stream:
             self._tokens.append(token)
             if item.logprobs is not None:
                 self._logprobs.append(item.logprobs[at])
-            pieces.append(self._decoder.push([token]))
+            ended = item.finish == "eos" and at == len(item.tokens) - 1
+            pieces.append("" if ended else self._decoder.push([token]))  # EOS is no text, even where it is a word
             if self._decoder.stopped is not None:
                 self._finish = "stop"
                 break

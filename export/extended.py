@@ -76,7 +76,7 @@ class Overlay(Checkpoint):
     """A checkpoint and more tensors, which may stand in for its own; ``index`` is the checkpoint's alone."""
 
     def __init__(self, base: Checkpoint, extra: Mapping[str, Extra]) -> None:
-        super().__init__(base.path, base.config)
+        super().__init__(base.path, base.config, notes=base.notes)
         self._base, self._extra = base, dict(extra)
 
     @property

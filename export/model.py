@@ -33,13 +33,18 @@ class WrittenModel:
     errors: Errors
 
 
-def open_model(path: Path, context: int | None) -> Architecture:
+def open_model(path: Path, context: int | None, adapter: Path | None = None) -> Architecture:
     """Open a checkpoint as one of the supported architectures, limited to ``context`` tokens.
+
+    Args:
+        path: a model's folder or .gguf file.
+        context: None = as far as the model was made for.
+        adapter: folder of a LoRA adapter to merge into it.
 
     Raises:
         ExportError: unreadable, unsupported, or a context beyond what the model was made for.
     """
-    arch = architecture(Checkpoint.open(path))
+    arch = architecture(Checkpoint.open(path, adapter))
     if context is not None:
         if not 1 < context <= arch.most_context:
             raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")

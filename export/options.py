@@ -20,19 +20,19 @@ class ExportOptions:
     """What ``edgespec export`` asks for.
 
     Attributes:
-        model: folder, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to prepare;
-        ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8 levels
-        are chosen; None = mse. head_format: of the LM head and the embedding tied to it; None = ``format``. draft: the
-        draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit. calibration:
-        text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on; None = the
-        model's or the built-in one. skip_set: a JSON
-        file with a published skip set, instead of the search. trials: proposals of the skip-set search. seed: of the
-        search. threads: of the measurements. overwrite: replace an older bundle. revision: of a hub model.
-        keep_search: folder for the state of an interrupted search. operators: whose layout the weights get: native
-        unless ``stock``; either kind can run them, after a conversion.  attention: how keys may be kept; the first one
-        that passes its quality gate becomes the default; none = float16.  heads: folders of trained heads, for medusa,
-        blockwise and paradecode.  head_vocab, draft_vocab: rows of the heads' and of the draft's LM head: the most
-        frequent tokens of the calibration text; None = all.
+        model: folder, .gguf file, hub id or ``builtin:NAME``. output: the bundle's folder. methods: decoding methods to
+        prepare; ar and ngram are always there. format: weight format of target and draft. quantizer: how int4 and int8
+        levels are chosen; None = mse. head_format: of the LM head and the embedding tied to it; None = ``format``.
+        draft: the draft model, for ``speculative``. context: most tokens of a sequence; None = the model's own limit.
+        calibration: text that awq and gptq calibrate on, and that parity, acceptance and the search are measured on;
+        None = the model's or the built-in one. skip_set: a JSON file with a published skip set, instead of the search.
+        trials: proposals of the skip-set search. seed: of the search. threads: of the measurements. overwrite: replace
+        an older bundle. revision: of a hub model. keep_search: folder for the state of an interrupted search.
+        operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
+        attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
+        heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab, draft_vocab: rows of the
+        heads' and of the draft's LM head: the most frequent tokens of the calibration text; None = all. adapter: LoRA
+        adapter to merge into the target.
     """
 
     model: str
@@ -56,6 +56,7 @@ class ExportOptions:
     heads: Sequence[str] = ()
     head_vocab: int | None = None
     draft_vocab: int | None = None
+    adapter: str | None = None
 
     def wanted(self) -> list[str]:
         """All methods of the bundle, in the usual order.

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.errors import ExportError
 from edgespec.export.architectures import ARCHITECTURES, Architecture
+from edgespec.export.architectures.traits import traits
 from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
@@ -30,6 +31,7 @@ from edgespec.export.quantizers import QUANTIZERS
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
+from edgespec.export.tokenizer_files import open_codec
 from edgespec.export.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
@@ -41,7 +43,6 @@ from edgespec.runtimes.manifest import (
 from edgespec.runtimes.operators import choose_operators
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.text import TextCodec
 
 WORK = ".optimum"  # of a bundle in the making: what optimum writes
 
@@ -57,17 +58,21 @@ class Exporter:
         options = self.options
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
+        self.path = resolve(options.model, options.revision)
         self.arch = self._open_target()
+        self.notes = list(self.arch.source.notes)
         if "swift" in self.methods and self.arch.facts.layers < 3:
             raise ExportError(
                 f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
                 "use another method",
             )
-        self.codec = TextCodec(self.arch.source.path)
+        self.codec = open_codec(self.arch.source.path)
+        self.tokenizer = tokenizer_facts(self.arch, self.codec)  # early: it refuses what does not fit
         self.draft: Architecture | ForeignModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))
-            check_same_vocabulary(self.arch, self.draft, self.codec, TextCodec(self.draft.source.path))
+            self.notes += [f"draft: {note}" for note in self.draft.source.notes]
+            check_same_vocabulary(self.arch, self.draft, self.codec, open_codec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
         heads = choose_heads(options.model, options.heads, self.methods, self.arch, self.codec)
         self.given_skip = read_skip_set(options.skip_set, self.arch.facts.layers) if options.skip_set else None
@@ -92,7 +97,7 @@ class Exporter:
         with staged_folder(options.output, options.overwrite) as folder:
             written = self._write_target(folder)
             draft_part = self._write_draft(folder)
-            copy_tokenizer(self.arch.source.path, folder)
+            copy_tokenizer(self.arch.source.path, folder, self.codec)
             self.progress("weights", 1, 1, "written")
             operators = choose_operators(options.operators, written.part)
             slot = open_slot(Model(folder, written.part, operators.graph(written.part, strict=True), options.threads))
@@ -106,7 +111,7 @@ class Exporter:
                 target=target,
                 draft=draft_part,
                 methods=methods,
-                tokenizer=tokenizer_facts(self.arch, self.codec),
+                tokenizer=self.tokenizer,
                 parity=parity | {"text": self.text_name, "text_sha256": digest(self.text)},
                 cost=costs.as_dict() | {"threads": slot.model.threads, "depth": len(tokens)},
                 memory=self._memory(written.part, draft_part),
@@ -119,7 +124,8 @@ class Exporter:
 
     def _open_target(self) -> Architecture:
         options = self.options
-        return open_model(resolve(options.model, options.revision), options.context)
+        adapter = None if options.adapter is None else resolve(options.adapter)
+        return open_model(self.path, options.context, adapter)
 
     def _open_draft(self, path: Path) -> Architecture | ForeignModel:
         if not is_foreign(path):
@@ -177,7 +183,7 @@ class Exporter:
         """The tokens of a cut LM head, [size]."""
         if size is None:
             return None
-        always = tokenizer_facts(self.arch, self.codec).eos
+        always = self.tokenizer.eos
         return frequent_tokens(self.codec.encode(self.text), size, arch.facts.vocab, always, option)
 
     def _layout(self) -> Layout:
@@ -215,7 +221,8 @@ class Exporter:
     def _measurer(self) -> MethodMeasurer:
         options, choice = self.options, self.choice
         weights = choice.quantizer.name if choice.quantizer else None, choice.head
-        facts = self.arch.config, options.format, *weights, options.seed, options.context
+        adapted = () if options.adapter is None else (options.adapter,)
+        facts = self.arch.config, options.format, *weights, options.seed, options.context, *adapted
         return MethodMeasurer(
             options,
             self.methods,
@@ -231,22 +238,29 @@ class Exporter:
         return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]
 
     def _described(self) -> dict[str, Any]:
-        return describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+        plan = describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+        return plan | {"model": str(self.path), "notes": self.notes}
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:
         plan = self._described()
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
+    def _traits(self) -> list[str]:
+        return traits(self.arch)
+
     def _provenance(self) -> dict[str, Any]:
         config = (self.arch.source.path / "config.json").read_bytes()
         found = {
             "model": self.options.model
-            if not Path(self.options.model).is_dir()
+            if not Path(self.options.model).exists()
             else Path(self.options.model).resolve().name,
             "config_sha256": hashlib.sha256(config).hexdigest(),
             "revision": self.options.revision,
+            "adapter": None if self.options.adapter is None else Path(self.options.adapter).resolve().name,
             "draft": None if self.options.draft is None else Path(self.options.draft).name,
+            "notes": self.notes or None,
             "seed": self.options.seed,
+            "traits": self._traits(),
         }
         return {key: value for key, value in found.items() if value is not None}
 

@@ -1,10 +1,9 @@
-"""The source model: a Hugging Face folder, a hub id or an embedded model, read one tensor at a time."""
+"""The source model: a Hugging Face folder, a GGUF file, a hub id or an embedded model, read one tensor at a time."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
@@ -15,9 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
+from edgespec.export.tensors.base import Stored, Temporary
+from edgespec.export.tensors.opening import open_adapter, open_source
 
 BUILTIN = "builtin:"
-HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "*.jinja"]
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -25,7 +26,6 @@ TOKENIZER_FILES = (
     "config.json",
     "chat_template.jinja",
 )
-TRUNCATED = "the file may be truncated: download it again"
 PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS, small beside any model
 
 
@@ -45,8 +45,8 @@ def _builtin_with(file: str) -> list[str]:
 
 
 def resolve(model: str, revision: str | None = None) -> Path:
-    """Find the folder of a model or of trained heads: a local path, ``builtin:NAME``, or a hub id (downloaded to the
-    hub's own cache).
+    """Find the folder or .gguf file of a model, or the folder of trained heads: a local path, ``builtin:NAME``, or a
+    hub id (downloaded to the hub's own cache).
 
     Raises:
         ExportError: nothing of that name; the message lists what was tried.
@@ -58,13 +58,17 @@ def resolve(model: str, revision: str | None = None) -> Path:
             raise ExportError(f"no embedded model {name!r}", known)
         return Path(str(resources.files("edgespec") / "builtin" / name))
     path = Path(model).expanduser()
-    if path.is_dir():
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.is_file():
-        raise ExportError(f"{model}: expected a model folder, got a file", "give the folder that holds config.json")
+        raise ExportError(
+            f"{model}: expected a model folder, got a file", "give the folder that holds config.json, or a .gguf file"
+        )
     looks_like_hub_id = model.count("/") <= 1 and not model.startswith((".", "/", "~"))
     if not looks_like_hub_id:
-        raise ExportError(f"{model}: no such folder", "give a local Hugging Face folder, a hub id or builtin:NAME")
+        raise ExportError(
+            f"{model}: no such folder", "give a local Hugging Face folder, a .gguf file, a hub id or builtin:NAME"
+        )
     try:
         from huggingface_hub import snapshot_download
 
@@ -96,70 +100,39 @@ class Checkpoint:
     """Weights and configuration of a source model.
 
     Attributes:
-        path: its folder.
+        path: the folder of config.json and the tokenizer: the model's own, or where they are made from something else
+            (a GGUF file, an adapter) a temporary one that lasts as long as this object.
         config: the parsed config.json.
+        tensors: what is stored, by Hugging Face name.
+        notes: what the user should know about how it is read.
+        temporary: where ``path`` is, if it is a temporary folder.
     """
 
     path: Path
     config: dict[str, Any] = field(repr=False)
+    tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)
+    notes: list[str] = field(default_factory=list, repr=False)
+    temporary: Temporary | None = field(default=None, repr=False)
 
     @classmethod
-    def open(cls, path: Path) -> Checkpoint:
-        """Open a model folder.
+    def open(cls, path: Path, adapter: Path | None = None) -> Checkpoint:
+        """Open a model folder or a .gguf file; quantized weights are converted when they are read.
+
+        Args:
+            path: the model; an adapter's folder stands for its base and the adapter.
+            adapter: folder of a LoRA adapter to merge into it.
 
         Raises:
-            ExportError: no or broken config.json, or weights only as pickles.
+            ExportError: no or broken config.json, weights that are not there, only pickles, or quantized in a way that
+                is not supported.
         """
-        file = path / "config.json"
-        if not file.is_file():
-            raise ExportError(f"{path}: has no config.json", "give a Hugging Face model folder")
-        try:
-            config = json.loads(file.read_text("utf-8"))
-        except ValueError as error:
-            raise ExportError(f"{file}: not valid JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise ExportError(f"{file}: expected a JSON object, got {type(config).__name__}")
-        checkpoint = cls(path, config)
-        _ = checkpoint.index  # fails early, before anything is written
-        return checkpoint
+        opened = open_source(path) if adapter is None else open_adapter(open_source(path), adapter)
+        return cls(opened.path, opened.config, opened.tensors, opened.notes, opened.temporary)
 
     @cached_property
     def index(self) -> dict[str, Path]:
         """Which file holds which tensor."""
-        from safetensors import SafetensorError, safe_open
-
-        listing = self.path / "model.safetensors.index.json"
-        if listing.is_file():
-            try:
-                names = json.loads(listing.read_text("utf-8"))["weight_map"]
-                found = {str(name): self.path / file for name, file in names.items()}
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise ExportError(f"{listing}: expected a weight_map of file names: {error!r}") from error
-            if outside := [str(file) for file in names.values() if Path(file).name != file]:
-                raise ExportError(f"{listing}: names {outside[0]!r}, which is not a file of this folder")
-            for file in sorted(set(found.values())):
-                if not file.is_file():
-                    raise ExportError(f"{file}: named in {listing.name} but missing", "download all shards")
-            return found
-        files = sorted(self.path.glob("*.safetensors"))
-        if not files:
-            pickles = sorted(
-                p.name for p in [*self.path.glob("*.bin"), *self.path.glob("*.pt"), *self.path.glob("*.pth")]
-            )
-            if pickles:
-                raise ExportError(
-                    f"{self.path}: weights only as pickle ({pickles[0]}), which can run code when opened",
-                    "convert it once with `model.save_pretrained(folder, safe_serialization=True)`",
-                )
-            raise ExportError(f"{self.path}: has no *.safetensors", "give a folder with safetensors weights")
-        found = {}
-        for file in files:
-            try:
-                with safe_open(file, "np") as opened:
-                    found.update(dict.fromkeys(opened.keys(), file))
-            except (SafetensorError, OSError) as error:
-                raise ExportError(f"{file}: not a readable safetensors file: {error}", "download it again") from error
-        return found
+        return {name: tensor.file for name, tensor in self.tensors.items()}
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint holds a tensor of that name."""
@@ -167,47 +140,22 @@ class Checkpoint:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a tensor, without reading it."""
-        from safetensors import SafetensorError, safe_open
-
-        file = self._file(name)
-        try:
-            with safe_open(file, "np") as opened:
-                return tuple(opened.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
-            raise ExportError(f"{file}: cannot read {name}: {error}", TRUNCATED) from error
+        return self._stored(name).shape
 
     def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> NDArray[np.float32]:
         """Read (part of) a tensor as float32, whatever it is stored as.
 
-        The file is opened for this read alone, so that its pages do not stay in the process.
-
         Raises:
-            ExportError: the tensor is missing or of a type that is not a plain float.
+            ExportError: the tensor is missing, of a type that is not a plain float, or not of finite numbers.
         """
-        from safetensors import SafetensorError, safe_open
-
-        file = self._file(name)
-        try:
-            with safe_open(file, "np") as opened:
-                part = opened.get_slice(name)
-                if part.get_dtype() not in ("F64", "F32", "F16", "BF16"):
-                    raise ExportError(
-                        f"{file}: tensor {name} is stored as {part.get_dtype()}; expected float32, float16 or bfloat16",
-                        "export from the unquantized checkpoint",
-                    )
-                if part.get_dtype() == "BF16":
-                    import ml_dtypes  # noqa: F401  registers bfloat16 with numpy, which safetensors needs
-
-                array = part[rows] if columns is None else part[rows, columns]
-        except (SafetensorError, OSError) as error:
-            raise ExportError(f"{file}: cannot read {name}: {error}", TRUNCATED) from error
-        values = np.asarray(array, np.float32)
-        flat = values.ravel()
+        tensor = self._stored(name)
         with np.errstate(all="ignore"):
+            values = np.ascontiguousarray(tensor.read(rows, columns))
+            flat = values.ravel()
             total = float(np.dot(flat, flat))  # one pass, no temporary: NaN and infinity survive the sum
         if not math.isfinite(total):
             raise ExportError(
-                f"{file}: tensor {name} holds NaN or infinity", "the checkpoint is damaged: download it again"
+                f"{tensor.file}: tensor {name} holds NaN or infinity", "the checkpoint is damaged: download it again"
             )
         return values
 
@@ -218,12 +166,12 @@ class Checkpoint:
         for start in range(0, n, step):
             yield self.read(name, slice(start, min(n, start + step)))
 
-    def _file(self, name: str) -> Path:
-        if name not in self.index:
-            near = [have for have in self.index if have.split(".")[-2:] == name.split(".")[-2:]][:1]
+    def _stored(self, name: str) -> Stored:
+        if name not in self.tensors:
+            near = [have for have in self.tensors if have.split(".")[-2:] == name.split(".")[-2:]][:1]
             hint = f"a similar name is {near[0]}" if near else "is it a base model without a language-model head?"
             raise ExportError(f"{self.path}: tensor {name} is missing from the checkpoint", hint)
-        return self.index[name]
+        return self.tensors[name]
 
 
 def _first_line(error: Exception) -> str:

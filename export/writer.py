@@ -12,7 +12,10 @@ from pathlib import Path
 from edgespec.errors import ExportError
 from edgespec.export.source import TOKENIZER_FILES
 from edgespec.runtimes.bundle import sha256
+from edgespec.runtimes.chat import TEMPLATE_FOLDER
 from edgespec.runtimes.manifest import MANIFEST, FileEntry, Manifest
+from edgespec.runtimes.special import SPECIAL_TOKENS_FILE
+from edgespec.runtimes.text import TextCodec
 
 
 @contextmanager
@@ -79,11 +82,22 @@ def refuse_existing(target: Path, overwrite: bool) -> None:
         )
 
 
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy what the runtime needs besides weights: tokenizer, chat template, generation and model configuration."""
-    for name in TOKENIZER_FILES:
+def copy_tokenizer(source: Path, folder: Path, codec: TextCodec) -> None:
+    """Copy what the runtime needs besides weights: tokenizer, chat templates, generation and model configuration.
+
+    Args:
+        source: the model's folder.
+        folder: the bundle's.
+        codec: the model's tokenizer, written as tokenizer.json if it was made of other files.
+    """
+    for name in (*TOKENIZER_FILES, SPECIAL_TOKENS_FILE):
         if (source / name).is_file():
             shutil.copyfile(source / name, folder / name)
+    for file in sorted((source / TEMPLATE_FOLDER).glob("*.jinja")):
+        (folder / TEMPLATE_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / TEMPLATE_FOLDER / file.name)
+    if codec.converted:
+        codec.tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:

@@ -15,6 +15,7 @@ import pytest
 
 import edgespec
 from edgespec.accept import Accept
+from edgespec.conversation import Conversation
 from edgespec.engine import Engine
 from edgespec.result import Chunk, Result
 from edgespec.sampling import SamplingParams
@@ -79,7 +80,13 @@ def test_public_names_are_imported_on_first_use() -> None:
         (
             Engine.chat,
             "(self, messages: Sequence[Message], settings: Settings | None = None, *, "
-            "tools: Sequence[Any] | None = None, **changes: Any) -> Result",
+            "tools: Sequence[Any] | None = None, template_options: Mapping[str, Any] | None = None, "
+            "**changes: Any) -> Result",
+        ),
+        (
+            Engine.conversation,
+            "(self, messages: Sequence[Message] = (), settings: Settings | None = None, *, "
+            "tools: Sequence[Any] | None = None, template_options: Mapping[str, Any] | None = None) -> Conversation",
         ),
         (Stream.cancel, "(self) -> None"),
         (Stream.close, "(self) -> None"),
@@ -171,7 +178,7 @@ def test_values_cannot_be_changed(value: Settings | SamplingParams | Accept | Ch
 
 
 def test_every_public_method_of_the_engine_is_documented() -> None:
-    for cls in (Engine, Stream, Result, Settings, SamplingParams, Accept, Stats):
+    for cls in (Engine, Conversation, Stream, Result, Settings, SamplingParams, Accept, Stats):
         assert cls.__doc__
         for name, member in vars(cls).items():
             if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):

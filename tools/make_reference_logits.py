@@ -27,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -74,6 +75,7 @@ def save_shapes() -> None:
         model = AutoModelForCausalLM.from_config(config)
         tied = set(model.all_tied_weights_keys)
         found[name] = {key: list(value.shape) for key, value in model.state_dict().items() if key not in tied}
+    (hf.SHAPES.parent / "version.txt").write_text(transformers.__version__ + "\n", "utf-8")
     hf.SHAPES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
 
 

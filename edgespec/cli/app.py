@@ -13,6 +13,7 @@ from edgespec import __version__
 # name -> one line for the overview; the module of the same name defines `command`
 COMMANDS = {
     "export": "Turn a Hugging Face model into a bundle.",
+    "models": "Show which models can be exported, or what a model is.",
     "train": "Train heads or a draft for a model.",
     "run": "Generate text from a bundle.",
     "bench": "Compare every method of a bundle with plain decoding.",

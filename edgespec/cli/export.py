@@ -37,6 +37,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     type=click.Choice(("int4", "int8")),
     help="Of the LM head and the embedding tied to it.  [default: as --format]",
 )
+@click.option("--adapter", help="LoRA adapter to merge into MODEL: folder or hub id.")
 @click.option("--draft", help="Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @click.option(
     "--heads", multiple=True, help="Folder of trained heads, for medusa, blockwise or paradecode; may be repeated."
@@ -75,13 +76,16 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: bool, **rest: Any) -> None:
     """Turn a Hugging Face model into a bundle.
 
-    MODEL is a local folder, a hub id, or builtin:NAME.  An architecture that edgespec does not emit itself goes through
-    optimum: give the folder of its ONNX export, or install edgespec[optimum] (docs/models.md).
+    MODEL is a local folder, a .gguf file, a hub id, or builtin:NAME; docs/models.md says what it may hold.
+    An architecture that edgespec does not emit itself goes through optimum: give the folder of its ONNX export, or
+    install edgespec[optimum].
 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
     edgespec export ./my-model --method swift
+    edgespec export ./Llama-3.2-1B-Q4_K_M.gguf -o llama
+    edgespec export ./base --adapter ./lora
     edgespec export ./target --method speculative --draft ./draft --context 4096
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./model --dry-run --json
@@ -116,6 +120,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         heads=rest["heads"],
         head_vocab=rest["head_vocab"],
         draft_vocab=rest["draft_vocab"],
+        adapter=rest["adapter"],
     )
     if dry_run:
         plan = make_exporter(options).plan()
@@ -156,12 +161,15 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
                 f"at acceptance {part.measured[0].acceptance[0]:.2f}"
                 + ("" if part.predicted_speedup >= WORTH else ": hardly worth it here")
             )
+    for note in manifest.provenance.get("notes", []):
+        click.echo(f"note: {note}")
     click.echo(f"next: edgespec run {shlex.quote(str(target))} --prompt '...'")
 
 
 def default_output(model: str) -> Path:
     """``NAME-edge`` in the current folder, NAME being the last part of the model's name."""
-    name = Path(model).resolve().name if Path(model).is_dir() else model.rstrip("/").rsplit("/", 1)[-1]
+    name = Path(model).resolve().name if Path(model).exists() else model.rstrip("/").rsplit("/", 1)[-1]
+    name = name.removesuffix(".gguf")
     return Path(f"{name.removeprefix('builtin:')}-edge")
 
 
@@ -184,4 +192,6 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
     click.echo(f"{plan['model']}: {plan['architecture']}, {weights}, methods {', '.join(plan['methods'])}")
     for part, size in plan["weight_bytes"].items():
         click.echo(f"{part} weights: {human_bytes(size)}")
+    for note in plan["notes"]:
+        click.echo(f"note: {note}")
     click.echo(f"KV: {human_bytes(plan['kv_bytes_per_token'])} a token, context {plan['context']}")

@@ -62,6 +62,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
             f"{facts.layers} layers, hidden {facts.hidden}, {facts.heads}/{facts.kv_heads} heads of {facts.head_dim}, "
             f"vocabulary {facts.vocab}",
         ),
+        *(("", trait) for trait in manifest.provenance.get("traits", [])),
         ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
         ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
@@ -82,7 +83,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         if manifest.draft.origin == "optimum":
             what += ", exported by optimum"
         rows.insert(2, ("draft", what + _cut(manifest.draft)))
-    source = {key: str(value) for key, value in manifest.provenance.items() if key != "model"}
+    source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
     rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
     table = Table(box=None, show_header=False)
     for row in rows:
@@ -101,6 +102,9 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     for name, part in manifest.methods.items():
         if part.notes:
             console.print(f"{name}: {part.notes}", markup=False)
+
+
+_SHOWN = ("model", "traits")  # of the provenance, elsewhere in the table
 
 
 def _heads(manifest: Manifest) -> str:

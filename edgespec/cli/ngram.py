@@ -75,10 +75,10 @@ def build(
     import numpy as np
 
     from edgespec.cli.prompts import read_texts
-    from edgespec.runtimes.text import TextCodec
+    from edgespec.export.tokenizer_files import open_codec
 
     refuse_existing(output, overwrite)  # before minutes of reading
-    codec = TextCodec(tokenizer)
+    codec = open_codec(tokenizer)
     found: list[NDArray[np.int32]] = []
     with progress() as report:
         parts = [text for file in texts for text in read_texts(file)]

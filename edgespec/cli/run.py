@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from edgespec.cli.chat import read_tools, template_options
 from edgespec.cli.common import decode_options, emit_json, json_option, load_options, make_settings, open_engine
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from edgespec.conversation import Conversation
     from edgespec.engine import Engine
     from edgespec.result import Chunk, Result
-    from edgespec.settings import Settings
     from edgespec.stream import Stream
 
 
@@ -25,6 +26,14 @@ if TYPE_CHECKING:
 @click.option("--prompt", help="The text to continue; - reads it from stdin.")
 @click.option("--chat", is_flag=True, help="A conversation through the model's own chat template.")
 @click.option("--system", help="System message of a chat.")
+@click.option("--tools", type=click.Path(path_type=Path), help="JSON file: functions that a chat's model may call.")
+@click.option(
+    "--template-option",
+    "template",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="For a chat's template, as in enable_thinking=false; may be repeated.",
+)
 @click.option("--method", help="A method of the bundle.  [default: the one predicted to be clearly faster, else ngram]")
 @decode_options
 @click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red, as they happen.")
@@ -48,6 +57,8 @@ def command(
     prompt: str | None,
     chat: bool,
     system: str | None,
+    tools: Path | None,
+    template: tuple[str, ...],
     method: str | None,
     show_drafts: bool,
     show_stats: bool,
@@ -64,21 +75,24 @@ def command(
     edgespec run demo --prompt "def f(" --method swift --stream-kind code
     echo "Summarise: ..." | edgespec run demo --prompt - --json
     edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
-    edgespec run my-chat-model --chat
+    edgespec run my-chat-model --chat --template-option enable_thinking=false
     """
     if chat == (prompt is not None):
         raise click.UsageError("give either --prompt TEXT or --chat")
     if chat and as_json:
         raise click.UsageError("--chat is interactive and has no --json")
-    if system is not None and not chat:
-        raise click.UsageError("--system belongs to --chat")
+    for name, given in (("--system", system), ("--tools", tools), ("--template-option", template or None)):
+        if given is not None and not chat:
+            raise click.UsageError(f"{name} belongs to --chat")
     settings = make_settings(method, options).changed(shadow=shadow)
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
+    how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
     text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store)
     if chat:
-        _converse(engine, settings, system, show_drafts, show_stats)
+        messages = [{"role": "system", "content": system}] if system else []
+        _converse(engine, engine.conversation(messages, settings, **how), show_drafts, show_stats)
         return
     stream = engine.stream(text or "", settings)
     if as_json:
@@ -164,25 +178,23 @@ def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
     return line
 
 
-def _converse(engine: Engine, settings: Settings, system: str | None, show_drafts: bool, show_stats: bool) -> None:
-    messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-    engine.codec.chat(
-        [*messages, {"role": "user", "content": "hello"}]
-    )  # no template: say so before the first question
+def _converse(engine: Engine, conversation: Conversation, show_drafts: bool, show_stats: bool) -> None:
+    # no template: say so before the first question
+    hello = [*conversation.messages, {"role": "user", "content": "hello"}]
+    engine.codec.chat(hello, conversation.tools, options=conversation.options)
     while True:
         try:
             question = click.prompt("you", prompt_suffix="> ", err=True)
         except click.Abort:
             click.echo(err=True)
             return
-        messages.append({"role": "user", "content": question})
-        stream = engine.stream(engine.codec.chat(messages), settings)
+        stream = conversation.stream(question)
         _print(engine, stream, show_drafts)
         result = stream.result
+        conversation.take(result)
         click.echo(
             f"{summary(result)}; {result.stats.reused_tokens} of {result.stats.prompt_tokens} prompt tokens reused",
             err=True,
         )
         if show_stats:
             _print_stats(result)
-        messages.append({"role": "assistant", "content": result.text})

@@ -26,7 +26,7 @@ from edgespec.export.architectures.stablelm import StableLm
 from edgespec.export.architectures.starcoder2 import StarCoder2
 from edgespec.export.source import Checkpoint
 
-__all__ = ["ARCHITECTURES", "Architecture", "architecture", "describe"]
+__all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 
 KINDS: tuple[type[Architecture], ...] = (
     Llama,
@@ -47,6 +47,8 @@ KINDS: tuple[type[Architecture], ...] = (
     StarCoder2,
     Falcon,
 )
+VERIFIED = "5.23.0"
+"""The version of transformers whose logits every architecture's equal (tests/data/reference)."""
 ARCHITECTURES: dict[str, type[Architecture]] = {kind.model_type: kind for kind in KINDS}
 
 

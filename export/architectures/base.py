@@ -26,7 +26,7 @@ class Architecture:
 
     Attributes:
         model_type: as in config.json.
-        example: a well-known model of this kind, for people.
+        example, features: well-known models of this kind, and what is special, for people.
         aliases: keys of config.json that mean a common one, by the common one.
         layers_at, outer_names, layer_names: where the checkpoint has the layers, and the modules it calls otherwise:
             by Llama's name, below a layer in ``layer_names``.
@@ -43,6 +43,7 @@ class Architecture:
 
     model_type: ClassVar[str]
     example: ClassVar[str] = ""
+    features: ClassVar[str] = ""
     aliases: ClassVar[dict[str, str]] = {}
     layers_at: ClassVar[str] = LAYERS
     outer_names: ClassVar[dict[str, str]] = {}

@@ -13,6 +13,7 @@ from edgespec.export.source import Checkpoint
 class Falcon(Architecture):
     model_type = "falcon"
     example = "falcon-7b-instruct, Falcon-11B"
+    features = "parallel sub-layers, one key head or groups, fused projections"
     aliases: ClassVar[dict[str, str]] = {
         "num_key_value_heads": "num_kv_heads",
         "intermediate_size": "ffn_hidden_size",

@@ -7,6 +7,7 @@ from edgespec.export.ops import Activation, Ops, X
 class Gemma(Architecture):
     model_type = "gemma"
     example = "gemma-2b-it"
+    features = "scaled embedding, norms by 1 + weight, GELU"
     activation_key = "hidden_activation"
     activation_default = "gelu_pytorch_tanh"
     norm_weight_is_offset = True

@@ -9,6 +9,7 @@ from edgespec.export.ops import AttentionRule, LogitsRule
 class Gemma2(Gemma):
     model_type = "gemma2"
     example = "gemma-2-2b-it"
+    features = "norms after sub-layers, capped scores and logits, windows in every other layer"
     mlp_norm = "pre_feedforward_layernorm"
     after_attention = "post_attention_layernorm"
     after_mlp = "post_feedforward_layernorm"

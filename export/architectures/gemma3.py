@@ -14,6 +14,7 @@ from edgespec.export.rope import Rotary
 class Gemma3(Gemma2):
     model_type = "gemma3_text"
     example = "gemma-3-1b-it"
+    features = "norms of each head, local and global layers with a rotation each; text part of larger ones"
 
     def rotations(self) -> dict[str, Rotary]:
         theta, local = self.settings.number("rope_theta", 1e6), self.settings.number("rope_local_base_freq", 1e4)

@@ -16,6 +16,7 @@ from edgespec.export.source import Checkpoint
 class Gpt2(Architecture):
     model_type = "gpt2"
     example = "gpt2, distilgpt2"
+    features = "learned positions, layer norms, transposed matrices"
     aliases: ClassVar[dict[str, str]] = {
         "hidden_size": "n_embd",
         "num_hidden_layers": "n_layer",

@@ -13,6 +13,7 @@ from edgespec.export.source import Checkpoint
 class GptNeoX(Architecture):
     model_type = "gpt_neox"
     example = "pythia-160m"
+    features = "parallel sub-layers, layer norms, partly rotated heads, fused projections"
     aliases: ClassVar[dict[str, str]] = {"rope_theta": "rotary_emb_base", "partial_rotary_factor": "rotary_pct"}
     layers_at = "gpt_neox.layers"
     outer_names: ClassVar[dict[str, str]] = {

@@ -13,6 +13,7 @@ from edgespec.export.source import Checkpoint
 class Granite(Architecture):
     model_type = "granite"
     example = "granite-3.3-2b-instruct"
+    features = "multipliers of embedding, scores, sub-layers, logits"
 
     def embed(self, ops: Ops[X]) -> X:
         return ops.embed(self.embedding, scale=self.settings.number("embedding_multiplier", 1.0))

@@ -6,6 +6,7 @@ from edgespec.export.architectures.base import Architecture
 class Mistral(Architecture):
     model_type = "mistral"
     example = "Mistral-7B-Instruct-v0.3"
+    features = "sliding window in all layers"
 
     def bias(self, module: str) -> bool:
         return False

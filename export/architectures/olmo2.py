@@ -7,6 +7,7 @@ from edgespec.export.ops import Ops, X
 class Olmo2(Architecture):
     model_type = "olmo2"
     example = "OLMo-2-0425-1B-Instruct"
+    features = "norms only after sub-layers, of whole rows of q and k"
     epsilon = ("rms_norm_eps", 1e-5)
     attention_norm = None
     mlp_norm = None

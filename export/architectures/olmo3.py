@@ -10,6 +10,7 @@ from edgespec.export.rope import Rotary
 class Olmo3(Olmo2):
     model_type = "olmo3"
     example = "Olmo-3-7B-Instruct"
+    features = "as olmo2; local and global layers with a rotation each"
 
     def rotations(self) -> dict[str, Rotary]:
         theta = self.settings.number("rope_theta", 500_000.0)

@@ -13,6 +13,7 @@ from edgespec.export.source import Checkpoint
 class Phi3(Architecture):
     model_type = "phi3"
     example = "Phi-3.5-mini-instruct, Phi-4-mini-instruct"
+    features = "fused projections, LongRoPE, partly rotated heads"
     epsilon = ("rms_norm_eps", 1e-5)
 
     def bias(self, module: str) -> bool:

@@ -20,7 +20,7 @@ class Renamed(Checkpoint):
     """
 
     def __init__(self, base: Checkpoint, names: dict[str, str]) -> None:
-        super().__init__(base.path, base.config)
+        super().__init__(base.path, base.config, notes=base.notes)
         self._base, self._names = base, names
 
     @cached_property

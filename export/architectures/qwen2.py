@@ -6,6 +6,7 @@ from edgespec.export.architectures.base import Architecture
 class Qwen2(Architecture):
     model_type = "qwen2"
     example = "Qwen2.5-0.5B-Instruct"
+    features = "biases on q, k, v; windows in upper layers"
 
     def bias(self, module: str) -> bool:
         return module in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")

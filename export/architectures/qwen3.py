@@ -10,6 +10,7 @@ from edgespec.export.ops import AttentionRule
 class Qwen3(Qwen2):
     model_type = "qwen3"
     example = "Qwen3-0.6B"
+    features = "norms of each head, windows in upper layers"
 
     def bias(self, module: str) -> bool:
         return Architecture.bias(self, module)

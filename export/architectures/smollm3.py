@@ -9,6 +9,7 @@ from edgespec.export.ops import AttentionRule
 class SmolLm3(Architecture):
     model_type = "smollm3"
     example = "SmolLM3-3B"
+    features = "layers without positions (NoPE), windows"
     tied_by_default = True
     rope_theta = 2_000_000.0
 

@@ -7,6 +7,7 @@ from edgespec.export.ops import Ops, X
 class StableLm(Architecture):
     model_type = "stablelm"
     example = "stablelm-2-1_6b-chat"
+    features = "layer norms, partly rotated heads, parallel sub-layers"
     epsilon = ("layer_norm_eps", 1e-5)
     layer_norms = True
     rope_share = 0.25

@@ -8,6 +8,7 @@ from edgespec.export.architectures.base import Architecture
 class StarCoder2(Architecture):
     model_type = "starcoder2"
     example = "starcoder2-3b"
+    features = "layer norms, biases, sliding window"
     layer_names: ClassVar[dict[str, str]] = {"mlp.up_proj": "mlp.c_fc", "mlp.down_proj": "mlp.c_proj"}
     epsilon = ("norm_epsilon", 1e-5)
     activation_default = "gelu_pytorch_tanh"

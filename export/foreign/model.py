@@ -35,9 +35,10 @@ _NAMES = {
 
 @dataclass(frozen=True)
 class Folder:
-    """Where a model was read from."""
+    """Where a model was read from; ``notes``: what to tell of it."""
 
     path: Path
+    notes: tuple[str, ...] = ()
 
 
 @dataclass
@@ -138,7 +139,7 @@ def is_foreign(path: Path) -> bool:
     if not path.is_dir():
         return False
     config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
-    if config is None:
+    if config is None or (path / "adapter_config.json").is_file():
         return find_graph(path) is not None
     described = _read_config(config)
     text = described.get("text_config")  # of a model for images and text

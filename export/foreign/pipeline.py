@@ -28,10 +28,8 @@ class ForeignExporter(Exporter):
     arch: ForeignModel  # type: ignore[assignment]
 
     def _open_target(self) -> ForeignModel:  # type: ignore[override]
-        options = self.options
-        path = resolve(options.model, options.revision)
-        self._refuse(path)
-        return ForeignModel.open(path, options.context)
+        self._refuse(self.path)
+        return ForeignModel.open(self.path, self.options.context)
 
     def _write_target(self, folder: Path) -> WrittenModel:
         written = self._write_foreign(folder, self.arch, "target")
@@ -52,6 +50,9 @@ class ForeignExporter(Exporter):
     def _layout(self) -> Layout:
         return "stock"
 
+    def _traits(self) -> list[str]:
+        return []  # the graph is not looked into
+
     def _provenance(self) -> dict[str, Any]:
         graph = self.arch.open_graph().proto
         return super()._provenance() | {"graph": f"{graph.producer_name} {graph.producer_version}".strip() or "unknown"}
@@ -69,6 +70,7 @@ class ForeignExporter(Exporter):
             (f"--quantizer {options.quantizer}", bool(self.choice.quantizer and self.choice.quantizer.calibrated)),
             ("--attention", bool(options.attention)),
             ("--heads", bool(options.heads)),
+            ("--adapter", options.adapter is not None),
             ("--operators native", options.operators == "native"),
         ]
         for option, wrong in given:

@@ -81,10 +81,8 @@ class Draft(Learner):
 
 def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
     """The configuration of a draft: the target's vocabulary, context and rotary embedding, its own sizes."""
-    theirs = target.model.config
-    rope = dict(getattr(theirs, "rope_parameters", None) or {"rope_type": "default", "rope_theta": 10000.0})
-    if rope.get("rope_type", "default") != "default":  # scaling belongs to the target's own frequencies
-        rope = {"rope_type": "default", "rope_theta": rope.get("rope_theta", 10000.0)}
+    theirs, arch = target.model.config, target.source.arch
+    theta = arch.rotaries["rope"].parameters["rope_theta"] if "rope" in arch.rotaries else 10000.0
     return LlamaConfig(
         vocab_size=target.facts.vocab,
         hidden_size=shape.hidden,
@@ -94,8 +92,8 @@ def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
         num_key_value_heads=shape.kv_heads,
         head_dim=shape.head_dim,
         max_position_embeddings=target.facts.context,
-        rms_norm_eps=theirs.rms_norm_eps,
-        rope_parameters=rope,
+        rms_norm_eps=arch.eps,
+        rope_parameters={"rope_type": "default", "rope_theta": theta},  # scaling belongs to the target's frequencies
         tie_word_embeddings=True,
         bos_token_id=theirs.bos_token_id,
         eos_token_id=theirs.eos_token_id,
@@ -106,13 +104,13 @@ def draft_config(target: Target, shape: DraftShape) -> LlamaConfig:
 @torch.no_grad()
 def _start_from(model: Any, target: Target) -> None:
     """Give a fresh model what it can use of the target."""
-    theirs = {name: value.detach().float().cpu() for name, value in target.model.named_parameters()}
+    arch, theirs = target.source.arch, target.source.arch.tensors  # by Llama's names, whatever the model is
     embedding = target.model.get_input_embeddings().weight.detach().float().cpu()
     for name, ours in model.named_parameters():
         if name == "model.embed_tokens.weight":
             ours.copy_(_reduced(embedding, ours.shape[1]))
-        elif name in theirs and theirs[name].shape == ours.shape:
-            ours.copy_(theirs[name])
+        elif theirs.get(name) == tuple(ours.shape):
+            ours.copy_(torch.from_numpy(arch.source.read(name)))
 
 
 def _reduced(matrix: Tensor, width: int) -> Tensor:

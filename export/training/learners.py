@@ -93,7 +93,7 @@ class LastHidden(Learner):
 
     def logits(self, head: int, rows: Tensor) -> Tensor:
         """Logits [..., vocab] of a head's rows; the LM head is the target's."""
-        return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
+        return self.target.scored(rows)
 
     def forward(self, tokens: Tensor, lengths: Tensor, states: Tensor) -> Tensor:
         """See Learner: heads are weighted by ``HEAD_DECAY ** head``, as Medusa's authors train (arXiv 2401.10774)."""
@@ -217,9 +217,6 @@ class Exits(Learner):
         self.layers = layers
         self.weight = nn.Parameter(identity.repeat(len(layers), 1, 1))
 
-    def _logits(self, rows: Tensor) -> Tensor:
-        return rows.to(self.target.lm_head.dtype) @ self.target.lm_head.T
-
     def states(self, tokens: Tensor) -> Tensor:
         """See Learner: the exits' states come first."""
         final, exits = self.target.exits(tokens, self.layers)
@@ -233,7 +230,7 @@ class Exits(Learner):
         wanted = teacher.softmax(-1) if self.loss == "kl" else teacher.argmax(-1)
         total = final.new_zeros((), dtype=torch.float32)
         for weight, hidden in zip(self.weight, exits, strict=True):
-            total = total + self.one_loss(F.linear(hidden[valid].float(), weight), self._logits, wanted)
+            total = total + self.one_loss(F.linear(hidden[valid].float(), weight), self.target.scored, wanted)
         return total
 
     def guesses(self, tokens: Tensor, lengths: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -243,7 +240,7 @@ class Exits(Learner):
         # the last position is left out as it is for other heads: what it predicts is no part of the text
         valid = torch.arange(tokens.shape[1], device=tokens.device)[None] + 1 < lengths[:, None]
         for weight, hidden in zip(self.weight, exits, strict=True):
-            yield self._logits(F.linear(hidden.float(), weight)).float(), wanted, valid
+            yield self.target.scored(F.linear(hidden.float(), weight)).float(), wanted, valid
 
     def tensors(self) -> dict[str, Tensor]:
         """See Learner."""

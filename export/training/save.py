@@ -51,6 +51,8 @@ def _draft(
     for name in TOKENIZER_FILES:
         if name != "config.json" and (source.path / name).is_file():
             files[name] = _copy(source.path / name)
+    if source.codec.converted:
+        files["tokenizer.json"] = _text(source.codec.tokenizer.to_str())
     about = {"schema_version": 1, **source.fingerprints, **report}
     files[DRAFT_REPORT] = _text(json.dumps(about, indent=1) + "\n")
     files["config.json"] = _text(json.dumps(config, indent=2) + "\n")

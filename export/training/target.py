@@ -14,9 +14,11 @@ from transformers.utils import logging
 
 from edgespec.errors import TrainingError
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.architectures.base import FINAL_NORM
 from edgespec.export.heads import model_fingerprint, tokenizer_fingerprint
 from edgespec.export.source import Checkpoint, resolve
 from edgespec.export.tokenizer import tokenizer_facts
+from edgespec.export.tokenizer_files import open_codec
 from edgespec.runtimes.text import TextCodec
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -49,7 +51,13 @@ class Source:
         """
         path = resolve(model, revision)
         arch = architecture(Checkpoint.open(path))
-        codec = TextCodec(path)
+        if arch.source.notes or arch.source.path != path:  # transformers would read it in another way, or not at all
+            why = next(iter(arch.source.notes), "this is none")
+            raise TrainingError(
+                f"{path}: training needs a plain Hugging Face folder, but {why}",
+                "train on the unquantized checkpoint, with its adapter merged by PEFT",
+            )
+        codec = open_codec(path)
         prints = {
             "model": model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),
             "tokenizer": tokenizer_fingerprint(codec),
@@ -71,15 +79,18 @@ class Target:
         self.facts = source.arch.facts
         logging.set_verbosity_error()
         logging.disable_progress_bar()
+        capped = any(source.arch.rule(layer).cap for layer in range(self.facts.layers))
+        attention = "eager" if capped else "sdpa"  # torch's own attention knows no caps
         try:
             model = AutoModelForCausalLM.from_pretrained(
-                source.path, dtype=DTYPES[precision], attn_implementation="sdpa", local_files_only=True
+                source.path, dtype=DTYPES[precision], attn_implementation=attention, local_files_only=True
             )
         except (OSError, ValueError, RuntimeError) as error:
             raise TrainingError(f"{source.path}: transformers cannot load this model: {error}") from error
         self.model = model.to(device).eval().requires_grad_(False)
         self.device = device
-        self.norm = self.model.base_model.norm
+        name = source.arch.outer_names.get(FINAL_NORM, FINAL_NORM).rsplit(".", 1)[-1]
+        self.norm = getattr(self.model.base_model, name)
 
     @property
     def lm_head(self) -> Tensor:  # [vocab, hidden]
@@ -97,7 +108,13 @@ class Target:
         output = self.model.base_model(input_ids=tokens, use_cache=False, output_hidden_states=True)
         return output.last_hidden_state, [self.norm(output.hidden_states[at]) for at in layers]
 
+    def scored(self, rows: Tensor) -> Tensor:
+        """What the model's LM head gives for rows [..., hidden], scaled and capped as the model does: [..., vocab]."""
+        rule, logits = self.source.arch.logits, rows.to(self.lm_head.dtype) @ self.lm_head.T
+        logits = logits * rule.scale if rule.scale != 1 else logits
+        return rule.cap * torch.tanh(logits / rule.cap) if rule.cap else logits
+
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """float32 logits [..., vocab] of hidden states [..., hidden]."""
-        return (hidden.to(self.lm_head.dtype) @ self.lm_head.T).float()
+        return self.scored(hidden).float()

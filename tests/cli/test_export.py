@@ -19,7 +19,7 @@ from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, TARGET, fixed_skip_set
 
 PLAN = {"model", "architecture", "format", "head_format", "quantizer", "methods", "context", "weight_bytes",
-        "kv_bytes_per_token"}  # fmt: skip
+        "kv_bytes_per_token", "notes"}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -297,10 +297,10 @@ def test_no_tokenizer(folder: Path) -> None:
         TextCodec(folder)
 
 
-def test_a_sentencepiece_tokenizer_alone_says_how_to_convert_it(folder: Path, tmp_path: Path) -> None:
+def test_a_broken_sentencepiece_tokenizer_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     (folder / "tokenizer.model").write_bytes(b"\x0a\x0b")
-    with pytest.raises(EdgespecError, match=r"only a sentencepiece tokenizer(.|\n)*save_pretrained"):
+    with pytest.raises(ExportError, match=r"tokenizer\.model: expected a sentencepiece model(.|\n)*download it again"):
         Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
     assert not (tmp_path / "out").exists()
 

@@ -13,10 +13,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.architectures import ARCHITECTURES, VERIFIED
 from edgespec.export.model import open_model
 from edgespec.export.reference import reference_logits
-from tests.conftest import Reference
+from tests.conftest import REFERENCE, Reference
 
 Rename = Callable[[str], "str | None"]
 
@@ -116,7 +116,7 @@ def test_buffers_that_old_versions_saved(
 def test_a_tensor_that_nothing_reads_is_refused(copied: Callable[[str], Path], name: str, extra: str) -> None:
     folder = copied(name)
     tensors = load_file(folder / "model.safetensors")
-    save_file({**tensors, extra: np.zeros(16, np.float32)}, folder / "model.safetensors")
+    save_file({**tensors, extra: np.ones(16, np.float32)}, folder / "model.safetensors")
     with pytest.raises(ExportError, match=f"{extra} is part of the checkpoint, but .* has no use for it"):
         open_model(folder, None)
 
@@ -173,5 +173,6 @@ def test_every_architecture_is_short() -> None:
         assert len(file.read_text("utf-8").splitlines()) < 80, file.name
 
 
-def test_every_architecture_names_an_example() -> None:
-    assert all(kind.example for kind in ARCHITECTURES.values())
+def test_every_architecture_describes_itself() -> None:
+    assert all(kind.example and kind.features for kind in ARCHITECTURES.values())
+    assert (REFERENCE / "version.txt").read_text("utf-8").strip() == VERIFIED

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.text import StreamDecoder, TextCodec
+from edgespec.runtimes.stream import StreamDecoder
+from edgespec.runtimes.text import TextCodec
 from tests import hf
 
 TEXTS = (
@@ -107,17 +108,14 @@ def test_a_stream_of_any_text_is_the_text(
 def test_a_stream_of_any_tokens_is_their_text(
     codecs: dict[str, TextCodec], kind: str, data: st.DataObject, cuts: list[int]
 ) -> None:
-    """Models may write tokens that are no valid text: half characters, special tokens in the middle.
-
-    One thing a stream cannot know: byte fallback writes a valid byte as U+FFFD once an invalid one has followed it.
-    """
+    """Models may write tokens that are no valid text: half characters, special tokens in the middle."""
     codec = codecs[kind]
     prompt = data.draw(st.lists(st.integers(0, codec.vocab_size - 1), max_size=6))
     tokens = data.draw(st.lists(st.integers(0, codec.vocab_size - 1), max_size=40))
     decoder = StreamDecoder(codec, prompt)
     text = "".join(stream(decoder, tokens, cuts))
     assert text == decoder.text
-    if kind == "bytes" or "\ufffd" not in codec.decode([*prompt, *tokens]):
+    if "\ufffd" not in codec.decode(prompt)[-3:]:  # else a character may begin in the prompt
         assert text == whole(codec, prompt, tokens)
 
 

@@ -1,0 +1,75 @@
+"""``edgespec models``."""
+
+from __future__ import annotations
+
+import click
+
+from edgespec.cli.common import emit_json, json_option, table_console
+
+VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, gates; int4 text lossless, every method"
+
+
+@click.command("models")
+@click.argument("model", required=False)
+@click.option("--context", type=int, help="As for an export: some models choose their rotation by it.")
+@click.option("--revision", help="Of a hub model.")
+@json_option
+def command(model: str | None, context: int | None, revision: str | None, as_json: bool) -> None:
+    """Show which architectures can be exported, or what a MODEL is.
+
+    MODEL is a local folder, a hub id, or builtin:NAME; its weights are not read.
+
+    \b
+    edgespec models
+    edgespec models ./Qwen3-0.6B
+    edgespec models ./Phi-3.5-mini-instruct --context 4096 --json
+    """
+    if model is None:
+        _show_all(as_json)
+    else:
+        _show_one(model, context, revision, as_json)
+
+
+def _show_all(as_json: bool) -> None:
+    from edgespec.export.architectures import ARCHITECTURES, VERIFIED
+
+    kinds = [
+        {"model_type": name, "examples": kind.example, "features": kind.features, "transformers": VERIFIED}
+        for name, kind in ARCHITECTURES.items()
+    ]
+    if as_json:
+        emit_json({"architectures": kinds, "verified": VERIFIED_AS.format(VERIFIED)})
+        return
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("model_type", "for example", "what is special"):
+        table.add_column(title, overflow="fold")
+    for kind in kinds:
+        table.add_row(kind["model_type"], kind["examples"], kind["features"])
+    table_console().print(table)
+    click.echo(f"verified, each: {VERIFIED_AS.format(VERIFIED)}")
+    click.echo("rotary scaling: default, linear, dynamic, yarn, longrope, llama3")
+    click.echo("anything else: through optimum, with fewer methods (docs/models.md)")
+
+
+def _show_one(model: str, context: int | None, revision: str | None, as_json: bool) -> None:
+    from edgespec.cli.common import human_bytes
+    from edgespec.export.architectures.traits import traits
+    from edgespec.export.model import open_model
+    from edgespec.export.plan import weight_bytes
+    from edgespec.export.source import resolve
+    from edgespec.runtimes.manifest import FORMATS
+
+    arch = open_model(resolve(model, revision), context)
+    facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}
+    found = traits(arch)
+    if as_json:
+        emit_json({"model": model, "facts": facts.model_dump(mode="json"), "traits": found, "weight_bytes": sizes})
+        return
+    click.echo(f"{model}: {facts.architecture}, {facts.layers} layers of {facts.hidden}, {facts.heads} heads on "
+               f"{facts.kv_heads}, vocabulary {facts.vocab}, context {facts.context}")  # fmt: skip
+    for each in found:
+        click.echo(f"  {each}")
+    click.echo("weights: " + ", ".join(f"{form} {human_bytes(size)}" for form, size in sizes.items()))
+    click.echo(f"KV: {human_bytes(facts.kv_bytes_per_token)} a token in float32")

@@ -1,0 +1,35 @@
+"""What is special about one model, in words, for people who want to know before an export."""
+
+from __future__ import annotations
+
+from edgespec.export.architectures.base import Architecture
+
+
+def traits(arch: Architecture) -> list[str]:
+    """What sets a model apart from a plain Llama, as far as decoding is concerned."""
+    facts, rules = arch.facts, [arch.rule(layer) for layer in range(arch.facts.layers)]
+    found = ["tied embeddings" if facts.tied else "untied LM head"]
+    if facts.heads * facts.head_dim != facts.hidden:
+        found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
+    for size in sorted({rule.window for rule in rules} - {0}):
+        found.append(f"windows of {size} in {sum(rule.window == size for rule in rules)} of {facts.layers} layers")
+    for name, rotary in arch.rotaries.items():
+        kind = rotary.parameters["rope_type"]
+        if kind == "longrope":
+            trained = int(rotary.parameters["original_max_position_embeddings"])
+            kind += f", {'long' if facts.context > trained else 'short'} factors for a context of {facts.context}"
+            kind += f" (long ones beyond {trained}: --context chooses)"
+        if kind != "default" or name != "rope":
+            used = sum(rule.rotary == name for rule in rules)
+            found.append(f"{kind} rotation in {used} of {facts.layers} layers")
+    if "rope" in arch.rotaries and arch.rotaries["rope"].dims < facts.head_dim:
+        found.append(f"{arch.rotaries['rope'].dims} of {facts.head_dim} channels rotated")
+    if without := sum(rule.rotary is None for rule in rules):
+        found.append("learned positions" if arch.positions else f"{without} layers without positions")
+    if rules[0].q_norm:
+        found.append("norms of each head")
+    if cap := rules[0].cap:
+        found.append(f"scores capped at {cap:g}")
+    if arch.logits.cap:
+        found.append(f"logits capped at {arch.logits.cap:g}")
+    return found

@@ -1,0 +1,236 @@
+"""Conversations written down by a model's own template, as transformers' ``apply_chat_template`` writes them.
+
+Templates come with models: they are programs of strangers.  They run in a sandbox and see plain data only.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BundleError, InvalidRequest
+
+Message = dict[str, Any]  # {"role": ..., "content": ...}, of a tool's call also "tool_calls"
+
+TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # given to templates by name, and not options
+REASONING = ("reasoning_content", "thinking", "reasoning")  # what templates and servers call a message's thoughts
+_TAG = "EDGESPEC_THE_ANSWER_GOES_ON_HERE "
+
+
+def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """A model's templates by name: ``default``, perhaps ``tool_use`` and others.
+
+    Args:
+        folder: chat_template.jinja and additional_chat_templates/NAME.jinja count before the configuration.
+        config: its tokenizer_config.json; ``chat_template`` is a text, or a list of names and texts.
+
+    Raises:
+        BundleError: a template file that is not UTF-8 text.
+    """
+    given = config.get("chat_template")
+    named = given if isinstance(given, list) else [{"name": "default", "template": given}]
+    found = {item.get("name"): item.get("template") for item in named if isinstance(item, dict)}
+    files = {file.stem: file for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
+    if (folder / TEMPLATE_FILE).is_file():
+        files["default"] = folder / TEMPLATE_FILE
+    if files:  # files replace what the configuration has
+        found = {name: _read(file) for name, file in files.items()}
+    return {str(name): text for name, text in found.items() if name and isinstance(text, str) and text}
+
+
+def choose_template(templates: Mapping[str, str], tools: Sequence[Any] | None) -> str:
+    """The template for a conversation: ``tool_use`` where tools are given and it exists, else ``default``.
+
+    Raises:
+        InvalidRequest: the model has neither.
+    """
+    found = templates.get("tool_use") if tools is not None else None
+    found = found or templates.get("default")
+    if found is None:
+        named = f" for this conversation; it has templates named {', '.join(templates)}" if templates else ""
+        raise InvalidRequest(
+            f"this model has no chat template{named}",
+            "use plain prompts, or export a chat-tuned model with its template",
+        )
+    return found
+
+
+def render(
+    template: str,
+    messages: Sequence[Message],
+    tools: Sequence[Any] | None = None,
+    *,
+    names: Mapping[str, str] | None = None,
+    options: Mapping[str, Any] | None = None,
+    generation_prompt: bool = True,
+    continue_final: bool = False,
+) -> str:
+    """The text of a conversation.
+
+    Args:
+        template: jinja.
+        messages: the conversation so far.
+        tools: JSON schemas of functions that the model may call.
+        names: special tokens, such as ``bos_token``.
+        options: whatever else the template knows, such as ``enable_thinking``.
+        generation_prompt: end with what stands before an answer.
+        continue_final: end within the last message, which the model is to go on with; then without generation prompt.
+
+    Raises:
+        InvalidRequest: no messages, values that are no plain data, or a template that refuses them.
+    """
+    given, schemas, extra = _messages(messages), _plain(tools), _plain(dict(options or {}))
+    if taken := [name for name in extra if name in RESERVED]:
+        raise InvalidRequest(f"{taken[0]!r} is no option of a template", "give messages and tools as such")
+    if tools is not None and not all(isinstance(tool, dict) for tool in schemas):
+        raise InvalidRequest("expected tools as JSON schemas (dicts)", "describe each function by a JSON schema")
+    if continue_final:
+        _mark(given[-1])
+    values = {
+        **(names or {}),
+        **extra,
+        "messages": given,
+        "tools": schemas,
+        "documents": None,
+        "add_generation_prompt": generation_prompt and not continue_final,
+    }
+    try:
+        text = str(_compiled(template).render(values))
+    except Exception as error:  # a template is a program: it may fail in any way
+        raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
+    return _cut(text) if continue_final else text
+
+
+def _messages(messages: Sequence[Message]) -> list[Message]:
+    """Fresh copies, without keys of no value, and thoughts under the names that templates know."""
+    if not messages:
+        raise InvalidRequest("expected a conversation of at least one message, got none")
+    found = []
+    for message in messages:
+        if not isinstance(message, Mapping):
+            raise InvalidRequest(f"expected messages as dicts with role and content, got {type(message).__name__}")
+        made = {key: value for key, value in _plain(dict(message)).items() if value is not None}
+        thoughts = next((made[key] for key in REASONING if key in made), None)
+        if thoughts is not None:
+            made = {"thinking": thoughts, **made, "reasoning_content": thoughts}
+        found.append(made)
+    return found
+
+
+def _plain(value: Any) -> Any:
+    """A copy made of JSON's types alone: nothing with methods that a template could call."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if isinstance(value, (bool, int, float, str)):  # enumerations and other kinds of them
+        kind = next(kind for kind in (bool, int, float, str) if isinstance(value, kind))
+        return getattr(kind, "__str__" if kind is str else f"__{kind.__name__}__")(value)
+    if isinstance(value, Mapping):
+        return {_plain(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    raise InvalidRequest(
+        f"a {type(value).__name__} cannot be shown to a chat template", "use text, numbers, lists and dicts only"
+    )
+
+
+def _mark(message: Message) -> None:
+    """Put the tag after the text that is to be continued."""
+    content = message.get("content")
+    if isinstance(content, str):
+        message["content"] = content + _TAG
+        return
+    for block in reversed(content if isinstance(content, (list, tuple)) else ()):
+        if isinstance(block, dict) and isinstance(block.get("text"), str):
+            block["text"] += _TAG
+            return
+    raise InvalidRequest("the last message has no text that an answer could go on with")
+
+
+def _cut(text: str) -> str:
+    """The text before the tag; a template that trims the message has trimmed the tag's space too."""
+    at = text.rfind(_TAG.strip())
+    if at < 0:
+        raise InvalidRequest("the model's chat template does not write the last message, so it cannot go on with it")
+    return text[:at] if text[at : at + len(_TAG)] == _TAG else text[:at].rstrip()
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text("utf-8")
+    except ValueError as error:
+        raise BundleError(f"{file}: not UTF-8 text: {error}", "download it again") from error
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    """The template with all that transformers offers to templates."""
+    from datetime import datetime
+
+    from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what the model wrote: for training; the text is its body."""
+
+        tags = {"generation"}  # noqa: RUF012  as jinja declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    class Dict:
+        """``dict`` without its attributes."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+            return dict(*args, **kwargs)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    class Names(Namespace):
+        """``namespace`` that takes no names of Python's own."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if str(name).startswith("_"):
+                raise SecurityError(f"a template must not set {name!r}")
+            super().__setitem__(name, value)
+
+    def namespace(*args: Any, **kwargs: Any) -> Names:
+        made = Names()
+        for name, value in dict(*args, **kwargs).items():
+            made[name] = value
+        return made
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def as_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = as_json  # jinja's own escapes for HTML
+    environment.globals.update(
+        raise_exception=refuse,
+        strftime_now=lambda form: datetime.now().strftime(form),
+        dict=Dict(),
+        namespace=namespace,
+    )
+    return environment.from_string(template)

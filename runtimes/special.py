@@ -1,0 +1,40 @@
+"""The special tokens that tokenizer_config.json and special_tokens_map.json name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BundleError
+
+SPECIAL_TOKENS_FILE = "special_tokens_map.json"
+NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+def special_name(config: dict[str, Any], other: dict[str, Any], key: str) -> str | None:
+    """The name of a special token such as ``bos_token``.
+
+    Args:
+        config: tokenizer_config.json: what it says counts, null too.
+        other: special_tokens_map.json, for what the first does not mention.
+        key: one of ``NAMED``.
+    """
+    value = config[key] if key in config else other.get(key)
+    value = value.get("content") if isinstance(value, dict) else value
+    return value if isinstance(value, str) and value else None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object, empty if there is no such file.
+
+    Raises:
+        BundleError: the file is not JSON.
+    """
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise BundleError(f"{path}: not valid JSON: {error}", "download it again") from error
+    return data if isinstance(data, dict) else {}

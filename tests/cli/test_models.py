@@ -1,0 +1,54 @@
+"""``edgespec models``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.export.architectures import ARCHITECTURES, VERIFIED
+from tests.cli.conftest import Command
+
+
+def test_all(command: Command) -> None:
+    said = command("models", "--json").json
+    assert [kind["model_type"] for kind in said["architectures"]] == list(ARCHITECTURES)
+    assert all(kind["examples"] and kind["features"] for kind in said["architectures"])
+    assert VERIFIED in said["verified"]
+    shown = command("models").out
+    assert all(name in shown for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize(
+    "name, context, expected",
+    [
+        ("mistral_window", None, ["windows of 16 in 3 of 3 layers", "4 heads of 32 in 64"]),
+        ("gemma2_caps", None, ["windows of 16 in 2 of 3 layers", "scores capped at 2", "logits capped at 6"]),
+        ("phi3_long", 4, ["longrope, short factors for a context of 4 (long ones beyond 4"]),
+        ("phi3_long", None, ["longrope, long factors for a context of 512"]),
+        ("smollm3_interval", None, ["1 layers without positions"]),
+        ("stablelm_quarter", None, ["8 of 32 channels rotated", "untied LM head"]),
+        ("gpt2_default", None, ["learned positions"]),
+        ("qwen3_tied", None, ["norms of each head", "tied embeddings"]),
+    ],
+)
+def test_one(
+    command: Command, checkpoint: Callable[[str], Path], name: str, context: int | None, expected: list[str]
+) -> None:
+    more = [] if context is None else ["--context", str(context)]
+    found = command("models", str(checkpoint(name)), *more, "--json").json
+    for text in expected:
+        assert any(trait.startswith(text) or text in trait for trait in found["traits"]), found["traits"]
+    assert found["weight_bytes"]["fp32"] > found["weight_bytes"]["int8"] > found["weight_bytes"]["int4"]
+    shown = command("models", str(checkpoint(name)), *more).out
+    assert all(trait in shown for trait in found["traits"])
+
+
+def test_what_is_not_supported(command: Command, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    config = json.loads((checkpoint("llama_tied_gqa") / "config.json").read_text("utf-8"))
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
+    (tmp_path / "model.safetensors").write_bytes((checkpoint("llama_tied_gqa") / "model.safetensors").read_bytes())
+    command("models", tmp_path).refused(1, "'mamba' is not supported", "gemma3_text")
+    command("models", tmp_path / "nothing").refused(1, "no such folder")

@@ -1,0 +1,346 @@
+"""Models whose text comes in unusual files, from the source to a verified bundle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+from click.testing import CliRunner
+from tokenizers import Tokenizer
+
+from edgespec.cli.app import cli
+from edgespec.engine import load
+from edgespec.export.tokenizer_files import open_codec
+from edgespec.runtimes.text import TextCodec
+from tests import hf, spm
+from tests.chains import write_chain
+from tests.chats import FOLDER
+from tests.cli.conftest import Command, Outcome, export
+
+TEXT = "The harbour lights came on,  one after another \u2014 na\u00efve \u20ac\U0001f600."
+SIZE = 400
+FP32 = ("--format", "fp32", "--context", 256)
+
+
+def checkpoint(folder: Path, vocab: int, model_type: str = "llama", **config: Any) -> Path:
+    """A small model of that many tokens, without tokenizer files."""
+    base = hf.CONFIGS["llama_tied_gqa" if model_type == "llama" else "qwen2_tied_gqa7"]
+    hf.write_checkpoint(folder, base | {"vocab_size": vocab, **config}, 3)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    return folder
+
+
+def write(file: Path, value: object) -> None:
+    file.write_text(json.dumps(value), "utf-8")
+
+
+def works(command: Command, source: Path, *options: object) -> TextCodec:
+    """Export, run and verify; returns the bundle's tokenizer."""
+    bundle = export(source.parent / "bundle", str(source), *(options or FP32))
+    made = command("run", bundle, "--prompt", TEXT, "--max-new-tokens", 12, "--json").json
+    codec = TextCodec(bundle)
+    assert made["stats"]["prompt_tokens"] == len(codec.encode(TEXT))
+    assert made["text"] == codec.decode([*codec.encode(TEXT), *made["tokens"]])[len(TEXT) :]
+    assert command("verify", bundle, "--limit", 2, "--max-new-tokens", 12, "--json").json["passed"]
+    return codec
+
+
+@pytest.mark.parametrize("options", [FP32, ("--format", "int4")])
+@pytest.mark.parametrize("kind", ["llama", "unigram_bytes"])
+def test_sentencepiece_alone(command: Command, tmp_path: Path, kind: str, options: Any) -> None:
+    model = spm.train(kind, SIZE)
+    reference = sentencepiece.SentencePieceProcessor(model_proto=model)
+    source = checkpoint(tmp_path / "model", reference.vocab_size(), bos_token_id=1, eos_token_id=2)
+    (source / ("tokenizer.model" if kind == "llama" else "spiece.model")).write_bytes(model)
+    codec = works(command, source, *options)
+    assert not (source / "tokenizer.json").exists()
+    assert open_codec(source).vocabulary_sha256() == codec.vocabulary_sha256()
+    assert codec.encode(TEXT) == [1, *reference.encode(TEXT)]
+    assert codec.decode(codec.encode(TEXT)) == TEXT
+
+
+def test_a_store_and_a_draft_of_sentencepiece_models(command: Command, tmp_path: Path) -> None:
+    """A draft may come with tokenizer.json and the target without: the tokens are the same."""
+    model = spm.train("llama", SIZE)
+    vocab = sentencepiece.SentencePieceProcessor(model_proto=model).vocab_size()
+    source, draft = (checkpoint(tmp_path / name, vocab, eos_token_id=2) for name in ("model", "draft"))
+    (source / "tokenizer.model").write_bytes(model)
+    open_codec(source).tokenizer.save(str(draft / "tokenizer.json"))
+    bundle = export(tmp_path / "bundle", str(source), *FP32, "--method", "speculative", "--draft", draft)
+    assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
+    (tmp_path / "notes.txt").write_text(TEXT * 20, "utf-8")
+    store = tmp_path / "notes.store"
+    assert command("ngram", "build", tmp_path / "notes.txt", "--tokenizer", source, "-o", store).code == 0
+    made = command("run", bundle, "--prompt", TEXT, "--ngram-store", store, "--max-new-tokens", 4, "--json").json
+    assert len(made["tokens"]) == 4
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2"])
+def test_vocabulary_and_merges_alone(command: Command, tmp_path: Path, model_type: str) -> None:
+    tokenizer = hf.make_tokenizer(SIZE, False)
+    model = json.loads(tokenizer.to_str())["model"]
+    source = checkpoint(tmp_path / "model", tokenizer.get_vocab_size() + 2, model_type)
+    write(source / "vocab.json", model["vocab"])
+    merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
+    (source / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", "utf-8")
+    write(source / "tokenizer_config.json", {"bos_token": "<s>", "eos_token": "</s>"})
+    write(source / "added_tokens.json", {"<|turn|>": tokenizer.get_vocab_size()})
+    codec = works(command, source)
+    if model_type == "llama":
+        assert codec.encode(TEXT) == tokenizer.encode(TEXT).ids
+    assert codec.decode(codec.encode(TEXT)) == TEXT
+    assert codec.encode("a<|turn|>b</s>")[-3:] == [
+        tokenizer.get_vocab_size(), *codec.encode("b"), codec.token_id("</s>"),
+    ]  # fmt: skip
+    twelve = codec.encode("12")
+    assert (len(twelve) == 2) or model_type == "llama"  # qwen2 parts digits
+
+
+def test_the_words_of_qwen2(tmp_path: Path) -> None:
+    """What a pre-tokenizer parts, no merge joins; and text is NFC."""
+    base = json.loads(hf.make_tokenizer(SIZE, False).to_str())["model"]["vocab"]
+    vocab = base | {"12": len(base), "\u0120a": len(base) + 1, "!\u010a": len(base) + 2, "\u00c3\u00a9": len(base) + 3}
+    write(tmp_path / "vocab.json", vocab)
+    pairs = "1 2\n\u0120 a\n! \u010a\n\u00c3 \u00a9\n"
+    (tmp_path / "merges.txt").write_text(pairs, "utf-8")
+    write(tmp_path / "config.json", {"model_type": "qwen2"})
+    codec = open_codec(tmp_path)
+    ids = {name: codec.token_id(name) for name in ("1", "2", "12", "\u0120a", "!\u010a", "\u00c3\u00a9", "b")}
+    assert codec.encode("12") == [ids["1"], ids["2"]]
+    assert codec.encode("b a!\n") == [ids["b"], ids["\u0120a"], ids["!\u010a"]]
+    assert codec.encode("e\u0301") == [ids["\u00c3\u00a9"]]
+    write(tmp_path / "tokenizer_config.json", {"tokenizer_class": "GPT2TokenizerFast"})
+    assert open_codec(tmp_path).encode("12") == [ids["12"]]
+
+
+@pytest.mark.parametrize(
+    "files, message",
+    [
+        ({"tokenizer_config.json": '{"tokenizer_class": "RobertaTokenizer"}'}, "of a RobertaTokenizer; expected GPT2"),
+        ({"merges.txt": "a b c\n"}, "expected two tokens a line, got 'a b c'"),
+        ({"vocab.json": "[]"}, "expected an object of token ids"),
+        ({"vocab.json": '{"a": "1"}'}, "expected an object of token ids"),
+        ({"vocab.json": "{"}, "vocab.json: not valid JSON"),
+        ({"merges.txt": "x y\n"}, "cannot be converted"),
+    ],
+)
+def test_broken_vocabularies(command: Command, tmp_path: Path, files: dict[str, str], message: str) -> None:
+    source = checkpoint(tmp_path / "model", SIZE)
+    for name, text in ({"vocab.json": '{"a": 0}', "merges.txt": ""} | files).items():
+        (source / name).write_text(text, "utf-8")
+    command("export", source, "-o", tmp_path / "out").refused(1, message)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_tokenizer_at_all(command: Command, tmp_path: Path) -> None:
+    command("export", checkpoint(tmp_path / "model", SIZE), "-o", tmp_path / "out").refused(1, "has no tokenizer.json")
+
+
+# -- tokens that begin and end -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def chained(tmp_path: Path) -> Callable[..., Path]:
+    """A model that goes on ``:`` with ``xqzxqz..``; ``change`` is called with its folder before anything is read."""
+
+    def get(eos: Any, change: Callable[[Path], None] = lambda folder: None, vocab: int = 600, **described: Any) -> Path:
+        tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+        source = write_chain(tmp_path / "model", tokenizer, vocab, ":xqzx", described, eos)
+        change(source)
+        return source
+
+    return get
+
+
+def number(name: str) -> int:
+    found = Tokenizer.from_file(str(FOLDER / "tokenizer.json")).token_to_id(name)
+    assert isinstance(found, int)
+    return found
+
+
+def answer(command: Command, source: Path) -> tuple[dict[str, Any], list[int]]:
+    """What the model goes on with, and the bundle's EOS ids; the bundle is verified."""
+    bundle = export(source.parent / "bundle", str(source), *FP32)
+    made = command("run", bundle, "--prompt", "so:", "--max-new-tokens", 7, "--json").json
+    assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
+    return made, load(bundle, threads=1, check=False).bundle.manifest.tokenizer.eos
+
+
+@pytest.mark.parametrize("ends, text", [(("z", "</s>"), "xq"), (("</s>", "q"), "x"), (("</s>",), "xqzxqzx")])
+def test_each_of_several_eos_ends_the_text(
+    command: Command, chained: Callable[..., Path], ends: tuple[str, ...], text: str
+) -> None:
+    """Whatever kind of token it is, special or a word, it is no part of the text."""
+    ids = [number(name) for name in ends]
+    made, eos = answer(command, chained(ids))
+    assert eos == ids
+    assert made["text"] == text
+    assert made["finish"] == ("length" if len(ends) == 1 else "eos")
+    assert made["tokens"] == [number(name) for name in ("xqzxqzx" if len(ends) == 1 else text + "zq"[len(text) == 1])]
+
+
+def drop_generation(folder: Path) -> None:
+    (folder / "generation_config.json").unlink()
+
+
+def drop_all(folder: Path) -> None:
+    drop_generation(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    write(folder / "config.json", {key: value for key, value in config.items() if key != "eos_token_id"})
+
+
+def name_outside_the_text_part(folder: Path) -> None:
+    drop_all(folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    write(folder / "config.json", {"model_type": "images", "text_config": config, "eos_token_id": [number("z")]})
+
+
+def name_in_map(folder: Path) -> None:
+    drop_all(folder)
+    write(folder / "special_tokens_map.json", {"eos_token": {"content": "z"}, "bos_token": "<s>"})
+
+
+def broken_generation(folder: Path) -> None:
+    (folder / "generation_config.json").write_text("{", "utf-8")
+
+
+def other_generation(folder: Path) -> None:
+    write(folder / "generation_config.json", {"eos_token_id": number("z"), "bos_token_id": None})
+
+
+@pytest.mark.parametrize(
+    "eos, change, described, expected",
+    [
+        ("z", drop_generation, {}, ["z"]),
+        ("</s>", drop_generation, {"eos_token": {"content": "z", "lstrip": False}}, ["</s>", "z"]),
+        ("</s>", drop_all, {"eos_token": "z"}, ["z"]),
+        ("</s>", name_in_map, {}, ["z"]),
+        ("</s>", name_outside_the_text_part, {}, ["z"]),
+        ("z", broken_generation, {}, ["z"]),
+        ("</s>", other_generation, {"eos_token": "q"}, ["z"]),
+    ],
+)
+def test_where_eos_is_named(
+    command: Command, chained: Callable[..., Path], eos: str, change: Any, described: Any, expected: list[str]
+) -> None:
+    made, found = answer(command, chained(number(eos), change, **described))
+    assert found == [number(name) for name in expected]
+    assert (made["text"], made["finish"]) == ("xq", "eos")
+
+
+@pytest.mark.parametrize("eos", [-1, [], [-1]])
+def test_no_eos(command: Command, chained: Callable[..., Path], eos: Any) -> None:
+    made, found = answer(command, chained(eos))
+    assert (made["text"], made["finish"], found) == ("xqzxqzx", "length", [])
+
+
+def test_an_eos_outside_the_vocabulary(command: Command, chained: Callable[..., Path], tmp_path: Path) -> None:
+    wanted = ("export", chained(600), "-o", tmp_path / "o")
+    for more in ((), ("--dry-run",)):
+        command(*wanted, *more).refused(1, "eos_token_id 600, but the model has 600 tokens")
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    "described, bos",
+    [({"bos_token": "<s>"}, 0), ({"bos_token": None}, 0), ({}, 0), ({"bos_token": "<s>", "add_bos_token": True}, 0)],
+)
+def test_bos_of_a_tokenizer_that_adds_none(
+    command: Command, chained: Callable[..., Path], described: Any, bos: int
+) -> None:
+    """As of Qwen2: the configuration has a BOS, texts begin without.  What tokenizer.json says counts, as in
+    transformers 5."""
+    source = chained(number("z"), **described)
+    bundle = export(source.parent / "bundle", str(source), *FP32)
+    assert TextCodec(bundle).encode("so:") == [*TextCodec(bundle).encode("so:", special=False)]
+    assert load(bundle, threads=1).bundle.manifest.tokenizer.bos == bos
+    assert command("run", bundle, "--prompt", "so:", "--json").json["text"] == "xq"
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_no_token_has(command: Command, chained: Callable[..., Path]) -> None:
+    """Vocabularies are padded: such rows have no text, and a model may write them all the same."""
+    source = chained(number("</s>"), vocab=640)
+    made, _ = answer(command, source)
+    assert made["text"] == "xqzxqzx"
+    engine = load(source.parent / "bundle", threads=1)
+    for method in ("ar", "ngram"):
+        result = engine.generate("so:", logit_bias={620: 1e4}, max_new_tokens=4, method=method)
+        assert (result.text, result.tokens) == ("", [620] * 4)
+    result = engine.generate([5, 639, number(":")], max_new_tokens=3)
+    assert result.text == "xqz"
+
+
+def test_a_tokenizer_larger_than_the_model(command: Command, chained: Callable[..., Path], tmp_path: Path) -> None:
+    source = chained(number("z"), vocab=599)
+    command("export", source, "-o", tmp_path / "o").refused(1, "as token 599, but the model has 599 tokens")
+    assert not (tmp_path / "o").exists()
+
+
+def add_to_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.add_special_tokens(["<|turn|>"])
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def add_to_configuration(folder: Path) -> None:
+    decoder = {"600": {"content": "<|turn|>", "special": True}, "601": {"content": "<think>", "special": False}}
+    write(folder / "tokenizer_config.json", {"added_tokens_decoder": decoder})
+
+
+def add_apart(folder: Path) -> None:
+    add_to_configuration(folder)
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    del config["added_tokens_decoder"]["601"]
+    write(folder / "tokenizer_config.json", config)
+    write(folder / "added_tokens.json", {"<think>": 601})
+
+
+@pytest.mark.parametrize("add", [add_to_tokenizer, add_to_configuration, add_apart])
+def test_added_tokens_beyond_the_base_vocabulary(command: Command, chained: Callable[..., Path], add: Any) -> None:
+    source = chained(number("z"), add, vocab=640)
+    made, _ = answer(command, source)
+    assert made["text"] == "xq"
+    codec = TextCodec(source.parent / "bundle")
+    assert codec.encode("a<|turn|><think>")[1:] == [600, 601]
+    assert codec.decode([600, 601]) == "<think>"
+
+
+def test_added_tokens_of_another_vocabulary_are_left_out(command: Command, chained: Callable[..., Path]) -> None:
+    source = chained(number("z"), added_tokens_decoder={"605": {"content": "<far>"}, "0": {"content": "<s>"}})
+    answer(command, source)
+    assert TextCodec(source.parent / "bundle").token_id("<far>") is None
+
+
+# -- chat --------------------------------------------------------------------------------------------------------------
+
+
+def test_templates_of_every_place(command: Command, chained: Callable[..., Path], tmp_path: Path) -> None:
+    def add(folder: Path) -> None:
+        (folder / "additional_chat_templates").mkdir()
+        (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools | tojson }}:", "utf-8")
+        (folder / "chat_template.jinja").write_text("{{ messages[-1].content }}:", "utf-8")
+
+    source = chained(number("z"), add)
+    bundle = export(tmp_path / "bundle", str(source), *FP32)
+    assert set(TextCodec(bundle).templates) == {"default", "tool_use"}
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "clock", "parameters": {}}}]', "utf-8")
+    for more, count in (((), len(TextCodec(bundle).encode("hi:"))), (("--tools", tools), len(TextCodec(bundle).encode(
+        tools.read_text("utf-8") + ":")))):  # fmt: skip
+        made = chat(bundle, *more)
+        assert made.out == "xq\n"
+        assert f"of {count} prompt tokens reused" in made.err
+
+
+def chat(bundle: Path, *arguments: object) -> Outcome:
+    made = CliRunner().invoke(cli, ["run", str(bundle), "--chat", *map(str, arguments)], input="hi\n")
+    return Outcome(made.exit_code, made.stdout, made.stderr)
