@@ -66,7 +66,8 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     path = resolve(model, revision)
     if is_foreign(path):
         foreign = ForeignModel.open(path, context)
-        sizes = {form: foreign.weight_bytes(WeightChoice.of(form, None, None)) for form in FORMATS if form != "w8a8"}
+        forms = [form for form in FORMATS if form != "w8a8"]
+        sizes: dict[str, int] = {form: foreign.weight_bytes(WeightChoice.of(form, None, None)) for form in forms}
         facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(FOREIGN_METHODS)}"]
     else:
         arch = open_model(path, context)
