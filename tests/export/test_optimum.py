@@ -95,6 +95,9 @@ def test_optimum_is_called_where_it_is_there(
     "body, message",
     [
         ("raise ValueError('harbour is a custom or unsupported architecture')", "harbour is a custom or unsupported"),
+        ("raise KeyError('the cause') from None  # and then advice", "KeyError: 'the cause'"),
+        ("import sys; print('KeyError: it\\nadvice', file=sys.stderr); sys.exit(1)", "failed: KeyError: it"),
+        ("import sys; sys.exit('only advice')", "failed: only advice"),
         ("import os; os._exit(7)", "exit code 7"),
         ("pass", "optimum wrote no model.onnx"),
     ],
