@@ -66,7 +66,7 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
         raise UnsupportedModel("config.json: expected rope_parameters and rope_scaling to be objects")
     merged = {"rope_theta": config.get("rope_theta", theta), **old, **new}
     kind = merged.pop("type", None) or merged.get("rope_type") or "default"
-    merged["rope_type"] = OLD_NAMES.get(kind, kind)
+    merged["rope_type"] = OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     merged["max_position_embeddings"] = config.get("max_position_embeddings")
     if trained := config.get("original_max_position_embeddings"):  # phi3 says it outside
         merged["original_max_position_embeddings"] = trained
@@ -82,7 +82,7 @@ def checked(parameters: dict[str, Any]) -> dict[str, Any]:
         UnsupportedModel: it is not, or has not.
     """
     kind = parameters["rope_type"]
-    if kind not in NEEDED:
+    if not isinstance(kind, str) or kind not in NEEDED:
         raise UnsupportedModel(
             f"rope type {kind!r} is not supported; supported: {', '.join(NEEDED)}",
             "only the positional scaling stands in the way; open an issue with the config.json",
@@ -91,10 +91,15 @@ def checked(parameters: dict[str, Any]) -> dict[str, Any]:
         value = parameters.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise UnsupportedModel(f"config.json: rope type {kind} needs a number {key}, got {value!r}")
+    for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "partial_rotary_factor"):
+        value = parameters.get(key)
+        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
+            raise UnsupportedModel(f"config.json: expected a number {key}, got {value!r}")
     if kind == "longrope":
         for key in ("short_factor", "long_factor"):
-            if not isinstance(parameters.get(key), list):
-                raise UnsupportedModel(f"config.json: rope type {kind} needs a list {key}")
+            factors = parameters.get(key)
+            if not isinstance(factors, list) or not all(isinstance(value, int | float) for value in factors):
+                raise UnsupportedModel(f"config.json: rope type {kind} needs a list {key} of numbers")
     return parameters
 
 

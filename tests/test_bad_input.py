@@ -21,6 +21,7 @@ from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.text import TextCodec
 from tests import hf
+from tests.zoo import CASES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -79,6 +80,27 @@ def test_any_configuration(model: Path, key: str, value: object) -> None:
     (model / "config.json").write_text(json.dumps(config), "utf-8")
     with suppress(EdgespecError):
         open_model(model, None)
+
+
+@pytest.fixture(scope="module")
+def every(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A folder for each configuration of tests/zoo.py, whose config.json may be spoilt."""
+    folder = tmp_path_factory.mktemp("every")
+    return {name: Path(shutil.copytree(checkpoint(name), folder / name)) for name in CASES}
+
+
+MORE = ["layer_types", "no_rope_layers", "partial_rotary_factor", "rope_scaling", "rope_parameters", "text_config"]
+
+
+@settings(FUZZ, max_examples=300)
+@given(data=st.data())
+def test_any_configuration_of_any_architecture(every: dict[str, Path], data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(sorted(CASES)))
+    config = CASES[name].config
+    key = data.draw(st.sampled_from(sorted({*config, *MORE})))
+    (every[name] / "config.json").write_text(json.dumps({**config, key: data.draw(JSON)}), "utf-8")
+    with suppress(EdgespecError):
+        open_model(every[name], None)
 
 
 @FUZZ

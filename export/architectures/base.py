@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError
 from edgespec.export.architectures.settings import Settings
 from edgespec.export.architectures.trace import check_tensors, traced
 from edgespec.export.derived import Affine, DerivedCheckpoint, Own
@@ -37,6 +37,7 @@ class Architecture:
         gated_mlp: activation(gate) * up, not only activation(up).
         positions: the matrix of learnt positions.
         tied_by_default: the LM head is the embedding if config.json does not say.
+        context_default: the longest text, if config.json does not say.
         rope_theta: the base of angles if config.json does not say.
         rope_share: the share of a head that is rotated if config.json does not say.
     """
@@ -60,11 +61,12 @@ class Architecture:
     gated_mlp: ClassVar[bool] = True
     positions: ClassVar[str | None] = None
     tied_by_default: ClassVar[bool] = False
+    context_default: ClassVar[int | None] = None
     rope_theta: ClassVar[float] = 10000.0
     rope_share: ClassVar[float] = 1.0
 
     def __init__(self, source: Checkpoint) -> None:
-        self.settings = settings = Settings(source.path, self.completed(source.config), self.aliases)
+        self.settings = settings = Settings(source.path, source.config, self.aliases)
         self.config = settings.values
         self.eps = settings.number(*self.epsilon)
         self.activation = settings.activation(self.activation_key, self.activation_default)
@@ -73,12 +75,12 @@ class Architecture:
             architecture=self.model_type,
             layers=settings.integer("num_hidden_layers"),
             hidden=hidden,
-            intermediate=settings.integer("intermediate_size"),
+            intermediate=self.inner_size(hidden),
             heads=heads,
-            kv_heads=settings.integer("num_key_value_heads", heads),
+            kv_heads=self.key_heads(heads),
             head_dim=settings.integer("head_dim", hidden // heads),
             vocab=settings.integer("vocab_size"),
-            context=settings.integer("max_position_embeddings"),
+            context=settings.integer("max_position_embeddings", self.context_default),
             tied=settings.flag("tie_word_embeddings", self.tied_by_default)
             # some checkpoints say untied and yet hold no head: transformers ties those as well
             or not any(source.has(f"{name}.weight") for name in (HEAD, self.outer_names.get(HEAD, HEAD))),
@@ -101,7 +103,7 @@ class Architecture:
         """The longest context that an export may be asked for: dynamic scaling reaches beyond the model's own limit."""
         scaling = [rotary.parameters for rotary in self.rotaries.values()]
         factors = [float(found["factor"]) for found in scaling if found["rope_type"] == "dynamic"]
-        return int(self.settings.integer("max_position_embeddings") * min(factors, default=1.0))
+        return int(self.settings.integer("max_position_embeddings", self.context_default) * min(factors, default=1.0))
 
     # -- the decoder -----------------------------------------------------------------------------------------------
 
@@ -164,10 +166,13 @@ class Architecture:
 
     # -- what subclasses decide --------------------------------------------------------------------------------------
 
-    @classmethod
-    def completed(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """config.json with what this architecture leaves to be derived."""
-        return config
+    def inner_size(self, hidden: int) -> int:
+        """Width of the MLP."""
+        return self.settings.integer("intermediate_size")
+
+    def key_heads(self, heads: int) -> int:
+        """Heads of keys and values."""
+        return self.settings.integer("num_key_value_heads", heads)
 
     def check(self) -> None:
         """Refuse options that are not supported.
@@ -183,7 +188,9 @@ class Architecture:
     def rotations(self) -> dict[str, Rotary]:
         """The rotary tables by name; ``rope`` is the main one."""
         parameters = rope_parameters(self.config, self.rope_theta)
-        share = parameters.get("partial_rotary_factor", self.settings.get("partial_rotary_factor", self.rope_share))
+        share = parameters.get("partial_rotary_factor", self.settings.number("partial_rotary_factor", self.rope_share))
+        if not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ExportError(f"{self.settings.file}: expected partial_rotary_factor in (0, 1], got {share!r}")
         return {"rope": Rotary(parameters, int(self.facts.head_dim * share))}
 
     def rotation(self, kind: str, theta: float, scaled: bool) -> Rotary:
@@ -194,7 +201,8 @@ class Architecture:
             theta: the base, if they do not say it.
             scaled: whether an old ``rope_scaling`` is meant for this kind.
         """
-        given = (self.config.get("rope_parameters") or {}).get(kind)
+        every = self.settings.get("rope_parameters", {})
+        given = every.get(kind) if isinstance(every, dict) else every
         config = {"rope_theta": theta, "max_position_embeddings": self.facts.context, "rope_parameters": given,
                   "rope_scaling": self.settings.get("rope_scaling") if scaled else None}  # fmt: skip
         return Rotary(rope_parameters(config), self.facts.head_dim)
@@ -205,15 +213,18 @@ class Architecture:
 
     def window(self, layer: int) -> int:
         """Positions that a layer's rows see; 0 = all of the context."""
-        size = self.settings.get("sliding_window")
-        if size is None or not self.slides(layer) or size >= self.facts.context:
-            return 0
-        return int(size)
+        size = self.settings.optional("sliding_window")
+        return size if size and self.slides(layer) and size < self.facts.context else 0
 
     def slides(self, layer: int) -> bool:
         """Whether a layer has a sliding window."""
-        kinds = self.settings.get("layer_types")
+        kinds = self.layer_types
         return kinds is not None and kinds[layer] == "sliding_attention"
+
+    @property
+    def layer_types(self) -> list[str] | None:
+        """What config.json says of each layer, if it does."""
+        return self.settings.each("layer_types", self.facts.layers, ("full_attention", "sliding_attention"))
 
     @property
     def logits(self) -> LogitsRule:
@@ -276,23 +287,3 @@ class Architecture:
                 if len(shape) == 1 and weight.endswith("norm.weight"):
                     found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
         return found
-
-    def check_heads(self) -> None:
-        """Refuse heads that do not divide.
-
-        Raises:
-            ExportError: they do not.
-            UnsupportedModel: no operator takes their size.
-        """
-        facts = self.facts
-        turned = max((rotary.dims for rotary in self.rotaries.values()), default=0)
-        if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2 or turned > facts.head_dim:
-            raise ExportError(
-                f"{self.settings.file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} "
-                "key heads: expected a whole number of heads for each key head, and even sizes"
-            )
-        if facts.head_dim % 8:
-            raise UnsupportedModel(
-                f"{self.settings.file}: heads of {facts.head_dim}: expected a multiple of 8",
-                "ONNX Runtime's attention takes no other",
-            )

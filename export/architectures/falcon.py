@@ -1,7 +1,7 @@
 """Falcon: sub-layers side by side, one key head for all or for a group, fused projections (arXiv 2311.16867)."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.fused import unfused
@@ -14,10 +14,7 @@ class Falcon(Architecture):
     model_type = "falcon"
     example = "falcon-7b-instruct, Falcon-11B"
     features = "parallel sub-layers, one key head or groups, fused projections"
-    aliases: ClassVar[dict[str, str]] = {
-        "num_key_value_heads": "num_kv_heads",
-        "intermediate_size": "ffn_hidden_size",
-    }
+    aliases: ClassVar[dict[str, str]] = {"num_key_value_heads": "num_kv_heads"}
     layers_at = "transformer.h"
     outer_names: ClassVar[dict[str, str]] = {
         "model.embed_tokens": "transformer.word_embeddings",
@@ -29,22 +26,25 @@ class Falcon(Architecture):
     layer_norms = True
     gated_mlp = False
     tied_by_default = True
+    context_default = 2048
 
     def check(self) -> None:
         self.settings.refuse("alibi", "linear position biases", "falcon with rotary positions")
 
-    @classmethod
-    def completed(cls, config: dict[str, Any]) -> dict[str, Any]:
-        new = config.get("new_decoder_architecture", False)
-        many = config.get("num_attention_heads", config.get("n_head"))
-        keys = (config.get("num_kv_heads") or many) if new else 1 if config.get("multi_query", True) else many
-        inner = config.get("ffn_hidden_size") or 4 * config.get("hidden_size", 0)
-        return {"max_position_embeddings": 2048, **config, "num_kv_heads": keys, "ffn_hidden_size": inner}
+    def inner_size(self, hidden: int) -> int:
+        return self.settings.integer("ffn_hidden_size", 4 * hidden)
+
+    def key_heads(self, heads: int) -> int:
+        if self.settings.flag("new_decoder_architecture"):
+            return super().key_heads(heads)
+        return 1 if self.settings.flag("multi_query", True) else heads
 
     @property
     def two_norms(self) -> bool:
         """Whether the MLP beside attention has a norm of its own."""
-        return self.settings.flag("new_decoder_architecture") and self.settings.get("num_ln_in_parallel_attn", 2) == 2
+        return (
+            self.settings.flag("new_decoder_architecture") and self.settings.integer("num_ln_in_parallel_attn", 2) == 2
+        )
 
     def bias(self, module: str) -> bool:
         return self.settings.flag("bias")

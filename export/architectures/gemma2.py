@@ -20,7 +20,7 @@ class Gemma2(Gemma):
         return replace(super().rule(layer), scale=size**-0.5, cap=cap)
 
     def slides(self, layer: int) -> bool:
-        return super().slides(layer) if self.settings.get("layer_types") else layer % 2 == 0
+        return super().slides(layer) if self.layer_types else layer % 2 == 0
 
     @property
     def logits(self) -> LogitsRule:

@@ -28,6 +28,6 @@ class Gemma3(Gemma2):
         return replace(super().rule(layer), rotary=rotary, q_norm=q_norm, k_norm=k_norm)
 
     def slides(self, layer: int) -> bool:
-        if self.settings.get("layer_types"):
+        if self.layer_types:
             return super().slides(layer)
         return (layer + 1) % self.settings.integer("sliding_window_pattern", 6) != 0

@@ -1,7 +1,7 @@
 """GPT-2: learned positions, layer norms, matrices stored the other way round."""
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
@@ -39,9 +39,8 @@ class Gpt2(Architecture):
         self.settings.refuse("scale_attn_by_inverse_layer_idx", "a scale for each layer", "plain GPT-2")
         self.settings.refuse("add_cross_attention", "cross attention", "plain GPT-2")
 
-    @classmethod
-    def completed(cls, config: dict[str, Any]) -> dict[str, Any]:
-        return config if config.get("n_inner") else {**config, "n_inner": 4 * config.get("n_embd", 0)}
+    def inner_size(self, hidden: int) -> int:
+        return self.settings.integer("intermediate_size", 4 * hidden)
 
     def bias(self, module: str) -> bool:
         return True

@@ -21,4 +21,4 @@ class Olmo3(Olmo2):
         return replace(super().rule(layer), rotary="rope_local" if self.slides(layer) else "rope")
 
     def slides(self, layer: int) -> bool:
-        return super().slides(layer) if self.settings.get("layer_types") else (layer + 1) % 4 != 0
+        return super().slides(layer) if self.layer_types else (layer + 1) % 4 != 0

@@ -14,6 +14,6 @@ class Qwen2(Architecture):
     def slides(self, layer: int) -> bool:
         if not self.settings.flag("use_sliding_window"):
             return False
-        if self.settings.get("layer_types"):
+        if self.layer_types:
             return super().slides(layer)
         return layer >= self.settings.number("max_window_layers", 28)

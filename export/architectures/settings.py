@@ -39,6 +39,27 @@ class Settings:
             raise ExportError(f"{self.file}: expected a positive integer {key}, got {value!r}")
         return value
 
+    def optional(self, key: str) -> int | None:
+        """A positive integer, or None where it is absent.
+
+        Raises:
+            ExportError: anything else.
+        """
+        return None if self.get(key) is None else self.integer(key)
+
+    def each(self, key: str, layers: int, known: tuple[object, ...]) -> list[Any] | None:
+        """A value for each layer, out of those that are known; None where the key is absent.
+
+        Raises:
+            ExportError: another number of values, or another value.
+        """
+        values = self.get(key)
+        if values is None:
+            return None
+        if not isinstance(values, list) or len(values) != layers or any(value not in known for value in values):
+            raise ExportError(f"{self.file}: expected {key} to be {layers} of {known}, got {values!r}")
+        return values
+
     def number(self, key: str, default: float) -> float:
         """A number that is not negative.
 
@@ -61,7 +82,7 @@ class Settings:
             UnsupportedModel: one that no interpreter knows.
         """
         name = self.get(key, default)
-        if name not in ACTIVATIONS:
+        if not isinstance(name, str) or name not in ACTIVATIONS:
             raise UnsupportedModel(
                 f"{self.file}: activation {name!r} is not supported; supported: {', '.join(ACTIVATIONS)}"
             )

@@ -15,7 +15,9 @@ class SmolLm3(Architecture):
 
     def turned(self, layer: int) -> bool:
         """Whether a layer's queries and keys are rotated."""
-        given = self.settings.get("no_rope_layers")  # 1 where they are, in spite of the name
+        given = self.settings.each(
+            "no_rope_layers", self.facts.layers, (0, 1)
+        )  # 1 where they are, in spite of the name
         if given is not None:
             return bool(given[layer])
         return (layer + 1) % self.settings.integer("no_rope_layer_interval", 4) != 0
@@ -26,4 +28,4 @@ class SmolLm3(Architecture):
     def slides(self, layer: int) -> bool:
         if not self.settings.flag("use_sliding_window"):
             return False
-        return super().slides(layer) if self.settings.get("layer_types") else not self.turned(layer)
+        return super().slides(layer) if self.layer_types else not self.turned(layer)

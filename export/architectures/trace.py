@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.derived import DerivedCheckpoint
 from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
 from edgespec.export.source import Checkpoint
@@ -88,7 +88,7 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
     Raises:
         ExportError: a tensor that is missing, of another shape, or left over.
     """
-    arch.check_heads()
+    _check_heads(arch)
     wanted = traced(arch)
     for name, shape in wanted.items():
         got = arch.source.shape(name)
@@ -114,3 +114,18 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
 def _adds_nothing(source: Checkpoint, name: str) -> bool:
     """Whether a tensor is a bias of zeros: GPTQ tools give one to every projection."""
     return name.endswith(".bias") and len(source.shape(name)) == 1 and not source.read(name).any()
+
+
+def _check_heads(arch: Architecture) -> None:
+    """Refuse heads that do not divide, or that no operator takes."""
+    facts, file = arch.facts, arch.settings.file
+    turned = max((rotary.dims for rotary in arch.rotaries.values()), default=0)
+    if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2:
+        raise ExportError(
+            f"{file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} key heads: "
+            "expected a whole number of heads for each key head, and even sizes"
+        )
+    if facts.head_dim % 8:
+        raise UnsupportedModel(
+            f"{file}: heads of {facts.head_dim}: expected a multiple of 8", "ONNX Runtime's attention takes no other"
+        )
