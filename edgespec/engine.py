@@ -11,16 +11,19 @@ from typing import Any
 
 from edgespec.batch import BatchLanes, run_batch
 from edgespec.conversation import Conversation
+from edgespec.devices import LONGEST, open_on_device
 from edgespec.drafters.custom import proposer_name
 from edgespec.drafters.skip_store import forget_sets
 from edgespec.drafters.store import NGramStore
 from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
-from edgespec.methods import MethodChoice, choose_method, own_choice
+from edgespec.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.chat import Message
+from edgespec.runtimes.device_model import DeviceModel
+from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
@@ -46,6 +49,8 @@ class Engine:
         strict: whether a row has the same bits in every pass, so that speculation writes exactly plain decoding's text.
         context: most tokens of a sequence, prompt included.
         store: n-grams of texts read earlier, for method ngram; None = none.
+        device: where passes run.
+        device_lost: why they no longer do; None = they do.
 
     Args (beyond those of ``load``):
         graph: which graph of the target; None = the one that can run every method.
@@ -61,6 +66,7 @@ class Engine:
         context: int | None = None,
         strict: bool = True,
         operators: Wanted = "auto",
+        device: DeviceName = "cpu",
         attention: str | None = None,
         draft_attention: str | None = None,
         graph: str | None = None,
@@ -72,13 +78,20 @@ class Engine:
         if context is not None and not 1 < context <= facts.context:
             raise InvalidRequest(f"context {context}: expected 2 to {facts.context}, what the bundle was exported for")
         self.bundle, self.strict = bundle, strict
-        self.context = context or facts.context
+        self.device: DeviceName = device
+        self.device_lost: str | None = None  # why requests no longer go there
+        self._off_device: Engine | None = None
+        self._threads = threads
+        self.context = context or (facts.context if device == "cpu" else min(facts.context, LONGEST))
         self.codec = TextCodec(bundle.path)
         self.store = ngram_store
         if ngram_store is not None:
             ngram_store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
         self.lock = threading.RLock()
+        self._wanted = operators
+        if device != "cpu":
+            operators = "stock"
         self.operators: OperatorChoice = share.operators if share else choose_operators(operators, manifest.target)
         self.attention: AttentionChoice = (
             share.attention
@@ -92,9 +105,12 @@ class Engine:
             )
         start = time.perf_counter()
         graph = graph or self.operators.graph(manifest.target, strict)
-        self.model: Model = (
-            share.model if share else Model(bundle.path, manifest.target, graph, threads, self.attention.kv)
-        )
+        if share:
+            self.model: Model = share.model
+        elif device != "cpu":
+            self.model = open_on_device(bundle, device, strict, threads)
+        else:
+            self.model = Model(bundle.path, manifest.target, graph, threads, self.attention.kv)
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
@@ -131,7 +147,7 @@ class Engine:
         settings = (settings or Settings()).changed(**changes)
         if stats_every < 1:
             raise InvalidRequest(f"stats_every {stats_every}: expected at least one round")
-        return Stream(self, self._encode(prompt), settings, cancel, on_stats, stats_every)
+        return Stream(self.usable, self._encode(prompt), settings, cancel, on_stats, stats_every)
 
     def generate(
         self,
@@ -171,7 +187,7 @@ class Engine:
             return run_batch(
                 len(encoded),
                 settings.batch,
-                lambda number: Stream(self, encoded[number], settings, lanes=pool),
+                lambda number: Stream(self.usable, encoded[number], settings, lanes=pool),
                 lanes.batch if lanes else None,
                 self.lock,
             )
@@ -234,8 +250,11 @@ class Engine:
         Raises:
             InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
         """
+        check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
-            return choose_method(self.bundle.manifest, settings.method, settings.drafts)
+            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts)
+            check_device(self.device, choice)
+            return choice
         if settings.method is not None or settings.drafts.proposers:
             raise InvalidRequest(
                 "got a proposer of your own and a method: expected one of them", "leave out the method"
@@ -260,6 +279,29 @@ class Engine:
             finally:
                 self.lanes.give_back(lane)
         return self._rows_exact
+
+    @property
+    def exact_rows(self) -> bool:
+        """Whether methods must write plain decoding's very text: strict mode, on graphs that were made for it.
+
+        Of a graph that optimum made only the probe can say it; where it does not, near-ties may differ.
+        """
+        return self.strict and (self.bundle.manifest.target.origin == "edgespec" or self.rows_exact())
+
+    @property
+    def usable(self) -> Engine:
+        """This engine, or the one on the CPU once its device is lost."""
+        return self if self.device_lost is None else self.off_device(self.device_lost)
+
+    def off_device(self, reason: str) -> Engine:
+        """The same bundle on the CPU; requests go there from now on."""
+        with self.lock:
+            self.device_lost = reason
+            if self._off_device is None:
+                how: dict[str, Any] = {"threads": self._threads, "context": self.context, "strict": self.strict}
+                self._off_device = Engine(self.bundle, **how, ngram_store=self.store)
+                self.lanes.clear()
+            return self._off_device
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
@@ -300,10 +342,17 @@ class Engine:
     def _draft_model(self) -> Model:
         if self._draft is None:
             part = self.bundle.part("draft")
+            if self.device in part.graphs:
+                self._draft = DeviceModel(self.bundle.path, part, self.device, strict=False)
+                return self._draft
             # a small draft is done before a second thread has woken up
             small = self.bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
             threads = 1 if small else self.model.threads
-            self._draft = Model(self.bundle.path, part, self.operators.graph(part, False), threads)
+            # operators are the target's, but a graph of optimum has stock ones alone
+            mixed = "optimum" in (part.origin, self.bundle.manifest.target.origin)
+            wanted: Wanted = "stock" if self._wanted == "stock" else "auto"
+            operators = choose_operators(wanted, part) if mixed else self.operators
+            self._draft = Model(self.bundle.path, part, operators.graph(part, False), threads)
         return self._draft
 
 
@@ -315,6 +364,7 @@ def load(
     strict: bool = True,
     check: bool = True,
     operators: Wanted = "auto",
+    device: DeviceName = "cpu",
     attention: str | None = None,
     draft_attention: str | None = None,
     ngram_store: str | os.PathLike[str] | None = None,
@@ -329,6 +379,8 @@ def load(
             step, on native ones nothing.
         check: compare the SHA-256 of every file first.
         operators: auto, stock or native.
+        device: cpu, or webgpu where the bundle has graphs for it (``edgespec export --device webgpu``) and this machine
+            a GPU; its first use of a bundle is compared with the CPU.
         attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2 (the last three
             need tables: ``edgespec export --attention``); None = what the bundle was exported for.
         draft_attention: int4, nomad or nomad2: self-drafts read such keys, verification those of ``attention``, so the
@@ -338,6 +390,7 @@ def load(
 
     Raises:
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
+        DeviceError: the device is not there, or gives wrong numbers.
         InvalidRequest: a context or an attention that this bundle does not have.
         StoreError: the store is damaged, newer than this version, or of another tokenizer.
     """
@@ -348,6 +401,7 @@ def load(
         context=context,
         strict=strict,
         operators=operators,
+        device=device,
         attention=attention,
         draft_attention=draft_attention,
         ngram_store=None if ngram_store is None else NGramStore(Path(ngram_store), check=check),

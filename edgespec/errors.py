@@ -40,6 +40,10 @@ class BundleError(EdgespecError):
     """A bundle is missing a part, was altered, or is newer than this program."""
 
 
+class DeviceError(EdgespecError):
+    """A device is not there, gives wrong numbers, or failed in the middle of a pass."""
+
+
 class StoreError(EdgespecError):
     """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
 

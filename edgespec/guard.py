@@ -28,6 +28,7 @@ class Guard:
         self._eos = eos
         self._vocab = target.vocab_size
         self._layered = isinstance(target, LayeredTarget)
+        self._trees = getattr(target, "trees", True)
         self.proposer = PLAIN  # of the last proposal
 
     def _drop(self, where: str, error: Exception) -> None:
@@ -58,6 +59,8 @@ class Guard:
             if len(proposal):
                 self.proposer = str(getattr(self._drafter, "proposer", self._drafter.name))
                 proposal = _checked(proposal, budget, self._eos, self._vocab)
+            if proposal.parents is not None and not self._trees:
+                raise ValueError("a tree of guesses, but this target takes chains")
             if proposal.resume is None:
                 return proposal if len(proposal) else EMPTY
             if not self._layered:

@@ -184,6 +184,12 @@ class LanePool:
                 self._idle.append(lane)
                 del self._idle[: -self._most_idle]
 
+    def drop(self, lane: Lane) -> None:
+        """What this lane held is lost: nobody gets it again."""
+        with self._lock:
+            if lane in self._busy:
+                self._busy.remove(lane)
+
     def kv_bytes(self) -> int:
         """Bytes of KV of all lanes."""
         with self._lock:

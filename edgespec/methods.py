@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgespec.cost import WORTH
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.manifest import METHODS, Manifest, MethodPart
+from edgespec.runtimes.manifest import EMITTED, FOREIGN_METHODS, METHODS, Manifest, MethodPart
 from edgespec.settings import DraftOptions
 
 CHAIN = "chain"  # several methods asked in turn: in every bundle
@@ -54,8 +54,7 @@ def choose_method(manifest: Manifest, wanted: str | None, drafts: DraftOptions |
     if wanted is not None:
         if wanted not in methods:
             raise InvalidRequest(
-                f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}",
-                f"export it with `--method {wanted}`" if wanted in METHODS else "check the spelling",
+                f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}", _how_to_have(manifest, wanted)
             )
         return _choice(manifest, wanted, "asked for")
     best = _fastest(manifest)
@@ -80,7 +79,7 @@ def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
     if unknown := [name for name in proposers if name not in usable]:
         raise InvalidRequest(
             f"proposer {unknown[0]!r} is not in this bundle; it has: {', '.join(usable)}",
-            f"export it with `--method {unknown[0]}`" if unknown[0] in METHODS[1:] else "check the spelling",
+            _how_to_have(manifest, unknown[0]),
         )
     if len(set(proposers)) < len(proposers):
         raise InvalidRequest(f"proposers {', '.join(proposers)}: expected each one once")
@@ -89,9 +88,53 @@ def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
     return MethodChoice(CHAIN, MethodPart(), gamma, f"{', then '.join(proposers)}", chosen)
 
 
+def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
+    """Refuse trees of guesses that a graph of this bundle cannot run.
+
+    Raises:
+        InvalidRequest: the target takes chains alone, or the draft does and the tree is more than a comb.
+    """
+    if branch in (None, (1,)):
+        return
+    draft = manifest.draft is not None and manifest.draft.origin == "optimum" and len(branch or ()) > 1
+    if draft or manifest.target.origin == "optimum":
+        whose = "target" if manifest.target.origin == "optimum" else "draft"
+        raise InvalidRequest(
+            f"branch {','.join(map(str, branch or ()))}: the {whose}'s graph was exported by optimum, and trees need "
+            "one of edgespec's own",
+            f"leave the branch out; architectures that edgespec emits itself: {', '.join(EMITTED)}",
+        )
+
+
+def check_device(device: str, choice: MethodChoice) -> None:
+    """Refuse a method that needs graphs which nobody can have written beforehand.
+
+    Raises:
+        InvalidRequest: swift, anywhere but on the CPU.
+    """
+    if device != "cpu" and choice.uses("swift"):
+        raise InvalidRequest(
+            f"method swift chooses the layers it leaves out while it writes, but on device {device} a graph leaves out "
+            "what it was exported for",
+            "use self-spec, or device cpu",
+        )
+
+
 def own_choice(name: str) -> MethodChoice:
     """A caller's own proposer as a method."""
     return MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
+
+
+def _how_to_have(manifest: Manifest, name: str) -> str:
+    """What to do about a method that a bundle does not have."""
+    if name not in METHODS:
+        return "check the spelling"
+    if manifest.target.origin == "optimum" and name not in FOREIGN_METHODS:
+        return (
+            f"its graph was exported by optimum, and {name} needs one of edgespec's own; architectures that edgespec "
+            f"emits itself: {', '.join(EMITTED)}"
+        )
+    return f"export it with `--method {name}`"
 
 
 def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:

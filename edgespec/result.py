@@ -27,6 +27,8 @@ class Result:
         exact: the text is bit for bit that of plain decoding in strict mode.
         approximations: what differs from the source model, and what a lossy acceptance rule gives away.
         operators: stock or native.
+        device: where the last pass ran.
+        device_lost: why the request went on on the CPU; None = it did not have to.
         draft_attention: the coarser keys that drafts read; None = those of verification.  No approximation of the text.
         logprobs: log-probability of each token by the unadjusted model, if asked for.
     """
@@ -42,6 +44,8 @@ class Result:
     exact: bool
     approximations: list[str]
     operators: str = "stock"
+    device: str = "cpu"
+    device_lost: str | None = None
     draft_attention: str | None = None
     logprobs: list[float] | None = None
     peak_bytes: int = 0
@@ -59,8 +63,11 @@ class Result:
             "exact": self.exact,
             "approximations": self.approximations,
             "operators": self.operators,
+            "device": self.device,
             "stats": self.stats.as_dict() | {"peak_bytes": self.peak_bytes},
         }
+        if self.device_lost is not None:
+            found["device_lost"] = self.device_lost
         if self.draft_attention is not None:
             found["draft_attention"] = self.draft_attention
         if self.logprobs is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from edgespec.decode import Ask, DecodeOptions, Round, rounds, run_pass
 from edgespec.drafters.adaptive import Adaptive
+from edgespec.errors import DeviceError
 from edgespec.lanes import LanePool
 from edgespec.result import Chunk, Finish, Result
 from edgespec.runtimes.process import peak_bytes
@@ -46,19 +47,40 @@ class Stream:
         self._lanes = lanes or engine.lanes
         self._lane = self._lanes.take(self._prompt)
         self._released = False
+        self._lost: str | None = None  # why the device was left
         try:
-            with engine.lock:  # a new drafter's costs are measured with a few passes
-                how = settings.gamma, settings.adaptive, settings.fallback
-                if settings.proposer is not None:
-                    self._drafter = self._lane.own(settings.proposer, *how)
-                else:
-                    self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
-            self._rounds = rounds(self._lane.target, self._drafter, self._prompt, self._options(), self._stats)
+            self._begin()
+            self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
+        except DeviceError as error:
+            self._lanes.drop(self._lane)
+            self._leave_device(error)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
             self._lanes.give_back(self._lane)
             raise
         self._chunks = self._run()
+
+    def _begin(self) -> None:
+        """Take up the request where it stands, on the lane that is there."""
+        settings = self._settings
+        with self._engine.lock:  # a new drafter's costs are measured with a few passes
+            how = settings.gamma, settings.adaptive, settings.fallback
+            if settings.proposer is not None:
+                self._drafter = self._lane.own(settings.proposer, *how)
+            else:
+                self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
+        self._rounds = rounds(self._lane.target, self._drafter, self.tokens, self._options(), self._stats)
+
+    def _leave_device(self, error: DeviceError) -> None:
+        """Go on on the CPU from the tokens that are committed; the lane on the device is gone."""
+        self._lost = error.message
+        if self._stats.prompt_tokens:
+            self._stats.prompt_tokens -= len(self.tokens)  # they are counted again
+        self._engine = self._engine.off_device(error.message)
+        self._lanes = self._engine.lanes
+        self._choice = self._engine.choose_for(self._settings)
+        self._lane = self._lanes.take(self.tokens)
+        self._begin()
 
     def __enter__(self) -> Stream:
         return self
@@ -97,7 +119,8 @@ class Stream:
         # a row's sums run in another order there: near-ties may differ
         trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
         same = settings.accept.lossless and not drawn and not trees
-        exact = engine.strict and same and (choice.name == "ar" or engine.rows_exact())
+        # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
+        exact = engine.strict and same and self._lost is None and (choice.name == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -110,6 +133,8 @@ class Stream:
             exact=exact,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
+            device=engine.device,
+            device_lost=self._lost,
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
@@ -124,7 +149,7 @@ class Stream:
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine
         return DecodeOptions(
-            max_new_tokens=settings.max_new_tokens,
+            max_new_tokens=settings.max_new_tokens - len(self._tokens),
             gamma=settings.gamma or self._choice.gamma,
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=settings.sampling,
@@ -184,11 +209,17 @@ class Stream:
     def _run(self) -> Generator[Chunk, None, None]:
         try:
             while not self.ended:
-                with self._engine.lock:  # buffers are shared by all slots: one round at a time
-                    asked = self.ask()
-                    if asked is None:
-                        break
-                    made = self._rounds.send(run_pass(self.target, asked))
+                try:
+                    with self._engine.lock:  # buffers are shared by all slots: one round at a time
+                        asked = self.ask()
+                        if asked is None:
+                            break
+                        made = self._rounds.send(run_pass(self.target, asked))
+                except DeviceError as error:
+                    self._rounds.close()
+                    self._lanes.drop(self._lane)
+                    self._leave_device(error)
+                    continue
                 assert isinstance(made, Round)
                 yield self._take(made)
             if rest := self.end():
@@ -225,5 +256,7 @@ class Stream:
             return f"{self._choice.reason}; drafter dropped: {self._stats.dropped_reason}"
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
-        parts = [self._choice.reason, reading if self._draft_attention else "", getattr(self._drafter, "reason", "")]
+        left = f"went on on the CPU: {self._lost}" if self._lost else ""
+        drafts = reading if self._draft_attention else ""
+        parts = [self._choice.reason, drafts, getattr(self._drafter, "reason", ""), left]
         return "; ".join(part for part in parts if part)

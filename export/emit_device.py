@@ -46,9 +46,11 @@ class DeviceAttention(AttentionEmitter):
 
     def window(self, size: int) -> str:
         graph = self.graph
-        # a row's position may lie below its place: by so much, as a row [1, T]
-        shift = graph.once("shift", lambda: graph.node(
-            "Transpose", [graph.node("Sub", ["position", graph.node("Add", ["index", "past"])])], perm=[1, 0]))  # fmt: skip
+
+        def below() -> str:  # by how much each row's position lies below its place, [1, T]
+            return graph.node("Transpose", [graph.node("Sub", ["position", graph.node("Add", ["index", "past"])])])
+
+        shift = graph.once("shift", below)
         stands = graph.once("stands", lambda: graph.node("Add", ["places", graph.node("MatMul", [shift, "hot"])]))
         width = graph.constant(f"window_{size}", np.float32(size))
         hidden = graph.node("LessOrEqual", [stands, graph.node("Sub", ["position", width])])  # [T, C]

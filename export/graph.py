@@ -79,6 +79,16 @@ class WeightFile:
                 raise AssertionError(f"{name}: wrote {written} bytes, expected {length}")
         self.entries[name] = Stored(offset, length, dims, dtype)
 
+    def tensor(self, name: str) -> onnx.TensorProto:
+        """An entry as an initializer of a graph beside the file."""
+        entry = self.entries[name]
+        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(entry.dtype))
+        tensor.dims.extend(entry.dims)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", self.path.name), ("offset", entry.offset), ("length", entry.length)):
+            tensor.external_data.add(key=key, value=str(value))
+        return tensor
+
     def alias(self, name: str, of: str, dims: tuple[int, ...]) -> None:
         """Name the same bytes a second time with another shape."""
         entry = self.entries[of]
@@ -146,17 +156,7 @@ class GraphBuilder:
     def stored(self, name: str) -> str:
         """A tensor of the weight file."""
         if name not in self._initializers:
-            entry = self.weights.entries[name]
-            tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(entry.dtype))
-            tensor.dims.extend(entry.dims)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (
-                ("location", self.weights.path.name),
-                ("offset", entry.offset),
-                ("length", entry.length),
-            ):
-                tensor.external_data.add(key=key, value=str(value))
-            self._initializers[name] = tensor
+            self._initializers[name] = self.weights.tensor(name)
         return name
 
     def branch(self, name: str, body: Callable[[], list[onnx.ValueInfoProto]]) -> onnx.GraphProto:
@@ -167,11 +167,11 @@ class GraphBuilder:
         memo, self._memo = self._memo, {}  # values of a branch are not seen outside it
         outputs = body()
         nodes, self._nodes, self._outer, self._memo = self._nodes, self._outer, None, memo
-        return helper.make_graph(_alive(nodes, {output.name for output in outputs}), name, [], outputs)
+        return helper.make_graph(alive(nodes, {output.name for output in outputs}), name, [], outputs)
 
     def save(self, path: Path) -> None:
         """Write the graph; its weights stay in the weight file beside it."""
-        nodes = _alive(self._nodes, {output.name for output in self.outputs})
+        nodes = alive(self._nodes, {output.name for output in self.outputs})
         graph = helper.make_graph(nodes, "decoder", self.inputs, self.outputs, list(self._initializers.values()))
         domains = {node.domain for node in nodes}
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
@@ -181,14 +181,17 @@ class GraphBuilder:
         path.write_bytes(model.SerializeToString())
 
 
-def _alive(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
+def alive(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:
     """The nodes whose outputs are wanted, or read by such a node."""
     wanted, kept = set(wanted), []
     for node in reversed(nodes):
         if wanted.isdisjoint(node.output):
             continue
         kept.append(node)
-        wanted.update(node.input)
-        for attribute in node.attribute:  # branches read values of the outer graph
-            wanted.update(name for inner in attribute.g.node for name in inner.input)
+        wanted.update(reads(node))
     return kept[::-1]
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """What a node reads, its branches included: those read values of the outer graph."""
+    return [*node.input, *(name for attribute in node.attribute for inner in attribute.g.node for name in reads(inner))]

@@ -68,7 +68,8 @@ class MethodMeasurer:
         scorer = _chains(slot, tokens)
         self.progress("acceptance", 1, 1, "the target's own continuations")
         if draft_part is not None:
-            graph = choose_operators(self.options.operators, draft_part).graph(draft_part, strict=False)
+            wanted = "auto" if draft_part.origin == "optimum" else self.options.operators
+            graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
             draft = open_slot(Model(folder, draft_part, graph, self.options.threads))
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
             chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])

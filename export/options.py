@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.export.head_choice import KINDS
+from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.manifest import METHODS, Format
 from edgespec.runtimes.operators import Wanted
 
@@ -56,6 +57,7 @@ class ExportOptions:
     heads: Sequence[str] = ()
     head_vocab: int | None = None
     draft_vocab: int | None = None
+    devices: Sequence[DeviceName] = ()
     adapter: str | None = None
 
     def wanted(self) -> list[str]:

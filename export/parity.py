@@ -38,13 +38,23 @@ def parity_report(
     tokens = list(tokens)
     rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
     exact = reference_logits(arch, tokens, rows.tolist(), progress)  # [R, vocab]
-    ours = _logits(slot, tokens, rows)
-    difference = ours - exact
-    following, own = np.asarray(tokens)[rows + 1], arch.tensors
+    own = arch.tensors
     return {
         "positions": len(rows),
-        "weight_error_by_layer": _by_layer(errors, arch.facts.layers),
-        "weight_error": _relative(sums for name, sums in errors.items() if name in own),
+        "weight_error_by_layer": error_by_layer(errors, arch.facts.layers),
+        "weight_error": relative_error(sums for name, sums in errors.items() if name in own),
+        **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
+    }
+
+
+def compare_logits(
+    exact: NDArray[np.float32],  # [R, vocab]
+    ours: NDArray[np.float32],  # [R, vocab]
+    following: NDArray[np.int64],  # [R]: the token after each row
+) -> dict[str, float]:
+    """How far logits are from the exact ones, and the perplexity of both."""
+    difference = ours - exact
+    return {
         "logit_rms_error": float(np.sqrt(np.mean(np.square(difference)))),
         "logit_max_error": float(np.abs(difference).max()),
         "logit_std": float(exact.std()),
@@ -54,7 +64,8 @@ def parity_report(
     }
 
 
-def _logits(slot: Slot, tokens: list[int], rows: NDArray[np.int64]) -> NDArray[np.float32]:  # [R, vocab]
+def plain_logits(slot: Slot, tokens: list[int], rows: NDArray[np.int64]) -> NDArray[np.float32]:  # [R, vocab]
+    """Logits of the rows of a text, each computed in a pass of its own."""
     found = []
     for row in rows.tolist():
         same = slot.follow(tokens[:row])
@@ -63,17 +74,18 @@ def _logits(slot: Slot, tokens: list[int], rows: NDArray[np.int64]) -> NDArray[n
     return np.stack(found)
 
 
-def _by_layer(errors: Errors, layers: int) -> list[float]:
+def error_by_layer(errors: Errors, layers: int) -> list[float]:
     """Relative error (root of the ratio of squares) of each layer's matrices together."""
     groups: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
     for name, sums in errors.items():
         words = name.split(".")
         if "layers" in words[:-1]:  # heads have numbers, too
             groups[int(words[words.index("layers") + 1])].append(sums)
-    return [_relative(group) for group in groups]
+    return [relative_error(group) for group in groups]
 
 
-def _relative(sums: Any) -> float:
+def relative_error(sums: Any) -> float:
+    """Root of the ratio of summed squares, of (squared error, sum of squares) each."""
     sums = list(sums)
     norm = sum(pair[1] for pair in sums)
     return math.sqrt(sum(pair[0] for pair in sums) / norm) if norm else 0.0

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+import shutil
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ from numpy.typing import NDArray
 
 from edgespec import __version__
 from edgespec.errors import ExportError
-from edgespec.export.architectures import Architecture
+from edgespec.export.architectures import ARCHITECTURES, Architecture
 from edgespec.export.architectures.traits import traits
 from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
+from edgespec.export.device_graphs import add_device_graphs
+from edgespec.export.foreign.model import ForeignModel, is_foreign
+from edgespec.export.foreign.write import write_foreign
 from edgespec.export.head_choice import HeadChoice, choose_heads, cut_draft
 from edgespec.export.head_vocab import frequent_tokens, write_tokens
 from edgespec.export.method_parts import MethodMeasurer, Progress, digest
@@ -24,21 +28,25 @@ from edgespec.export.model import WrittenModel, open_model, write_model
 from edgespec.export.options import GATED, ExportOptions
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
+from edgespec.export.quantizers import QUANTIZERS
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizer_files import open_codec
-from edgespec.export.weights import WeightChoice
+from edgespec.export.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.runtimes.manifest import (
     SCHEMA,
     Layout,
     Manifest,
+    MethodPart,
     ModelPart,
 )
 from edgespec.runtimes.operators import choose_operators
 from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import open_slot
+from edgespec.runtimes.slot import Slot, open_slot
+
+WORK = ".optimum"  # of a bundle in the making: what optimum writes
 
 
 @dataclass
@@ -53,8 +61,7 @@ class Exporter:
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
         self.path = resolve(options.model, options.revision)
-        adapter = None if options.adapter is None else resolve(options.adapter)
-        self.arch = open_model(self.path, options.context, adapter)
+        self.arch = self._open_target()
         self.notes = list(self.arch.source.notes)
         if "swift" in self.methods and self.arch.facts.layers < 3:
             raise ExportError(
@@ -63,9 +70,9 @@ class Exporter:
             )
         self.codec = open_codec(self.arch.source.path)
         self.tokenizer = tokenizer_facts(self.arch, self.codec)  # early: it refuses what does not fit
-        self.draft: Architecture | None = None
+        self.draft: Architecture | ForeignModel | None = None
         if options.draft is not None:
-            self.draft = open_model(resolve(options.draft), None)
+            self.draft = self._open_draft(resolve(options.draft))
             self.notes += [f"draft: {note}" for note in self.draft.source.notes]
             check_same_vocabulary(self.arch, self.draft, self.codec, open_codec(self.draft.source.path))
             self.draft.facts = _limited(self.draft, self.arch.facts.context)
@@ -89,56 +96,104 @@ class Exporter:
             ExportError: anything about the source, the options or the disk; nothing is left behind.
         """
         options = self.options
-        gated = bool(set(GATED) & set(self.methods))
         with staged_folder(options.output, options.overwrite) as folder:
-            scored = None if self.heads.tokens is None else write_tokens(folder, "", self.heads.tokens)
-            kind = {"gated": gated, "plan": self.heads.plan, "head_vocab": scored}
-            written = self._write(folder, self.arch, "target", **kind)
+            written = self._write_target(folder)
             draft_part = self._write_draft(folder)
             copy_tokenizer(self.arch.source.path, folder, self.codec)
             self.progress("weights", 1, 1, "written")
             operators = choose_operators(options.operators, written.part)
             slot = open_slot(Model(folder, written.part, operators.graph(written.part, strict=True), options.threads))
             tokens = self._tokens(min(MEASURED_TOKENS, self.arch.facts.context // 2))
-            of = 2 * self.arch.facts.layers
-            parity = parity_report(
-                self.arch,
-                written.errors,
-                slot,
-                tokens,
-                lambda done: self.progress("parity", done, of, "source in fp32"),
-            )
+            parity = self._parity(written, slot, tokens)
             methods, costs = self._measurer().measure(folder, slot, tokens, draft_part)
             target = self._prepare_attention(folder, written.part)
-            return write_manifest(
-                folder,
-                Manifest(
-                    schema_version=SCHEMA,
-                    edgespec_version=__version__,
-                    target=target,
-                    draft=draft_part,
-                    methods=methods,
-                    tokenizer=self.tokenizer,
-                    parity=parity | {"text": self.text_name, "text_sha256": digest(self.text)},
-                    cost=costs.as_dict() | {"threads": slot.model.threads, "depth": len(tokens)},
-                    memory=self._memory(written.part, draft_part),
-                    provenance=self._provenance(),
-                ),
+            target, draft_part = self._for_devices(folder, target, draft_part, methods)
+            manifest = Manifest(
+                schema_version=SCHEMA,
+                edgespec_version=__version__,
+                target=target,
+                draft=draft_part,
+                methods=methods,
+                tokenizer=self.tokenizer,
+                parity=parity | {"text": self.text_name, "text_sha256": digest(self.text)},
+                cost=costs.as_dict() | {"threads": slot.model.threads, "depth": len(tokens)},
+                memory=self._memory(written.part, draft_part),
+                provenance=self._provenance(),
             )
+            shutil.rmtree(folder / WORK, ignore_errors=True)
+            return write_manifest(folder, manifest)
 
     # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _open_target(self) -> Architecture:
+        options = self.options
+        adapter = None if options.adapter is None else resolve(options.adapter)
+        return open_model(self.path, options.context, adapter)
+
+    def _open_draft(self, path: Path) -> Architecture | ForeignModel:
+        if not is_foreign(path):
+            return open_model(path, None)
+        options = self.options
+        if options.draft_vocab is not None or options.format == "w8a8":
+            what = "--draft-vocab" if options.draft_vocab is not None else "--format w8a8"
+            raise ExportError(
+                f"{what}: the draft {path} goes through optimum, whose graphs know no such thing",
+                f"leave it out, or take a draft that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
+            )
+        return ForeignModel.open(path, None)
+
+    def _write_target(self, folder: Path) -> WrittenModel:
+        scored = None if self.heads.tokens is None else write_tokens(folder, "", self.heads.tokens)
+        gated = bool(set(GATED) & set(self.methods))
+        return self._write(folder, self.arch, "target", gated=gated, plan=self.heads.plan, head_vocab=scored)
+
+    def _for_devices(
+        self, folder: Path, target: ModelPart, draft: ModelPart | None, methods: dict[str, MethodPart]
+    ) -> tuple[ModelPart, ModelPart | None]:
+        """Both models with graphs for the devices that were asked for."""
+        skip = methods["self-spec"].skip if "self-spec" in methods else None
+        for device in self.options.devices:
+            target = add_device_graphs(folder, self.arch, target, device, skip)
+            if draft is not None and isinstance(self.draft, Architecture):
+                draft = add_device_graphs(folder / "draft", self.draft, draft, device, None, "draft/")
+        return target, draft
+
+    def _parity(self, written: WrittenModel, slot: Slot, tokens: list[int]) -> dict[str, Any]:
+        of = 2 * self.arch.facts.layers
+
+        def report(done: int) -> None:
+            self.progress("parity", done, of, "source in fp32")
+
+        return parity_report(self.arch, written.errors, slot, tokens, report)
 
     def _write_draft(self, folder: Path) -> ModelPart | None:
         if self.draft is None:
             return None
         (folder / "draft").mkdir()
+        if isinstance(self.draft, ForeignModel):
+            return self._write_foreign(folder / "draft", self.draft, "draft", draft=True, prefix="draft/").part
         kind: dict[str, Any] = {"draft": True, "prefix": "draft/"}
         if self.draft_tokens is not None:
             kind["head_vocab"] = write_tokens(folder / "draft", "draft/", self.draft_tokens)
             kind["plan"] = cut_draft(self.draft, self.draft_tokens)
         return self._write(folder / "draft", self.draft, "draft", **kind).part
 
-    def _frequent(self, size: int | None, arch: Architecture, option: str) -> NDArray[np.int64] | None:
+    def _write_foreign(self, folder: Path, model: ForeignModel, what: str, **kind: Any) -> WrittenModel:
+        """A part whose graph is optimum's, made now where there is none yet."""
+        if model.file is None:
+            self.progress("optimum", 0, 1, f"{what}: optimum makes the graph")
+        inside = folder.parent if kind.get("prefix") else folder
+        graph = model.open_graph(inside / WORK / what)
+        choice = self.choice
+        if choice.quantizer is not None and choice.quantizer.calibrated:  # a draft: its inputs are not known here
+            choice = replace(choice, quantizer=QUANTIZERS[DEFAULT_QUANTIZER])
+        self.progress("weights", 0, 1, what)
+        stage = "quantize" if choice.quantizer else "weights"
+        return write_foreign(
+            folder, graph, model.facts, choice, progress=lambda done, of: self.progress(stage, done, of, what), **kind
+        )
+
+    def _frequent(self, size: int | None, arch: Architecture | ForeignModel, option: str) -> NDArray[np.int64] | None:
         """The tokens of a cut LM head, [size]."""
         if size is None:
             return None
@@ -181,7 +236,7 @@ class Exporter:
         options, choice = self.options, self.choice
         weights = choice.quantizer.name if choice.quantizer else None, choice.head
         adapted = () if options.adapter is None else (options.adapter,)
-        facts = self.arch.source.config, options.format, *weights, options.seed, options.context, *adapted
+        facts = self.arch.config, options.format, *weights, options.seed, options.context, *adapted
         return MethodMeasurer(
             options,
             self.methods,
@@ -204,6 +259,9 @@ class Exporter:
         plan = self._described()
         return {"weight_bytes": plan["weight_bytes"], "kv_bytes_per_token": plan["kv_bytes_per_token"]}
 
+    def _traits(self) -> list[str]:
+        return traits(self.arch)
+
     def _provenance(self) -> dict[str, Any]:
         config = (self.arch.source.path / "config.json").read_bytes()
         found = {
@@ -216,11 +274,11 @@ class Exporter:
             "draft": None if self.options.draft is None else Path(self.options.draft).name,
             "notes": self.notes or None,
             "seed": self.options.seed,
-            "traits": traits(self.arch),
+            "traits": self._traits(),
         }
         return {key: value for key, value in found.items() if value is not None}
 
 
-def _limited(draft: Architecture, context: int) -> Any:
+def _limited(draft: Architecture | ForeignModel, context: int) -> Any:
     """The draft's facts with no more context than it has; the target's context is served as far as it reaches."""
     return draft.facts.model_copy(update={"context": min(context, draft.facts.context)})

@@ -7,6 +7,7 @@ from typing import Any
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.extended import ExtendedCheckpoint
+from edgespec.export.foreign.model import ForeignModel
 from edgespec.export.heads import is_head
 from edgespec.export.quantize import BLOCK
 from edgespec.export.vectors import HEADROOM
@@ -50,16 +51,20 @@ def head_bytes(arch: Architecture, form: Format, head: Format | None = None, lay
 
 
 def describe_export(
-    arch: Architecture,
+    arch: Architecture | ForeignModel,
     choice: WeightChoice,
     methods: list[str],
-    draft: Architecture | None,
+    draft: Architecture | ForeignModel | None,
     layout: Layout = "native",
 ) -> dict[str, Any]:
     """The plan as a JSON object; bytes are estimates good to a few percent."""
-    models = {"target": arch} | ({"draft": draft} if draft else {})
-    sizes = {name: weight_bytes(model, choice.format, choice.head, layout) for name, model in models.items()}
-    if extra := head_bytes(arch, choice.format, choice.head, layout):
+    sizes = {}
+    for name, model in (("target", arch), ("draft", draft)):
+        if isinstance(model, ForeignModel):
+            sizes[name] = model.weight_bytes(choice)
+        elif model is not None:
+            sizes[name] = weight_bytes(model, choice.format, choice.head, layout)
+    if isinstance(arch, Architecture) and (extra := head_bytes(arch, choice.format, choice.head, layout)):
         sizes["heads"] = extra
     return {
         "model": str(arch.source.path),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft
-from edgespec.export.architectures import Architecture
+from edgespec.export.described import Described
 from edgespec.runtimes.manifest import TokenizerFacts
 from edgespec.runtimes.special import read_object
 from edgespec.runtimes.text import TextCodec
@@ -15,7 +15,7 @@ from edgespec.runtimes.text import TextCodec
 PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
 
 
-def tokenizer_facts(arch: Architecture, codec: TextCodec) -> TokenizerFacts:
+def tokenizer_facts(arch: Described, codec: TextCodec) -> TokenizerFacts:
     """BOS and EOS ids: generation_config.json first, then config.json, then the tokenizer's own.
 
     Without generation_config.json the tokenizer's EOS ends a text too: of chat-tuned models it is the end of a turn,
@@ -35,7 +35,7 @@ def tokenizer_facts(arch: Architecture, codec: TextCodec) -> TokenizerFacts:
     return TokenizerFacts(bos=bos[0] if bos else None, eos=eos, chat_template=codec.chat_template is not None)
 
 
-def check_vocabulary(arch: Architecture, codec: TextCodec, eos: Sequence[int] = ()) -> None:
+def check_vocabulary(arch: Described, codec: TextCodec, eos: Sequence[int] = ()) -> None:
     """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding).
 
     Raises:
@@ -56,7 +56,7 @@ def check_vocabulary(arch: Architecture, codec: TextCodec, eos: Sequence[int] = 
         )
 
 
-def check_same_vocabulary(target: Architecture, draft: Architecture, ours: TextCodec, theirs: TextCodec) -> None:
+def check_same_vocabulary(target: Described, draft: Described, ours: TextCodec, theirs: TextCodec) -> None:
     """Refuse a draft whose tokens mean something else.
 
     Raises:

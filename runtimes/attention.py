@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.kv import ATTENTION, LEARNT, SINKS, KvFormat, table_shape
-from edgespec.runtimes.manifest import Attention, ModelPart, Operators
+from edgespec.runtimes.manifest import EMITTED, Attention, ModelPart, Operators
 
 DRAFT_ATTENTION: tuple[Attention, ...] = ("int4", "nomad", "nomad2")
 
@@ -62,6 +62,11 @@ def choose_attention(
         if draft is None and wanted in (None, "f32"):
             return AttentionChoice("f32")
         what = f"attention {wanted}" if wanted not in (None, "f32") else f"draft attention {draft}"
+        if part.origin == "optimum":
+            raise InvalidRequest(
+                f"{what} needs native operators, and this model's graph was exported by optimum",
+                f"architectures that edgespec emits itself: {', '.join(EMITTED)}",
+            )
         raise InvalidRequest(f"{what} needs native operators", "see `edgespec info` for why they are off")
     name = cast(Attention, wanted) if wanted else default_attention(part)
     _check_learnt(part, name, "attention")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BundleError, InvalidRequest
+from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.runtimes.devices import DeviceName, make_device_session
 from edgespec.runtimes.kv import ATTENTION
 from edgespec.runtimes.manifest import ModelPart
@@ -39,18 +38,20 @@ class DeviceModel(Model):
         folder: the bundle's folder.
         part: the model's entry in the manifest.
         device: where it runs.
+        strict: a pass whose rows may be kept has two at least: a single row goes through other kernels, which round
+            differently.
 
     Raises:
         BundleError: the bundle has no graphs for the device, or the device is not there.
     """
 
-    def __init__(self, folder: Path, part: ModelPart, device: DeviceName) -> None:
+    def __init__(self, folder: Path, part: ModelPart, device: DeviceName, strict: bool = True) -> None:
         if device not in part.graphs:
             raise BundleError(
                 f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`"
             )
         self.folder, self.part, self.facts, self.device = folder, part, part.facts, device
-        self.graph = part.graphs[device]
+        self.graph, self.strict = part.graphs[device], strict
         self.kv = ATTENTION["f32"]
         self.threads = 1
         self.huge_page_bytes = 0
@@ -95,6 +96,9 @@ class DeviceModel(Model):
     ) -> list[NDArray[Any]]:
         """Run a graph.
 
+        Raises:
+            DeviceError: the device failed; what it held is lost.
+
         Args:
             which: see ``open``.
             small: inputs that cross.
@@ -113,18 +117,13 @@ class DeviceModel(Model):
             binding.bind_ortvalue_output(name, value)
         for name in wanted:
             binding.bind_output(name, "cpu")
-        session.run_with_iobinding(binding)
-        found = binding.copy_outputs_to_cpu() if not kept else [value.numpy() for value in self._last(binding, wanted)]
+        try:
+            session.run_with_iobinding(binding)
+            # outputs come in the order in which they were bound
+            values = binding.get_outputs()
+            found: list[NDArray[Any]] = [value.numpy() for value in values[len(values) - len(wanted) :]]
+        except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            raise DeviceError(f"device {self.device} failed: {why}", "use device cpu") from error
         self.crossed.to_host += sum(array.nbytes for array in found)
         return found
-
-    @staticmethod
-    def _last(binding: Any, wanted: Sequence[str]) -> list[Any]:
-        """The outputs that were bound last: those for the host."""
-        outputs = binding.get_outputs()
-        return list(outputs[len(outputs) - len(wanted) :])
-
-    @cached_property
-    def exits(self) -> tuple[int, ...]:
-        """Layers after which a pass can be stopped and resumed."""
-        return tuple(sorted(group.layer for group in self.part.heads if group.kind == "exit"))

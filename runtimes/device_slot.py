@@ -19,6 +19,7 @@ from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 HIDE = np.float32(-1e30)
 ROUND = 64
+FEWEST = 2  # rows of a strict pass
 BEST = 16  # likeliest tokens that the graphs choose (export/emit_device.py)
 
 
@@ -40,7 +41,6 @@ class DeviceSlot(Slot):
         }
         self._places = model.put(np.arange(self.capacity, dtype=np.float32))
         self._no_tree: dict[int, Any] = {}  # by rows: a mask that hides nothing, on the device
-        self.best_only = True
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
@@ -64,8 +64,9 @@ class DeviceSlot(Slot):
         which = ""
         if skip is not None:
             which = "skip"
-            known = self.model.part.graphs.get(f"{self.model.device}/skip")
-            if known is None or (tuple(known.skip.attention), tuple(known.skip.mlp)) != (skip.attention, skip.mlp):
+            graph = self.model.part.graphs.get(f"{self.model.device}/skip")
+            known = graph.skip if graph else None
+            if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != skip:
                 raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
         past = len(self.tokens) + offset
         return self._run(which, tokens, past, rows=np.array([len(tokens) - 1], np.int64), best=False)
@@ -87,7 +88,8 @@ class DeviceSlot(Slot):
         self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
     ) -> NDArray[np.float32]:
         past = len(self.tokens) + offset
-        return self._launch(f"layers/{first}-{last}", rows, past, range(first, last), None, None, ["hidden"])[0][0]
+        which = f"layers/{first}-{last}"
+        return self._launch(which, rows, past, range(first, last), None, None, ["hidden"])[0][0, : len(rows)]
 
     def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
@@ -155,12 +157,15 @@ class DeviceSlot(Slot):
         best: bool,
     ) -> Pass:
         """A pass that ends in the LM head."""
+        r, n = len(rows), len(begin)
+        if self.model.strict and r < FEWEST:
+            rows = np.resize(rows, FEWEST)
         names = [*(["best_values", "best_ids"] if best else ["logits"]), *(["hidden"] if self.keep_hidden else [])]
         outputs = self._launch(which, begin, past, layers, parents, rows, names)
-        hidden = outputs[-1][0] if self.keep_hidden else None
+        hidden = outputs[-1][0, :n] if self.keep_hidden else None
         if not best:
-            return Pass(outputs[0][0], hidden)
-        values, ids = outputs[0][0, :, 0], outputs[1][0, :, 0]
+            return Pass(outputs[0][0, :r], hidden)
+        values, ids = outputs[0][0, :r, 0], outputs[1][0, :r, 0]
         return Pass(np.zeros((0, self.columns), np.float32), hidden, (self._named(ids, self.model.part.cut), values))
 
     def _launch(
@@ -174,13 +179,16 @@ class DeviceSlot(Slot):
         wanted: list[str],
     ) -> list[NDArray[Any]]:
         """Run a graph over rows from place ``past`` on; ``layers`` are those it has."""
+        if self.model.strict and len(begin) < FEWEST:  # what comes after them is overwritten by the next pass
+            begin = np.concatenate([begin, np.repeat(begin[-1:], FEWEST - len(begin), 0)])
+            parents = None if parents is None else parents + [-1] * (FEWEST - len(parents))
         n = len(begin)
         if past + n > self.capacity:
             raise InvalidRequest(f"a pass up to row {past + n} does not fit the cache of {self.capacity} rows")
         positions = past + (np.arange(n) if parents is None else depths_of(parents))
         small: dict[str, NDArray[Any]] = {
             ("ids" if begin.ndim == 1 else "hidden_in"): begin[None],
-            "pos": positions[None],
+            "pos": np.minimum(positions, self.capacity - 1)[None],
             "position": positions[:, None].astype(np.float32),
             "index": np.arange(n, dtype=np.float32)[:, None],
             "past": np.array([past], np.float32),

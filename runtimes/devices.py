@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgespec.errors import BundleError
+from edgespec.errors import DeviceError
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -68,17 +68,26 @@ def webgpu_state() -> DeviceState:
     return DeviceState("webgpu", True, _described(found[0]))
 
 
+def driver(device: DeviceName) -> str:
+    """What a device's numbers depend on: its adapter, the provider and ONNX Runtime."""
+    import onnxruntime as ort
+
+    library, _ = _library()
+    size = Path(library).stat().st_size if library else 0
+    return f"{webgpu_state().reason}; onnxruntime {ort.__version__}; provider of {size} bytes"
+
+
 def make_device_session(path: Path, device: DeviceName) -> onnxruntime.InferenceSession:
     """Open a graph on a device; not a single node may run on the CPU.
 
     Raises:
-        BundleError: the device is not there, or does not take the graph.
+        DeviceError: the device is not there, or does not take the graph.
     """
     import onnxruntime as ort
 
     state = webgpu_state()
     if not state.usable:
-        raise BundleError(f"device {device}: {state.reason}", state.hint)
+        raise DeviceError(f"device {device}: {state.reason}", state.hint)
     library, _ = _library()
     assert library is not None
     options = ort.SessionOptions()
@@ -90,9 +99,9 @@ def make_device_session(path: Path, device: DeviceName) -> onnxruntime.Inference
     try:
         session = ort.InferenceSession(str(path), options)
     except Exception as error:
-        raise BundleError(f"{path}: device {device} does not take this graph: {_first_line(error)}") from error
+        raise DeviceError(f"{path}: device {device} does not take this graph: {_first_line(error)}") from error
     if PROVIDER not in session.get_providers():
-        raise BundleError(f"{path}: expected {PROVIDER}, got {', '.join(session.get_providers())}")
+        raise DeviceError(f"{path}: expected {PROVIDER}, got {', '.join(session.get_providers())}")
     return session
 
 

@@ -16,10 +16,17 @@ MANIFEST = "edgespec.json"
 Format = Literal["fp32", "int4", "int8", "w8a8"]
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
+Origin = Literal["edgespec", "optimum"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
+# what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
+FOREIGN_METHODS = ("ar", "ngram", "speculative")
+EMITTED = (
+    "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "olmo3",
+    "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
+)  # fmt: skip
 
 
 def _inside(path: str) -> str:
@@ -71,8 +78,8 @@ class Graph(_Part):
     """One ONNX file of a model.
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
-    have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.  ``device``:
-    what it was written for (docs/devices.md).
+    have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.
+    ``device``: what it was written for (docs/devices.md).
     """
 
     file: InsidePath
@@ -146,6 +153,7 @@ class ModelPart(_Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
     ``layout``: the operators whose layout the weights have; for the others they are repacked, by ``index``.
+    ``origin``: who wrote the graphs; optimum's concatenate keys and values (docs/bundle.md) and run chains alone.
     """
 
     facts: ModelFacts
@@ -162,6 +170,7 @@ class ModelPart(_Part):
     heads: list[HeadGroup] = Field(default_factory=list)
     head_vocab: HeadVocab | None = Field(default=None, description="of heads; of a draft: of its only LM head")
     cut: bool = Field(default=False, description="the only LM head is the cut one: a draft")
+    origin: Origin = "edgespec"
 
     @property
     def main(self) -> str:

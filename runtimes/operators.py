@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.errors import BundleError
-from edgespec.runtimes.manifest import ModelPart, Operators
+from edgespec.runtimes.manifest import EMITTED, ModelPart, Operators
 from edgespec.runtimes.native_library import native_library
 
 Wanted = Literal["auto", "stock", "native"]
@@ -28,7 +28,7 @@ class OperatorChoice:
 
     def graph(self, part: ModelPart, strict: bool) -> str:
         """The graph that can run every method, strict if asked for; native rows always have the same bits."""
-        if self.kind == "native":
+        if self.kind == "native" and NATIVE in part.graphs:
             return NATIVE
         main = part.main
         return main if strict or main == "gated" else "plain"
@@ -43,6 +43,13 @@ def choose_operators(wanted: Wanted, part: ModelPart) -> OperatorChoice:
     library = native_library()
     if wanted == "stock":
         return OperatorChoice("stock", "asked for")
+    if part.origin == "optimum":
+        if wanted == "native":
+            raise BundleError(
+                "this model's graph was exported by optimum: it has ONNX Runtime's operators alone",
+                f"native operators need an architecture that edgespec emits itself: {', '.join(EMITTED)}",
+            )
+        return OperatorChoice("stock", "the graph was exported by optimum")
     if NATIVE not in part.graphs:
         if wanted == "native":
             raise BundleError("this bundle has no graph for native operators", "export it again with this version")

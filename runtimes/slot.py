@@ -19,10 +19,14 @@ PREFILL_CHUNK = 128
 class Slot(ABC):
     """The target (or draft) of one sequence; ``open_slot`` makes the kind that fits the model's graph.
 
+    ``trees``: whether the rows of a pass may form a tree.
+
     Args:
         model: the session and shared buffers.
         context: most tokens of the sequence; at most what the bundle was exported for.
     """
+
+    trees = True
 
     def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts
@@ -32,6 +36,7 @@ class Slot(ABC):
         self.tokens: list[int] = []
         self.capacity = 0
         self.keep_hidden = False
+        self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
         self.head_tokens = _head_tokens(model)  # int64 [size]: what the columns of a cut LM head mean
@@ -48,8 +53,8 @@ class Slot(ABC):
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append tokens in chunks, without the LM head."""
         self.reserve(len(self.tokens) + len(tokens))
-        for start in range(0, len(tokens), PREFILL_CHUNK):
-            chunk = np.asarray(tokens[start : start + PREFILL_CHUNK], np.int64)
+        for start in range(0, len(tokens), self.chunk):
+            chunk = np.asarray(tokens[start : start + self.chunk], np.int64)
             self._fill(chunk)
             self.tokens.extend(chunk.tolist())
 
@@ -194,7 +199,8 @@ def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -
         context: most tokens of the sequence; at most what the bundle was exported for.
         reserve: tokens to allocate for at once; the buffers grow when more are needed.
     """
-    # here, because both kinds are Slots
+    # here, because all kinds are Slots
+    from edgespec.runtimes.concat_slot import ConcatSlot
     from edgespec.runtimes.device_model import DeviceModel
     from edgespec.runtimes.device_slot import DeviceSlot
     from edgespec.runtimes.native_slot import NativeSlot
@@ -202,5 +208,7 @@ def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -
 
     if isinstance(model, DeviceModel):
         return DeviceSlot(model, context=context, reserve=reserve)
+    if model.part.origin == "optimum":
+        return ConcatSlot(model, context=context, reserve=reserve)
     kind = NativeSlot if model.graph.operators == "native" else StockSlot
     return kind(model, context=context, reserve=reserve)

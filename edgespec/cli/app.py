@@ -19,6 +19,7 @@ COMMANDS = {
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
     "info": "Show what a bundle holds.",
+    "devices": "Show where bundles can run here, and why not elsewhere.",
     "ngram": "Build, show and remove n-gram stores.",
 }
 

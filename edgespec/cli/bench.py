@@ -52,6 +52,7 @@ def command(
     strict: bool,
     no_check: bool,
     operators: Any,
+    device: Any,
     attention: str | None,
     draft_attention: str | None,
     ngram_store: Path | None,
@@ -88,7 +89,7 @@ def command(
     entries = []
     for bundle in dict.fromkeys(bundles):
         engine = open_engine(
-            bundle, threads, context, strict, no_check, operators, attention, draft_attention, ngram_store
+            bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
         )
         entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
@@ -159,7 +160,7 @@ def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[A
 
 def _padded(engine: Engine) -> bool:
     """Whether strict plain decoding is another graph than the baseline's."""
-    return engine.strict and engine.operators.kind == "stock"
+    return engine.strict and engine.operators.kind == "stock" and engine.device == "cpu"
 
 
 def _conclude(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgespec.engine import Engine
+    from edgespec.runtimes.devices import DeviceName
     from edgespec.runtimes.manifest import AttentionPart
     from edgespec.runtimes.operators import Wanted
     from edgespec.settings import Settings
@@ -52,6 +53,13 @@ def engine_options(function: F) -> F:
                 default="auto",
                 show_default=True,
                 help="edgespec's own, or ONNX Runtime's.",
+            ),
+            click.option(
+                "--device",
+                type=click.Choice(["cpu", "webgpu"]),
+                default="cpu",
+                show_default=True,
+                help="Where passes run; `edgespec devices` says what is usable here.",
             ),
             click.option(
                 "--attention",
@@ -144,6 +152,7 @@ def open_engine(
     strict: bool,
     no_check: bool,
     operators: Wanted = "auto",
+    device: DeviceName = "cpu",
     attention: str | None = None,
     draft_attention: str | None = None,
     ngram_store: Path | None = None,
@@ -158,6 +167,7 @@ def open_engine(
         strict=strict,
         check=not no_check,
         operators=operators,
+        device=device,
         attention=attention,
         draft_attention=draft_attention,
         ngram_store=ngram_store,

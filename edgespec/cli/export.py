@@ -70,6 +70,13 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
     help="Learn and measure such keys; may be repeated.  The first that passes its quality gate becomes the default.",
 )
+@click.option(
+    "--device",
+    "devices",
+    multiple=True,
+    type=click.Choice(["webgpu"]),
+    help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
 @json_option
@@ -77,6 +84,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     """Turn a Hugging Face model into a bundle.
 
     MODEL is a local folder, a .gguf file, a hub id, or builtin:NAME; docs/models.md says what it may hold.
+    An architecture that edgespec does not emit itself goes through optimum: give the folder of its ONNX export, or
+    install edgespec[optimum].
 
     \b
     edgespec export builtin:shakespeare --method self-spec -o demo
@@ -88,8 +97,8 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./model --dry-run --json
     """
+    from edgespec.export.foreign.pipeline import make_exporter
     from edgespec.export.options import ExportOptions
-    from edgespec.export.pipeline import Exporter
     from edgespec.export.writer import staged_folder
 
     target = output or default_output(model)
@@ -118,15 +127,16 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         heads=rest["heads"],
         head_vocab=rest["head_vocab"],
         draft_vocab=rest["draft_vocab"],
+        devices=rest["devices"],
         adapter=rest["adapter"],
     )
     if dry_run:
-        plan = Exporter(options).plan()
+        plan = make_exporter(options).plan()
         _show_plan(plan, as_json)
         return
     start = time.perf_counter()
     with progress() as report:
-        exporter = Exporter(options, report)
+        exporter = make_exporter(options, report)
         with staged_folder(target, options.overwrite) as folder:  # the bundle's name appears when all of it is there
             exporter.options = replace(options, output=folder)
             manifest = exporter.run()
@@ -141,9 +151,10 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         return
     size = sum(entry.size for entry in manifest.files.values())
     parity = manifest.parity
+    against = parity.get("against", "the source")
     click.echo(f"{target}: {human_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
     click.echo(
-        f"against the source: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
+        f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
     )
     for line in attention_lines(manifest.target.attention):

@@ -28,6 +28,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     """
     from edgespec.drafters.skip_store import forget_sets, stored_sets
     from edgespec.runtimes.bundle import Bundle
+    from edgespec.runtimes.manifest import FOREIGN_METHODS
     from edgespec.runtimes.operators import choose_operators
     from edgespec.runtimes.repack import repacked_bytes
 
@@ -72,11 +73,15 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("parity", _parity(manifest.parity)),
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
+    if manifest.target.origin == "optimum":
+        rows.insert(2, ("graph", f"exported by optimum: methods {', '.join(FOREIGN_METHODS)} alone, chains of guesses"))
     if manifest.target.heads:
         rows.insert(2, ("heads", _heads(manifest)))
     if manifest.draft:
         draft = manifest.draft.facts
         what = f"{draft.architecture}, {draft.parameters / 1e6:.2f}M parameters, {draft.layers} layers"
+        if manifest.draft.origin == "optimum":
+            what += ", exported by optimum"
         rows.insert(2, ("draft", what + _cut(manifest.draft)))
     source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
     rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
@@ -122,7 +127,8 @@ def _format(part: ModelPart) -> str:
 def _parity(parity: dict[str, Any]) -> str:
     if not parity:
         return "not measured"
+    against = parity.get("against", "the source")
     return (
-        f"top-1 agreement {100 * parity['top1_agreement']:.0f} % with the source on {parity['positions']} positions, "
+        f"top-1 agreement {100 * parity['top1_agreement']:.0f} % with {against} on {parity['positions']} positions, "
         f"perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f})"
     )

@@ -56,14 +56,23 @@ def _show_all(as_json: bool) -> None:
 def _show_one(model: str, context: int | None, revision: str | None, as_json: bool) -> None:
     from edgespec.cli.common import human_bytes
     from edgespec.export.architectures.traits import traits
+    from edgespec.export.foreign.model import ForeignModel, is_foreign
     from edgespec.export.model import open_model
     from edgespec.export.plan import weight_bytes
     from edgespec.export.source import resolve
-    from edgespec.runtimes.manifest import FORMATS
+    from edgespec.export.weights import WeightChoice
+    from edgespec.runtimes.manifest import FOREIGN_METHODS, FORMATS
 
-    arch = open_model(resolve(model, revision), context)
-    facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}
-    found = traits(arch)
+    path = resolve(model, revision)
+    if is_foreign(path):
+        foreign = ForeignModel.open(path, context)
+        forms = [form for form in FORMATS if form != "w8a8"]
+        sizes: dict[str, int] = {form: foreign.weight_bytes(WeightChoice.of(form, None, None)) for form in forms}
+        facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(FOREIGN_METHODS)}"]
+    else:
+        arch = open_model(path, context)
+        facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}
+        found = traits(arch)
     if as_json:
         emit_json({"model": model, "facts": facts.model_dump(mode="json"), "traits": found, "weight_bytes": sizes})
         return

@@ -1,0 +1,95 @@
+"""Opening a bundle on a device, and trusting it: its numbers are compared with the CPU's before it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import DeviceError
+from edgespec.runtimes.bundle import Bundle
+from edgespec.runtimes.device_model import DeviceModel
+from edgespec.runtimes.devices import DeviceName, driver
+from edgespec.runtimes.manifest import ModelPart
+from edgespec.runtimes.operators import choose_operators
+from edgespec.runtimes.repack import cache_folder
+from edgespec.runtimes.session import Model
+from edgespec.runtimes.slot import open_slot
+
+LONGEST = 4096  # tokens of a slot on a device, where no context was asked for: its buffers do not grow
+PROBE = 12  # tokens of the text that both compute
+# root mean square of the difference over that of the logits; int4 and int8 products quantize activations, each provider
+# in its own way
+MOST_DIFFERENCE = {"fp32": 1e-3, "int4": 0.08, "int8": 0.05}
+
+
+def open_on_device(bundle: Bundle, device: DeviceName, strict: bool, threads: int | None) -> DeviceModel:
+    """The target on a device, after a golden step where this driver has not made one for this bundle yet.
+
+    Raises:
+        BundleError: the bundle has no graphs for the device.
+        DeviceError: the device is not there, or its numbers are wrong.
+    """
+    model = DeviceModel(bundle.path, bundle.manifest.target, device, strict)
+    key, known = _key(bundle, device), _known()
+    if key not in known:
+        difference = golden_step(bundle.path, bundle.manifest.target, model, threads)
+        limit = MOST_DIFFERENCE[bundle.manifest.target.format]
+        if not difference <= limit:  # NaN is no agreement either
+            raise DeviceError(
+                f"device {device} gives wrong numbers here: its logits differ from the CPU's by {difference:.1%}, "
+                f"expected at most {limit:.1%} ({driver(device)})",
+                "use device cpu; a newer driver may help",
+            )
+        _remember({**known, key: {"difference": difference, "driver": driver(device)}})
+    return model
+
+
+def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int | None) -> float:
+    """Relative difference between the device's logits and the CPU's: a prefill, a pass of several rows, a tree."""
+    operators = choose_operators("auto", part)
+    reference = open_slot(Model(folder, part, operators.graph(part, strict=False), threads), context=64)
+    slot = open_slot(model, context=64)
+    tokens = np.random.default_rng(11).integers(0, part.facts.vocab, PROBE)
+    parents = np.array([-1, 0, 0, 1])
+    found: list[list[Any]] = [[], []]
+    for each, logits in zip((reference, slot), found, strict=True):
+        each.prefill(tokens[:6].tolist())
+        logits.append(each.forward(tokens[6:8]).logits.copy())
+        each.keep([0, 1])
+        logits.append(each.forward(tokens[8:12], parents).logits.copy())
+        each.keep([0, 2])
+        logits.append(each.forward(tokens[:1]).logits.copy())
+    ours, theirs = (np.concatenate(logits) for logits in found[::-1])
+    scale = float(np.sqrt(np.mean(np.square(theirs - theirs.mean(-1, keepdims=True)))))
+    return float(np.sqrt(np.mean(np.square(ours - theirs)))) / max(scale, 1e-9)
+
+
+def _key(bundle: Bundle, device: DeviceName) -> str:
+    part = bundle.manifest.target
+    weights = bundle.manifest.files[part.weights].sha256
+    graph = bundle.manifest.files[part.graphs[device].file].sha256
+    return hashlib.sha256(f"{driver(device)} {weights} {graph}".encode()).hexdigest()
+
+
+def _file() -> Path:
+    return cache_folder() / "devices.json"
+
+
+def _known() -> dict[str, Any]:
+    try:
+        found = json.loads(_file().read_text("utf-8"))
+    except (OSError, ValueError):  # absent, or half written by a process that was killed: the step is made again
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _remember(known: dict[str, Any]) -> None:
+    try:
+        _file().parent.mkdir(parents=True, exist_ok=True)
+        _file().write_text(json.dumps(known), "utf-8")
+    except OSError:  # no cache: the step is made again next time
+        return
