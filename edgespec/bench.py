@@ -206,8 +206,9 @@ def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int
         context=engine.context,
         strict=False,
         operators=engine.operators.kind,
+        device=engine.device,
         graph="native" if native else "plain",
-        share=engine if native or not engine.strict else None,
+        share=engine if native or not engine.strict or engine.device != "cpu" else None,
     )
     target = bundle.manifest.target
     size = bundle.manifest.files[target.weights].size

@@ -106,7 +106,8 @@ class Engine:
         start = time.perf_counter()
         graph = graph or self.operators.graph(manifest.target, strict)
         if share:
-            self.model: Model = share.model
+            relaxed = isinstance(share.model, DeviceModel) and share.model.strict and not strict
+            self.model: Model = share.model.relaxed() if relaxed else share.model  # type: ignore[attr-defined]
         elif device != "cpu":
             self.model = open_on_device(bundle, device, strict, threads)
         else:

@@ -252,11 +252,12 @@ class Stream:
         return Chunk("".join(pieces), item, tuple(pieces))
 
     def _reason(self) -> str:
+        left = f"went on on the CPU: {self._lost}" if self._lost else ""
         if self._stats.dropped_reason:
-            return f"{self._choice.reason}; drafter dropped: {self._stats.dropped_reason}"
+            dropped = f"drafter dropped: {self._stats.dropped_reason}"
+            return "; ".join(part for part in (self._choice.reason, dropped, left) if part)
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
-        left = f"went on on the CPU: {self._lost}" if self._lost else ""
         drafts = reading if self._draft_attention else ""
         parts = [self._choice.reason, drafts, getattr(self._drafter, "reason", ""), left]
         return "; ".join(part for part in parts if part)

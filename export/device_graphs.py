@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import pairwise
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,7 @@ def add_device_graphs(
 
     decoder("", {"hidden": True})
     add("move", move_graph(arch, weights))
+    add("rows", rows_graph(arch, weights))
     if skip is not None:
         decoder("skip", {"skip": skip}, skip=SkipSet(tuple(skip.attention), tuple(skip.mlp)))
     for group in part.heads:
@@ -103,7 +104,7 @@ def add_device_graphs(
         arch.build(heads)
         add(f"heads/{group.name}", heads.graph)
     edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
-    for first, last in pairwise(edges):
+    for first, last in combinations(edges, 2):  # a request may use some of the exits
         decoder(f"layers/{first}-{last}", first=first, last=last, logits=False)
     for layer in edges[1:]:
         decoder(f"from/{layer}", {"hidden": True}, first=layer)
@@ -122,4 +123,14 @@ def move_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
             rows = graph.node("GatherND", [past, "from"])  # all are read before any is written
             graph.node("ScatterND", [past, "to", rows], [f"present.{layer}.{kind}"])
             graph.output(f"present.{layer}.{kind}", FLOAT, dims)
+    return graph
+
+
+def rows_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
+    """Rows int64 [R] of hidden states [1, T, hidden]."""
+    graph = GraphBuilder(weights)
+    graph.input("hidden_in", FLOAT, [1, "T", arch.facts.hidden])
+    graph.input("rows", INT64, ["R"])
+    graph.node("Gather", ["hidden_in", "rows"], ["hidden"], axis=1)
+    graph.output("hidden", FLOAT, [1, "R", arch.facts.hidden])
     return graph

@@ -131,10 +131,13 @@ class DeviceOps(GraphOps):
         return "logits"
 
     def _best(self, logits: str) -> None:
-        """Outputs for the likeliest tokens: best_values and best_ids [.., BEST]."""
+        """Outputs: best_values and best_ids [.., BEST], the likeliest tokens, and log_total, log of the sum of all."""
         graph = self.graph
         count = graph.constant("best", np.array([BEST], np.int64))
         graph.node("TopK", [logits, count], ["best_values", "best_ids"], axis=-1)
+        axis = graph.constant("last_axis", np.array([-1], np.int64))
+        graph.node("ReduceLogSumExp", [logits, axis], ["log_total"], keepdims=0)
+        graph.output("log_total", FLOAT, [1, "R"])
         graph.output("best_values", FLOAT, [1, "R", BEST])
         graph.output("best_ids", INT64, [1, "R", BEST])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,12 +54,18 @@ class DeviceModel(Model):
         self.folder, self.part, self.facts, self.device = folder, part, part.facts, device
         self.graph, self.strict = part.graphs[device], strict
         self.kv = ATTENTION["f32"]
-        self.threads = 1
+        self.threads, self.memory = 1, device
         self.huge_page_bytes = 0
         self.crossed = Crossed()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}
-        self.session = self.open("")
+        self.session: Any = self.open("")
+
+    def relaxed(self) -> DeviceModel:
+        """The same model, sessions shared, for passes of any number of rows."""
+        other = copy(self)
+        other.strict = False
+        return other
 
     def open(self, which: str) -> Any:
         """The session of a graph: "" is the whole decoder, others are parts of it, such as ``heads/medusa``.
@@ -72,8 +79,11 @@ class DeviceModel(Model):
                 have = ", ".join(known for known in self.part.graphs if known.startswith(self.device))
                 raise InvalidRequest(f"this bundle has no graph {name}; it has: {have}", "use device cpu for it")
             path = usable_graph(self.folder, self.part, self.part.graphs[name])
-            self._opened[name] = make_device_session(path, self.device)
+            self._opened[name] = self._make_session(path)
         return self._opened[name]
+
+    def _make_session(self, path: Path) -> Any:
+        return make_device_session(path, self.device)
 
     def has(self, which: str) -> bool:
         """Whether the bundle has that graph for this device."""
@@ -84,7 +94,7 @@ class DeviceModel(Model):
         import onnxruntime as ort
 
         self.crossed.to_device += array.nbytes
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.device, 0)
+        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.memory, 0)
 
     def run(
         self,

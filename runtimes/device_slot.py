@@ -27,6 +27,7 @@ class DeviceSlot(Slot):
     """A slot for the graphs of a device; see ``open_slot``."""
 
     model: DeviceModel
+    chooses = True
 
     def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
@@ -40,6 +41,7 @@ class DeviceSlot(Slot):
             for kind in ("key", "value")
         }
         self._places = model.put(np.arange(self.capacity, dtype=np.float32))
+        self._streams: dict[int, Any] = {}  # by rows
         self._no_tree: dict[int, Any] = {}  # by rows: a mask that hides nothing, on the device
 
     # -- the Target contract ---------------------------------------------------------------------------------------
@@ -61,6 +63,13 @@ class DeviceSlot(Slot):
         self._pending = ([], None)
 
     def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        return self._draft(tokens, offset, skip, best=False)
+
+    def forward_skipped_best(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        """Like ``forward_skipped``, but only the likeliest token, its logit and its probability leave the device."""
+        return self._draft(tokens, offset, skip, best=True)
+
+    def _draft(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet | None, best: bool) -> Pass:
         which = ""
         if skip is not None:
             which = "skip"
@@ -69,18 +78,19 @@ class DeviceSlot(Slot):
             if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != skip:
                 raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
         past = len(self.tokens) + offset
-        return self._run(which, tokens, past, rows=np.array([len(tokens) - 1], np.int64), best=False)
+        return self._run(which, tokens, past, rows=np.array([len(tokens) - 1], np.int64), best=best)
 
     # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
 
     def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
         _, found = self._group(group)
         r, only = len(hidden), 0 < top <= BEST
-        names = ["best_values", "best_ids"] if only else ["logits"]
+        names = ["best_values", "best_ids", "log_total"] if only else ["logits"]
         outputs = self.model.run(f"heads/{group}", {"hidden_in": hidden[None]}, {}, {}, names)
         if only:
-            values, ids = (out[0, :, :top].reshape(found.count, r, top) for out in outputs)
-            return Heads(None, None, (self._named(ids), values))
+            values, ids = (out[0, :, :top].reshape(found.count, r, top) for out in outputs[:2])
+            chance = np.exp(values[..., 0] - outputs[2].reshape(found.count, r))
+            return Heads(None, None, (self._named(ids), values), chance)
         logits = outputs[0][0].reshape(found.count, r, -1)
         return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
 
@@ -160,13 +170,16 @@ class DeviceSlot(Slot):
         r, n = len(rows), len(begin)
         if self.model.strict and r < FEWEST:
             rows = np.resize(rows, FEWEST)
-        names = [*(["best_values", "best_ids"] if best else ["logits"]), *(["hidden"] if self.keep_hidden else [])]
-        outputs = self._launch(which, begin, past, layers, parents, rows, names)
-        hidden = outputs[-1][0, :n] if self.keep_hidden else None
+        names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
+        stream = self._stream(max(n, FEWEST if self.model.strict else n)) if self.keep_hidden else None
+        outputs = self._launch(which, begin, past, layers, parents, rows, names, stream)
+        hidden: Any = None if stream is None else HeldRows(self.model, stream, n)
         if not best:
             return Pass(outputs[0][0, :r], hidden)
         values, ids = outputs[0][0, :r, 0], outputs[1][0, :r, 0]
-        return Pass(np.zeros((0, self.columns), np.float32), hidden, (self._named(ids, self.model.part.cut), values))
+        best_of_row = self._named(ids, self.model.part.cut), values
+        chance = np.exp(values - outputs[2][0, :r])
+        return Pass(np.zeros((0, self.columns), np.float32), hidden, best_of_row, chance)
 
     def _launch(
         self,
@@ -177,8 +190,9 @@ class DeviceSlot(Slot):
         parents: list[int] | None,
         rows: NDArray[np.int64] | None,
         wanted: list[str],
+        stream: Any = None,
     ) -> list[NDArray[Any]]:
-        """Run a graph over rows from place ``past`` on; ``layers`` are those it has."""
+        """Run a graph over rows from place ``past`` on; ``layers`` are those it has, ``stream`` takes hidden states."""
         if self.model.strict and len(begin) < FEWEST:  # what comes after them is overwritten by the next pass
             begin = np.concatenate([begin, np.repeat(begin[-1:], FEWEST - len(begin), 0)])
             parents = None if parents is None else parents + [-1] * (FEWEST - len(parents))
@@ -202,7 +216,7 @@ class DeviceSlot(Slot):
             held["tree"] = self._blank(n)
         else:
             small["tree"] = tree_mask(parents)
-        kept: dict[str, Any] = {}
+        kept: dict[str, Any] = {} if stream is None else {"hidden": stream}
         taken = {node.name for node in self.model.open(which).get_inputs()}
         for layer in layers:
             for kind in ("key", "value"):
@@ -225,6 +239,12 @@ class DeviceSlot(Slot):
         kept = {f"present.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
         self.model.run("move", small, held, kept, [])
 
+    def _stream(self, n: int) -> Any:
+        """A buffer for the hidden states of n rows, on the device."""
+        if n not in self._streams:
+            self._streams[n] = self.model.put(np.zeros((1, n, self.model.facts.hidden), np.float32))
+        return self._streams[n]
+
     def _blank(self, n: int) -> Any:
         if n not in self._no_tree:
             self._no_tree[n] = self.model.put(np.zeros((n, n), np.float32))
@@ -233,6 +253,24 @@ class DeviceSlot(Slot):
     def _named(self, ids: NDArray[np.int64], cut: bool = True) -> NDArray[np.int64]:
         """Tokens of the columns of a cut LM head."""
         return self.head_tokens[ids] if cut and self.head_tokens is not None else ids
+
+
+class HeldRows:
+    """Hidden states [n, hidden] in the device's memory, until the next pass; rows cross when they are asked for."""
+
+    def __init__(self, model: DeviceModel, value: Any, count: int) -> None:
+        self._model, self._value, self._count = model, value, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, which: Any) -> NDArray[np.float32]:
+        rows = np.arange(self._count)[which]
+        found = self._model.run("rows", {"rows": np.atleast_1d(rows)}, {"hidden_in": self._value}, {}, ["hidden"])[0][0]
+        return found if np.ndim(rows) else found[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
 
 
 def tree_mask(parents: Sequence[int]) -> NDArray[np.float32]:

@@ -51,11 +51,13 @@ class Heads:
         logits: float32 [count, r, size] over the heads' vocabulary ``tokens``; None where the best were asked for.
         tokens: int64 [size], the token of each column; None = column i is token i.
         best: (int64 [count, r, top], float32 [count, r, top]): tokens and their logits, the best first.
+        chance: float32 [count, r], the probability of the best; where the target chooses by itself (``chooses``).
     """
 
     logits: NDArray[np.float32] | None
     tokens: NDArray[np.int64] | None = None
     best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+    chance: NDArray[np.float32] | None = None
 
 
 @dataclass
@@ -69,11 +71,13 @@ class Pass:
         hidden: float32 [n, hidden], the residual stream of every row after the last layer, before the final norm; where
             the target was told to keep it (``HeadTarget.keep_hidden``), else None.
         best: (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for.
+        chance: float32 [r], its probability; where the target chooses by itself.
     """
 
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32] | None = None
     best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
+    chance: NDArray[np.float32] | None = None
 
 
 @runtime_checkable
@@ -137,6 +141,17 @@ class SelfDraftTarget(Target, Protocol):
         Returns the logits of the LAST row only, [1, vocab].  Nothing is committed: the next ``forward`` overwrites
         whatever this wrote.
         """
+        ...
+
+
+@runtime_checkable
+class ChoosingTarget(SelfDraftTarget, Protocol):
+    """A target that chooses likeliest tokens where it computes them: logits are not worth the way to the host."""
+
+    chooses: bool
+
+    def forward_skipped_best(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        """Like ``forward_skipped``, but only ``best`` and ``chance`` of the last row are filled."""
         ...
 
 

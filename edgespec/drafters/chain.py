@@ -23,6 +23,7 @@ def draw_chain(
     noise: Noise,
     stop: float = 0.0,
     best: Callable[[int | None], tuple[int, float]] | None = None,
+    sure: Callable[[int | None], tuple[int, float]] | None = None,
 ) -> Proposal:
     """Draw up to ``length`` guesses, one after the other.
 
@@ -40,6 +41,7 @@ def draw_chain(
         noise: its randomness.
         stop: draft no further AFTER a guess whose unadjusted draft probability is below this.
         best: instead of ``step`` for greedy requests without ``stop``: the likeliest token and its logit.
+        sure: instead of ``step`` for greedy requests: the likeliest token and its probability.
 
     Raises:
         EdgespecError: the draft's logits are not finite.
@@ -56,6 +58,14 @@ def draw_chain(
     least = math.log(stop) if stop > 0 else -math.inf
     while True:
         last = guesses[-1] if guesses else None
+        if sure is not None and params.plain_greedy:
+            guess, chance = sure(last)
+            if not math.isfinite(chance):
+                raise EdgespecError("expected a finite probability of a draft's guess, got NaN or infinity")
+            guesses.append(guess)
+            if len(guesses) == length or chance < stop:
+                return Proposal(np.array(guesses, np.int64))
+            continue
         if best is not None and params.plain_greedy and stop <= 0:
             guess, logit = best(last)
             if not math.isfinite(logit):

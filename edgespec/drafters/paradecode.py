@@ -106,7 +106,10 @@ class ParaDecode:
         committed: int,
     ) -> bool:
         """Ask an exit about the newest row, [1, hidden]; if it is confident, add its guess."""
-        found = self.target.forward_heads(f"exit.{self.exits[exit_]}", row)
+        name = f"exit.{self.exits[exit_]}"
+        if self.params.plain_greedy and getattr(self.target, "chooses", False):
+            return self._ask_chosen(name, row, guesses)
+        found = self.target.forward_heads(name, row)
         assert found.logits is not None
         logits = found.logits[0, 0]  # [size]
         best = int(logits.argmax())
@@ -129,6 +132,19 @@ class ParaDecode:
             q = np.zeros(self.target.vocab_size)
             q[choice.ids] = choice.probs()
             probs.append(q)
+        return True
+
+    def _ask_chosen(self, name: str, row: NDArray[np.float32], guesses: list[int]) -> bool:
+        """The same of a target that chooses: what is asked for is the likeliest token and its probability."""
+        found = self.target.forward_heads(name, row, 1)
+        assert found.best is not None
+        assert found.chance is not None
+        chance = float(found.chance[0, 0])
+        if not np.isfinite(chance):
+            raise EdgespecError("expected finite logits of an exit, got NaN or infinity")
+        if chance <= self.threshold:
+            return False
+        guesses.append(int(found.best[0][0, 0, 0]))
         return True
 
     def step_once(self) -> None:

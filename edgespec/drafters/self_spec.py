@@ -12,7 +12,7 @@ from edgespec.drafters.parts import Parts
 from edgespec.noise import Noise
 from edgespec.proposal import Proposal, Verdict
 from edgespec.runtimes.manifest import MethodPart, SkipSetPart
-from edgespec.runtimes.target import Pass, SelfDraftTarget, SkipSet
+from edgespec.runtimes.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
 from edgespec.sampling import SamplingParams
 from edgespec.settings import DraftOptions
 
@@ -71,7 +71,25 @@ class SelfSpec:
         """A chain that ends after the first guess below the threshold."""
         self._asked = min(budget, self.gamma_max)
         step, vocab = self._steps(tokens), self.target.vocab_size
-        return draw_chain(step, tokens, self._asked, vocab, self.params, self.noise, self.stop)
+        sure = self._choices(tokens) if getattr(self.target, "chooses", False) else None
+        return draw_chain(step, tokens, self._asked, vocab, self.params, self.noise, self.stop, sure=sure)
+
+    def _choices(self, tokens: list[int]) -> Callable[[int | None], tuple[int, float]]:
+        """The same where the target chooses: a guess -> the likeliest token after it, and its probability."""
+        target, skip = self.target, self.skip
+        assert isinstance(target, ChoosingTarget)
+        offset = 0
+
+        def step(guess: int | None) -> tuple[int, float]:
+            nonlocal offset
+            feed = np.array([tokens[-1] if guess is None else guess], np.int64)  # [1]
+            found = target.forward_skipped_best(feed, offset, skip)
+            assert found.best is not None
+            assert found.chance is not None
+            offset += 1
+            return int(found.best[0][-1]), float(found.chance[-1])
+
+        return step
 
     def _steps(self, tokens: list[int]) -> Callable[[int | None], NDArray[np.float32]]:
         """What runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
