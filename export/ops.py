@@ -1,9 +1,9 @@
-"""What an architecture may say: the operations of a decoder, with three interpreters.
+"""What an architecture may say: the operations of a decoder, and who interprets them.
 
 ``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
 one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
-them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators.  An architecture file is
-written once, for all.
+them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators, and ``ShapeOps``
+(architectures/trace.py) finds the tensors and their shapes.  An architecture file is written once, for all.
 """
 
 from __future__ import annotations

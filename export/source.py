@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.tensors.base import Stored, Temporary
 from edgespec.export.tensors.opening import open_adapter, open_source
+from edgespec.runtimes.manifest import MANIFEST
 
 BUILTIN = "builtin:"
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
@@ -58,6 +59,8 @@ def resolve(model: str, revision: str | None = None) -> Path:
             raise ExportError(f"no embedded model {name!r}", known)
         return Path(str(resources.files("edgespec") / "builtin" / name))
     path = Path(model).expanduser()
+    if (path / MANIFEST).is_file():
+        raise ExportError(f"{model}: is a bundle, made by an export", "give the model that it was made of")
     if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
         return path
     if path.is_file():

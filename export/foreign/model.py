@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from edgespec.export.architectures import ARCHITECTURES, describe
 from edgespec.export.foreign.graph import ForeignGraph
 from edgespec.export.foreign.optimum import export_graph, optimum_missing
 from edgespec.export.foreign.write import HEADROOM
+from edgespec.export.json_object import read_object
 from edgespec.export.quantize import BLOCK
 from edgespec.export.source import Checkpoint
 from edgespec.export.weights import BITS, WeightChoice
@@ -71,7 +71,7 @@ class ForeignModel:
         """
         file = find_graph(path)
         home = next((at for at in (path, path / "onnx") if (at / "config.json").is_file()), path)
-        config = _read_config(home / "config.json")
+        config = read_object(home / "config.json", "copy the whole export, or give a model folder")
         if file is None:
             if missing := optimum_missing():
                 raise _unsupported(path, config, missing)
@@ -141,7 +141,7 @@ def is_foreign(path: Path) -> bool:
     config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
     if config is None or (path / "adapter_config.json").is_file():
         return find_graph(path) is not None
-    described = _read_config(config)
+    described = read_object(config, "copy the whole export, or give a model folder")
     text = described.get("text_config")  # of a model for images and text
     own = any(describe(one) in ARCHITECTURES for one in (described, text) if isinstance(one, dict))
     return find_graph(path) is not None and not any(path.glob("*.safetensors")) if own else True
@@ -163,18 +163,6 @@ def find_graph(path: Path) -> Path | None:
             "export it with `optimum-cli export onnx --task text-generation-with-past`",
         )
     return None
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise ExportError(f"{file.parent}: has no config.json", "copy the whole export, or give a model folder")
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ExportError(f"{file}: expected a JSON object, got {type(config).__name__}")
-    return config
 
 
 def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFacts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.json_object import read_object
 from edgespec.export.tensors.base import Opened, Plain, Stored
 from edgespec.export.tensors.files import read_header
 
@@ -78,14 +78,7 @@ def adapter_settings(folder: Path) -> dict[str, Any]:
         ExportError: not there or broken. UnsupportedModel: of a kind that cannot be merged.
     """
     file = folder / CONFIG
-    if not file.is_file():
-        raise ExportError(f"{folder}: has no {CONFIG}", "give the folder of a LoRA adapter saved by PEFT")
-    try:
-        settings = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(settings, dict):
-        raise ExportError(f"{file}: expected a JSON object, got {type(settings).__name__}")
+    settings = read_object(file, "give the folder of a LoRA adapter saved by PEFT")
     if (kind := settings.get("peft_type")) != "LORA":
         raise UnsupportedModel(f"{folder}: an adapter of type {kind} is not supported; supported: LORA", MERGE)
     for name in ALTERED:

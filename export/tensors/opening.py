@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Any
 
 from edgespec.errors import ExportError
+from edgespec.export.json_object import read_object
 from edgespec.export.tensors.base import LOSS, NONSENSE, Opened, Temporary
 from edgespec.export.tensors.files import safetensors_in
 from edgespec.export.tensors.gguf import open_gguf
@@ -36,7 +35,7 @@ def open_source(path: Path) -> Opened:
 
 def _open_folder(path: Path) -> Opened:
     """A Hugging Face folder with safetensors."""
-    config = _config(path)
+    config = read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file")
     tensors, quantized = converted(path, config, safetensors_in(path))
     notes = [f"the checkpoint is quantized ({quantized}): {LOSS}"] if quantized else []
     return Opened(path, config, tensors, notes)
@@ -91,16 +90,3 @@ def _only_gguf(path: Path) -> Path | None:
             "give the file itself",
         )
     return files[0]
-
-
-def _config(path: Path) -> dict[str, Any]:
-    file = path / "config.json"
-    if not file.is_file():
-        raise ExportError(f"{path}: has no config.json", "give a Hugging Face model folder or a .gguf file")
-    try:
-        config = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise ExportError(f"{file}: expected a JSON object, got {type(config).__name__}")
-    return config

@@ -231,6 +231,12 @@ def test_weights_that_are_no_numbers_are_refused(folder: Path, tmp_path: Path, v
 # -- what is refused: configuration ------------------------------------------------------------------------------------
 
 
+def test_a_bundle_is_no_source(folder: Path) -> None:
+    (folder / "edgespec.json").write_text("{}", "utf-8")
+    with pytest.raises(ExportError, match="is a bundle, made by an export"):
+        resolve(str(folder))
+
+
 def test_no_configuration(folder: Path) -> None:
     (folder / "config.json").unlink()
     refused(folder, "has no config.json")
