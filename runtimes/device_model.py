@@ -90,11 +90,22 @@ class DeviceModel(Model):
         return f"{self.device}/{which}" in self.part.graphs
 
     def put(self, array: NDArray[Any]) -> Any:
-        """An array in the device's memory (an OrtValue)."""
+        """An array in the device's memory (an OrtValue).
+
+        Raises:
+            DeviceError: it does not fit there.
+        """
         import onnxruntime as ort
 
         self.crossed.to_device += array.nbytes
-        return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.memory, 0)
+        try:
+            return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.memory, 0)
+        except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            why = next(iter(str(error).splitlines()), type(error).__name__)
+            size = f"{array.nbytes / 2**20:.0f} MiB"
+            raise DeviceError(
+                f"device {self.device} has no room for a buffer of {size}: {why}", "load with a smaller context"
+            ) from error
 
     def run(
         self,
