@@ -19,7 +19,9 @@ from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 HIDE = np.float32(-1e30)
 ROUND = 64
-FEWEST = 2  # rows of a strict pass
+# Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
+# takes far longer than a pass.  One row goes through other kernels, which round differently: strict passes have two.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEST = 16  # likeliest tokens that the graphs choose (export/emit_device.py)
 
 
@@ -168,10 +170,9 @@ class DeviceSlot(Slot):
     ) -> Pass:
         """A pass that ends in the LM head."""
         r, n = len(rows), len(begin)
-        if self.model.strict and r < FEWEST:
-            rows = np.resize(rows, FEWEST)
+        rows = np.resize(rows, self._rounded(r, 0))
         names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
-        stream = self._stream(max(n, FEWEST if self.model.strict else n)) if self.keep_hidden else None
+        stream = self._stream(self._rounded(n, past)) if self.keep_hidden else None
         outputs = self._launch(which, begin, past, layers, parents, rows, names, stream)
         hidden: Any = None if stream is None else HeldRows(self.model, stream, n)
         if not best:
@@ -193,9 +194,10 @@ class DeviceSlot(Slot):
         stream: Any = None,
     ) -> list[NDArray[Any]]:
         """Run a graph over rows from place ``past`` on; ``layers`` are those it has, ``stream`` takes hidden states."""
-        if self.model.strict and len(begin) < FEWEST:  # what comes after them is overwritten by the next pass
-            begin = np.concatenate([begin, np.repeat(begin[-1:], FEWEST - len(begin), 0)])
-            parents = None if parents is None else parents + [-1] * (FEWEST - len(parents))
+        more = self._rounded(len(begin), past) - len(begin)
+        if more > 0:  # what they write is overwritten by the next pass
+            begin = np.concatenate([begin, np.repeat(begin[-1:], more, 0)])
+            parents = None if parents is None else parents + [-1] * more
         n = len(begin)
         if past + n > self.capacity:
             raise InvalidRequest(f"a pass up to row {past + n} does not fit the cache of {self.capacity} rows")
@@ -238,6 +240,12 @@ class DeviceSlot(Slot):
         held = {f"past_key_values.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
         kept = {f"present.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
         self.model.run("move", small, held, kept, [])
+
+    def _rounded(self, n: int, past: int) -> int:
+        """Rows that a pass of n has from place ``past`` on."""
+        least = max(n, 2) if self.model.strict else n
+        wanted = next((size for size in ROWS if size >= least), least)
+        return wanted if past + wanted <= self.capacity else least
 
     def _stream(self, n: int) -> Any:
         """A buffer for the hidden states of n rows, on the device."""
