@@ -11,18 +11,18 @@ from typing import Any
 
 from edgespec.batch import BatchLanes, run_batch
 from edgespec.conversation import Conversation
-from edgespec.devices import LONGEST, open_on_device
+from edgespec.devices import LONGEST
 from edgespec.drafters.custom import proposer_name
 from edgespec.drafters.skip_store import forget_sets
 from edgespec.drafters.store import NGramStore
 from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
+from edgespec.models import open_draft, open_target, share_target
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.chat import Message
-from edgespec.runtimes.device_model import DeviceModel
 from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.probe import rows_exact
@@ -34,7 +34,6 @@ from edgespec.stats import Stats
 from edgespec.stream import Stream
 
 Prompt = str | Sequence[int]
-ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
 STATS_EVERY = 16  # rounds
 
 
@@ -105,13 +104,11 @@ class Engine:
             )
         start = time.perf_counter()
         graph = graph or self.operators.graph(manifest.target, strict)
-        if share:
-            relaxed = isinstance(share.model, DeviceModel) and share.model.strict and not strict
-            self.model: Model = share.model.relaxed() if relaxed else share.model  # type: ignore[attr-defined]
-        elif device != "cpu":
-            self.model = open_on_device(bundle, device, strict, threads)
-        else:
-            self.model = Model(bundle.path, manifest.target, graph, threads, self.attention.kv)
+        self.model: Model = (
+            share_target(share.model, strict)
+            if share
+            else open_target(bundle, device, graph, strict, threads, self.attention.kv)
+        )
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
         self.lanes: LanePool = LanePool(self._new_lane)
@@ -342,18 +339,7 @@ class Engine:
 
     def _draft_model(self) -> Model:
         if self._draft is None:
-            part = self.bundle.part("draft")
-            if self.device in part.graphs:
-                self._draft = DeviceModel(self.bundle.path, part, self.device, strict=False)
-                return self._draft
-            # a small draft is done before a second thread has woken up
-            small = self.bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
-            threads = 1 if small else self.model.threads
-            # operators are the target's, but a graph of optimum has stock ones alone
-            mixed = "optimum" in (part.origin, self.bundle.manifest.target.origin)
-            wanted: Wanted = "stock" if self._wanted == "stock" else "auto"
-            operators = choose_operators(wanted, part) if mixed else self.operators
-            self._draft = Model(self.bundle.path, part, operators.graph(part, False), threads)
+            self._draft = open_draft(self.bundle, self.device, self._wanted, self.operators, self.model.threads)
         return self._draft
 
 

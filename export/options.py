@@ -69,6 +69,11 @@ class ExportOptions:
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
         methods = [name for name in METHODS if name in self.methods or name in ALWAYS]
+        if self.devices and self.format == "w8a8":
+            raise ExportError(
+                f"--device {self.devices[0]} and --format w8a8: its operators run on the CPU only",
+                "choose --format int4, int8 or fp32",
+            )
         if "speculative" in methods and self.draft is None:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
         if self.draft is not None and "speculative" not in methods:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import edgespec.devices as opening
-import edgespec.engine as engines
+import edgespec.models as models
 from edgespec.engine import Engine, load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
@@ -56,7 +56,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host."""
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
-    monkeypatch.setattr(engines, "DeviceModel", HostModel)
+    monkeypatch.setattr(models, "DeviceModel", HostModel)
     monkeypatch.setattr(opening, "driver", lambda _: "host")
 
 

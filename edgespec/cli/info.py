@@ -68,6 +68,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
         ("operators", f"{choice.kind} ({choice.reason})"),
+        ("devices", ", ".join(dict.fromkeys(["cpu", *(g.device for g in manifest.target.graphs.values())]))),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
         *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),

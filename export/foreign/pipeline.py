@@ -69,6 +69,7 @@ class ForeignExporter(Exporter):
             ("--format w8a8", options.format == "w8a8"),
             (f"--quantizer {options.quantizer}", bool(self.choice.quantizer and self.choice.quantizer.calibrated)),
             ("--attention", bool(options.attention)),
+            ("--device", bool(options.devices)),
             ("--heads", bool(options.heads)),
             ("--adapter", options.adapter is not None),
             ("--operators native", options.operators == "native"),
