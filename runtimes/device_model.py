@@ -18,6 +18,9 @@ from edgespec.runtimes.manifest import ModelPart
 from edgespec.runtimes.repack import usable_graph
 from edgespec.runtimes.session import Model
 
+NARROW, WIDE = 16, 128
+"""Rows of a pass that attention's kernels for few and for many rows compute."""
+
 
 @dataclass
 class Crossed:
@@ -55,6 +58,7 @@ class DeviceModel(Model):
         self.graph, self.strict = part.graphs[device], strict
         self.kv = ATTENTION["f32"]
         self.threads, self.memory = 1, device
+        self.most_rows = NARROW  # of a pass: until more are known to be computed right (edgespec/devices.py)
         self.huge_page_bytes = 0
         self.crossed = Crossed()
         self._flat, self._views = {}, {}

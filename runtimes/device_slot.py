@@ -34,8 +34,9 @@ class DeviceSlot(Slot):
     def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         facts, part = model.facts, model.part
+        # a multiple of 4 at least: the provider's attention reads masks of any other width wrongly
         self.capacity = -(-(self.context + part.headroom) // ROUND) * ROUND
-        self.capacity = min(self.capacity, facts.context + part.headroom)
+        self._last = facts.context + part.headroom - 1  # position of the tables
         shape = 1, facts.kv_heads, self.capacity, facts.head_dim
         self._kv = {
             (layer, kind): model.put(np.zeros(shape, np.float32))
@@ -44,6 +45,7 @@ class DeviceSlot(Slot):
         }
         self._places = model.put(np.arange(self.capacity, dtype=np.float32))
         self._streams: dict[int, Any] = {}  # by rows
+        self.chunk = min(self.chunk, model.most_rows)
         self._no_tree: dict[int, Any] = {}  # by rows: a mask that hides nothing, on the device
 
     # -- the Target contract ---------------------------------------------------------------------------------------
@@ -199,12 +201,16 @@ class DeviceSlot(Slot):
             begin = np.concatenate([begin, np.repeat(begin[-1:], more, 0)])
             parents = None if parents is None else parents + [-1] * more
         n = len(begin)
+        if n > self.model.most_rows:
+            raise InvalidRequest(
+                f"a pass of {n} rows: this device computes {self.model.most_rows} at most right", "use smaller trees"
+            )
         if past + n > self.capacity:
             raise InvalidRequest(f"a pass up to row {past + n} does not fit the cache of {self.capacity} rows")
         positions = past + (np.arange(n) if parents is None else depths_of(parents))
         small: dict[str, NDArray[Any]] = {
             ("ids" if begin.ndim == 1 else "hidden_in"): begin[None],
-            "pos": np.minimum(positions, self.capacity - 1)[None],
+            "pos": np.minimum(positions, self._last)[None],
             "position": positions[:, None].astype(np.float32),
             "index": np.arange(n, dtype=np.float32)[:, None],
             "past": np.array([past], np.float32),
@@ -245,7 +251,7 @@ class DeviceSlot(Slot):
         """Rows that a pass of n has from place ``past`` on."""
         least = max(n, 2) if self.model.strict else n
         wanted = next((size for size in ROWS if size >= least), least)
-        return wanted if past + wanted <= self.capacity else least
+        return wanted if past + wanted <= self.capacity and wanted <= self.model.most_rows else least
 
     def _stream(self, n: int) -> Any:
         """A buffer for the hidden states of n rows, on the device."""

@@ -103,11 +103,11 @@ def test_architectures_on_webgpu(
     """Prefill, a past, a tree, its accepted path moved, a rollback; transformers' logits, and a fresh prefill's."""
     written, known = writer("stock", name), reference(name)
     part = add_device_graphs(written.folder, written.arch, written.part, "webgpu", SkipSetPart(attention=[0]))
-    model = DeviceModel(written.folder, part, "webgpu")
+    model = DeviceModel(written.folder, part, "webgpu")  # passes of few rows: wide ones are for golden_step to judge
     slot, fresh = open_slot(model), open_slot(model)
     tokens = known.tokens[:40]
     at = known.rows[known.rows < len(tokens)]
-    logits = run(slot, tokens.tolist(), [17, 1, 5])
+    logits = run(slot, tokens.tolist(), [13, 1, 5])
     np.testing.assert_allclose(logits[at], known.logits[: len(at)], atol=1e-3)
     slot.follow(tokens[:15].tolist())
     tree, path = tokens[15 : 15 + len(PARENTS)], path_to(8)
@@ -125,8 +125,8 @@ def test_quantized_models(writer: Callable[..., Written], reference: Callable[[s
     """Each provider quantizes activations in its own way: close, not equal."""
     written, known = writer("stock", NAME, form), reference(NAME).tokens[:24]
     part = add_device_graphs(written.folder, written.arch, written.part, "webgpu", None)
-    logits = run(open_slot(DeviceModel(written.folder, part, "webgpu")), known.tolist(), [24])
-    expected = run(written.slot("plain"), known.tolist(), [24])
+    logits = run(open_slot(DeviceModel(written.folder, part, "webgpu")), known.tolist(), [12])
+    expected = run(written.slot("plain"), known.tolist(), [12])
     assert np.sqrt(np.mean(np.square(logits - expected))) < 0.1 * expected.std()
 
 

@@ -38,6 +38,7 @@ def made(writer: Callable[..., Written]) -> Made:
             written = writer("stock", name)
             part = add_device_graphs(written.folder, written.arch, written.part, "webgpu", SKIP)
             known[name] = written, HostModel(written.folder, part, "webgpu")
+            known[name][1].most_rows = 10**6
         return known[name]
 
     return get
@@ -156,6 +157,10 @@ def test_a_full_cache_and_foreign_bundles(made: Made, tmp_path: Path) -> None:
         slot.forward(np.zeros(slot.capacity + 1, np.int64))
     with pytest.raises(InvalidRequest, match="do not fit the cache"):
         slot.reserve(slot.capacity + 1)
+    model.most_rows = 16
+    with pytest.raises(InvalidRequest, match="this device computes 16 at most right"):
+        slot.forward(np.zeros(17, np.int64))
+    model.most_rows = 10**6
     with pytest.raises(BundleError, match="no graphs for device webgpu"):
         HostModel(written.folder, written.part, "webgpu")
     with pytest.raises(InvalidRequest, match="no graph webgpu/heads/none"):
