@@ -18,7 +18,7 @@ from edgespec.export.architectures.traits import traits
 from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
-from edgespec.export.device_graphs import add_device_graphs
+from edgespec.export.device_graphs import add_device_graphs, check_devices
 from edgespec.export.foreign.model import ForeignModel, is_foreign
 from edgespec.export.foreign.write import write_foreign
 from edgespec.export.head_choice import HeadChoice, choose_heads, cut_draft
@@ -63,6 +63,7 @@ class Exporter:
         self.path = resolve(options.model, options.revision)
         self.arch = self._open_target()
         self.notes = list(self.arch.source.notes)
+        self._check_devices()
         if "swift" in self.methods and self.arch.facts.layers < 3:
             raise ExportError(
                 f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
@@ -146,6 +147,9 @@ class Exporter:
         scored = None if self.heads.tokens is None else write_tokens(folder, "", self.heads.tokens)
         gated = bool(set(GATED) & set(self.methods))
         return self._write(folder, self.arch, "target", gated=gated, plan=self.heads.plan, head_vocab=scored)
+
+    def _check_devices(self) -> None:
+        check_devices(self.arch, self.options.devices)
 
     def _for_devices(
         self, folder: Path, target: ModelPart, draft: ModelPart | None, methods: dict[str, MethodPart]

@@ -27,7 +27,15 @@ STATE = webgpu_state()
 pytestmark = pytest.mark.skipif(not STATE.usable, reason=f"needs device webgpu: {STATE.reason}")
 
 NAME = "llama_tied_llama3_parameters"
-ARCHITECTURES = [NAME, "gemma2_caps", "gemma3_old", "gpt2_default", "gpt_neox_parallel", "olmo2_gqa_tied", "phi3_long"]
+ARCHITECTURES = [
+    NAME,
+    "gemma2_layer_types",
+    "gemma3_old",
+    "gpt2_default",
+    "gpt_neox_parallel",
+    "olmo2_gqa_tied",
+    "phi3_long",
+]
 PROMPTS = ("The harbour lights", "the boat", "She had heard it before", "twelve lamps", "in 1873,", "A", "the old man",
            "wait.", "and when the", "They both stood up")  # fmt: skip
 METHODS: dict[str, dict[str, Any]] = {

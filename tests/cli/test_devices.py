@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,15 @@ def test_a_bundle_says_its_devices(command: Command, bundle: Path) -> None:
     graphs = command("info", bundle, "--json").json["manifest"]["target"]["graphs"]
     assert {graph["device"] for graph in graphs.values()} == {"cpu", "webgpu"}
     assert command("run", bundle, "--prompt", "ROMEO:", "--max-new-tokens", "4", "--json").json["device"] == "cpu"
+
+
+def test_a_model_that_the_provider_computes_wrongly(
+    command: Command, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    output = tmp_path / "bundle"
+    refused = command("export", checkpoint("gemma2_caps"), "-o", output, "--device", "webgpu")
+    refused.refused(1, "attention caps its scores", "use it on the CPU")
+    assert not output.exists()
 
 
 def test_a_format_that_no_device_has(command: Command, tmp_path: Path) -> None:
