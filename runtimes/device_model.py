@@ -89,10 +89,6 @@ class DeviceModel(Model):
     def _make_session(self, path: Path) -> Any:
         return make_device_session(path, self.device)
 
-    def has(self, which: str) -> bool:
-        """Whether the bundle has that graph for this device."""
-        return f"{self.device}/{which}" in self.part.graphs
-
     def put(self, array: NDArray[Any]) -> Any:
         """An array in the device's memory (an OrtValue).
 
