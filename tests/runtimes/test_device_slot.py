@@ -185,6 +185,14 @@ def test_a_failing_pass_is_an_error_of_the_device(made: Made, monkeypatch: pytes
         slot.forward(np.zeros(1, np.int64))
 
 
+def test_a_buffer_that_does_not_fit(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = made("llama_tied_gqa")
+    monkeypatch.setattr(model, "memory", "a device that is not there")
+    with pytest.raises(DeviceError, match="device webgpu has no room for a buffer of 4 MiB") as error:
+        DeviceModel.put(model, np.zeros(1 << 20, np.float32))
+    assert error.value.hint == "load with a smaller context"
+
+
 def test_masks_of_trees() -> None:
     mask = tree_mask([-1, 0, 0, 1])
     assert [[value == 0 for value in row] for row in mask.tolist()] == [
