@@ -14,8 +14,8 @@ from edgespec.export.source import Checkpoint
 if TYPE_CHECKING:
     from edgespec.export.architectures.base import Architecture
 
-# not weights: tables that old versions of transformers saved with the model
-BUFFERS = re.compile(r"\.(rotary_emb\.inv_freq|masked_bias|attn\.bias|attention\.bias)$")
+# not weights: tables that old versions of transformers saved with the model, and scales of a quantized cache
+BUFFERS = re.compile(r"\.(inv_freq|masked_bias|attn\.bias|attention\.bias|[qkv]_scale|kv_scale)$")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 

@@ -90,6 +90,8 @@ def test_the_older_name_of_a_head(copied: Callable[[str], Path], reference: Call
     "name, buffer",
     [
         ("llama_tied_gqa", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("falcon_7b", "transformer.h.0.self_attention.maybe_rotary.inv_freq"),
+        ("qwen3_tied", "model.layers.1.self_attn.k_scale"),
         ("gpt2_default", "transformer.h.1.attn.bias"),
         ("gpt2_default", "transformer.h.1.attn.masked_bias"),
         ("gpt_neox_parallel", "gpt_neox.layers.2.attention.masked_bias"),
