@@ -382,7 +382,7 @@ def test_a_context_the_bundle_does_not_have_is_refused(fresh: Get, context: int)
 def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
     made = engine()
     keys = ["text", "tokens", "finish", "method_requested", "method_used", "reason", "lossless", "exact",
-            "approximations", "operators", "stats"]  # fmt: skip
+            "approximations", "operators", "device", "stats"]  # fmt: skip
     found = ask(made, method="speculative", max_new_tokens=5).as_dict()
     assert list(found) == keys
     assert list(ask(made, logprobs=True, max_new_tokens=5).as_dict()) == [*keys, "logprobs"]

@@ -58,7 +58,7 @@ def test_public_names_are_imported_on_first_use() -> None:
         (
             edgespec.load,
             "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
-            "strict: bool = True, check: bool = True, operators: Wanted = auto, "
+            "strict: bool = True, check: bool = True, operators: Wanted = auto, device: DeviceName = cpu, "
             "attention: str | None = None, draft_attention: str | None = None, "
             "ngram_store: str | os.PathLike[str] | None = None) -> Engine",
         ),
@@ -147,6 +147,8 @@ def test_results() -> None:
         "exact",
         "approximations",
         "operators",
+        "device",
+        "device_lost",
         "draft_attention",
         "logprobs",
         "peak_bytes",

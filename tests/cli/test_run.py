@@ -43,6 +43,7 @@ RESULT = {
     "exact",
     "approximations",
     "operators",
+    "device",
     "stats",
 }
 
