@@ -21,8 +21,7 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 
 LONGEST = 4096  # tokens of a slot on a device, where no context was asked for: its buffers do not grow
-PROBE = 12  # tokens of the text that both compute in narrow passes
-WIDE_PROBE = 72
+WIDE_PROBE = 72  # tokens: more than the kernels for few rows take
 # root mean square of the difference over that of the logits; int4 and int8 products quantize activations, each provider
 # in its own way
 MOST_DIFFERENCE = {"fp32": 1e-3, "int4": 0.03, "int8": 0.03}

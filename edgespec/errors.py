@@ -24,6 +24,11 @@ class EdgespecError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
+def first_line(error: Exception) -> str:
+    """What a library's error says, in a line."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 class ExportError(EdgespecError):
     """The source model cannot be exported: unreadable, unsupported or inconsistent."""
 

@@ -49,11 +49,10 @@ class Stream:
         self._released = False
         self._lost: str | None = None  # why the device was left
         try:
-            self._begin()
-            self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
-        except DeviceError as error:
-            self._lanes.drop(self._lane)
-            self._leave_device(error)
+            try:
+                self._begin()
+            except DeviceError as error:
+                self._leave_device(error)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
             self._lanes.give_back(self._lane)
@@ -74,6 +73,7 @@ class Stream:
     def _leave_device(self, error: DeviceError) -> None:
         """Go on on the CPU from the tokens that are committed; the lane on the device is gone."""
         self._lost = error.message
+        self._lanes.drop(self._lane)
         if self._stats.prompt_tokens:
             self._stats.prompt_tokens -= len(self.tokens)  # they are counted again
         self._engine = self._engine.off_device(error.message)
@@ -217,7 +217,6 @@ class Stream:
                         made = self._rounds.send(run_pass(self.target, asked))
                 except DeviceError as error:
                     self._rounds.close()
-                    self._lanes.drop(self._lane)
                     self._leave_device(error)
                     continue
                 assert isinstance(made, Round)

@@ -10,12 +10,12 @@ from onnx import TensorProto
 from edgespec.export.graph import MICROSOFT
 from edgespec.export.ops import AttentionRule, Norm
 from edgespec.export.vectors import rope_vectors
+from edgespec.runtimes.stock_slot import HIDE
 
 if TYPE_CHECKING:
     from edgespec.export.emit import GraphOps
 
 ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim and what is turned to be multiples of this
-HIDE = np.float32(-1e30)  # finite, as the bias a slot writes
 
 
 class AttentionEmitter:

@@ -17,17 +17,16 @@ import numpy as np
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.emit import FLOAT, INT32, INT64, GraphOps
-from edgespec.export.emit_attention import HIDE, AttentionEmitter
+from edgespec.export.emit_attention import AttentionEmitter
 from edgespec.export.emit_heads import group_rows
 from edgespec.export.formats import Errors, LinearFormat
 from edgespec.export.graph import WeightFile
 from edgespec.export.heads import HeadPlan
 from edgespec.export.ops import AttentionRule, Kind, Linear, Norm
+from edgespec.runtimes.device_slot import BEST
 from edgespec.runtimes.manifest import HeadGroup
+from edgespec.runtimes.stock_slot import HIDE
 from edgespec.runtimes.target import SkipSet
-
-BEST = 16
-"""Likeliest tokens that a graph gives of each row."""
 
 
 class DeviceAttention(AttentionEmitter):

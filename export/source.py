@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, first_line
 from edgespec.export.tensors.base import Stored, Temporary
 from edgespec.export.tensors.opening import open_adapter, open_source
 from edgespec.runtimes.manifest import MANIFEST
@@ -78,7 +78,7 @@ def resolve(model: str, revision: str | None = None) -> Path:
         return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
     except Exception as error:  # the hub client raises many kinds: network, not found, gated
         raise ExportError(
-            f"{model}: no local folder of that name, and the hub could not provide it: {_first_line(error)}",
+            f"{model}: no local folder of that name, and the hub could not provide it: {first_line(error)}",
             "check the spelling and the network, or download the model and give its folder",
         ) from error
 
@@ -175,7 +175,3 @@ class Checkpoint:
             hint = f"a similar name is {near[0]}" if near else "is it a base model without a language-model head?"
             raise ExportError(f"{self.path}: tensor {name} is missing from the checkpoint", hint)
         return self.tensors[name]
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

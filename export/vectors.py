@@ -46,9 +46,8 @@ def position_rows(graph: GraphBuilder, arch: Architecture, name: str) -> str:
 
 def rope_vectors(graph: GraphBuilder, arch: Architecture, rotary: str) -> tuple[str, str, int]:
     """The cosines and sines of all positions, and how many channels they turn."""
-    tables = arch.rotaries[rotary].tables(arch.facts.context + HEADROOM, arch.facts.context)
-    names = f"{rotary}_cos", f"{rotary}_sin"
-    for name, table in zip(names, tables, strict=True):
-        if not graph.weights.has(name):
+    turning, names = arch.rotaries[rotary], (f"{rotary}_cos", f"{rotary}_sin")
+    if not graph.weights.has(names[0]):
+        for name, table in zip(names, turning.tables(arch.facts.context + HEADROOM, arch.facts.context), strict=True):
             graph.weights.put(name, table.shape, np.float32, [table])
-    return graph.stored(names[0]), graph.stored(names[1]), 2 * tables[0].shape[1]
+    return graph.stored(names[0]), graph.stored(names[1]), turning.dims

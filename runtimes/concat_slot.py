@@ -23,7 +23,6 @@ from edgespec.runtimes.session import Bound, Model
 from edgespec.runtimes.slot import PREFILL_CHUNK, Slot
 from edgespec.runtimes.target import Pass, SkipSet
 
-ROUND_CAPACITY = 64
 LARGEST_LOGITS = 1 << 22  # values: the graph gives those of every row, of a prefill too
 
 
@@ -114,12 +113,9 @@ class ConcatSlot(Slot):
 
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens and the rows after them; what the slot holds stays."""
-        headroom = self.model.part.headroom
-        most = self.model.facts.context + headroom
-        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
-        if need <= self.capacity:
+        need = self._grown(tokens)
+        if need == self.capacity:
             return
-        need = min(most, max(need, self.capacity * 3 // 2))
         self._trim()
         size = self._ports.kv_heads * need * self._ports.head_dim
         held, rows = self._held, len(self.tokens)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import BundleError, DeviceError, InvalidRequest
+from edgespec.errors import BundleError, DeviceError, InvalidRequest, first_line
 from edgespec.runtimes.devices import DeviceName, make_device_session
 from edgespec.runtimes.kv import ATTENTION
 from edgespec.runtimes.manifest import ModelPart
@@ -63,6 +63,7 @@ class DeviceModel(Model):
         self.crossed = Crossed()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}
+        self._inputs: dict[str, frozenset[str]] = {}
         self.session: Any = self.open("")
 
     def relaxed(self) -> DeviceModel:
@@ -86,6 +87,12 @@ class DeviceModel(Model):
             self._opened[name] = self._make_session(path)
         return self._opened[name]
 
+    def inputs(self, which: str) -> frozenset[str]:
+        """Names of a graph's inputs."""
+        if which not in self._inputs:
+            self._inputs[which] = frozenset(node.name for node in self.open(which).get_inputs())
+        return self._inputs[which]
+
     def _make_session(self, path: Path) -> Any:
         return make_device_session(path, self.device)
 
@@ -101,10 +108,10 @@ class DeviceModel(Model):
         try:
             return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), self.memory, 0)
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
-            why = next(iter(str(error).splitlines()), type(error).__name__)
             size = f"{array.nbytes / 2**20:.0f} MiB"
             raise DeviceError(
-                f"device {self.device} has no room for a buffer of {size}: {why}", "load with a smaller context"
+                f"device {self.device} has no room for a buffer of {size}: {first_line(error)}",
+                "load with a smaller context",
             ) from error
 
     def run(
@@ -144,7 +151,6 @@ class DeviceModel(Model):
             values = binding.get_outputs()
             found: list[NDArray[Any]] = [value.numpy() for value in values[len(values) - len(wanted) :]]
         except Exception as error:  # ONNX Runtime's exceptions share no public base class
-            why = next(iter(str(error).splitlines()), type(error).__name__)
-            raise DeviceError(f"device {self.device} failed: {why}", "use device cpu") from error
+            raise DeviceError(f"device {self.device} failed: {first_line(error)}", "use device cpu") from error
         self.crossed.to_host += sum(array.nbytes for array in found)
         return found

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.device_model import DeviceModel
-from edgespec.runtimes.slot import Slot, best_of, depths_of
+from edgespec.runtimes.slot import ROUND_CAPACITY, Slot, best_of, depths_of
+from edgespec.runtimes.stock_slot import HIDE
 from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
-HIDE = np.float32(-1e30)
-ROUND = 64
 # Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
 # takes far longer than a pass.  One row goes through other kernels, which round differently: strict passes have two.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-BEST = 16  # likeliest tokens that the graphs choose (export/emit_device.py)
+BEST = 16  # likeliest tokens that the graphs choose
 
 
 class DeviceSlot(Slot):
@@ -34,8 +33,7 @@ class DeviceSlot(Slot):
     def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         facts, part = model.facts, model.part
-        # a multiple of 4 at least: the provider's attention reads masks of any other width wrongly
-        self.capacity = -(-(self.context + part.headroom) // ROUND) * ROUND
+        self.capacity = -(-(self.context + part.headroom) // ROUND_CAPACITY) * ROUND_CAPACITY
         self._last = facts.context + part.headroom - 1  # position of the tables
         shape = 1, facts.kv_heads, self.capacity, facts.head_dim
         self._kv = {
@@ -82,7 +80,7 @@ class DeviceSlot(Slot):
             if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != skip:
                 raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
         past = len(self.tokens) + offset
-        return self._run(which, tokens, past, rows=np.array([len(tokens) - 1], np.int64), best=best)
+        return self._outcome(which, tokens, past, None, np.array([len(tokens) - 1], np.int64), best)
 
     # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
 
@@ -103,12 +101,12 @@ class DeviceSlot(Slot):
     ) -> NDArray[np.float32]:
         past = len(self.tokens) + offset
         which = f"layers/{first}-{last}"
-        return self._launch(which, rows, past, range(first, last), None, None, ["hidden"])[0][0, : len(rows)]
+        return self._launch(which, rows, past, None, None, ["hidden"])[0][0, : len(rows)]
 
     def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         self._pending = (tokens.tolist(), None)
-        rows, layers = np.arange(len(tokens)), range(resume.layer, self.layers)
-        return self._outcome(f"from/{resume.layer}", resume.hidden, len(self.tokens), layers, None, rows, best)
+        which, rows = f"from/{resume.layer}", np.arange(len(tokens))
+        return self._outcome(which, resume.hidden, len(self.tokens), None, rows, best)
 
     def forward_hypotheses(
         self,
@@ -141,31 +139,18 @@ class DeviceSlot(Slot):
     # -- one pass ----------------------------------------------------------------------------------------------------
 
     def _fill(self, chunk: NDArray[np.int64]) -> None:
-        self._launch("", chunk, len(self.tokens), range(self.layers), None, np.zeros(1, np.int64), [])
+        self._launch("", chunk, len(self.tokens), None, np.zeros(1, np.int64), [])
 
     def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None, best: bool) -> Pass:
         n = len(tokens)
         self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
-        return self._run("", tokens, len(self.tokens), rows=np.arange(n), best=best, parents=self._pending[1])
-
-    def _run(
-        self,
-        which: str,
-        tokens: NDArray[np.int64],
-        past: int,
-        *,
-        rows: NDArray[np.int64],
-        best: bool,
-        parents: list[int] | None = None,
-    ) -> Pass:
-        return self._outcome(which, tokens, past, range(self.layers), parents, rows, best)
+        return self._outcome("", tokens, len(self.tokens), self._pending[1], np.arange(n), best)
 
     def _outcome(
         self,
         which: str,
         begin: NDArray[Any],
         past: int,
-        layers: range,
         parents: list[int] | None,
         rows: NDArray[np.int64],
         best: bool,
@@ -175,7 +160,7 @@ class DeviceSlot(Slot):
         rows = np.resize(rows, self._rounded(r, 0))
         names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
         stream = self._stream(self._rounded(n, past)) if self.keep_hidden else None
-        outputs = self._launch(which, begin, past, layers, parents, rows, names, stream)
+        outputs = self._launch(which, begin, past, parents, rows, names, stream)
         hidden: Any = None if stream is None else HeldRows(self.model, stream, n)
         if not best:
             return Pass(outputs[0][0, :r], hidden)
@@ -189,13 +174,12 @@ class DeviceSlot(Slot):
         which: str,
         begin: NDArray[Any],  # int64 [n] tokens, or float32 [n, hidden]
         past: int,
-        layers: range,
         parents: list[int] | None,
         rows: NDArray[np.int64] | None,
         wanted: list[str],
         stream: Any = None,
     ) -> list[NDArray[Any]]:
-        """Run a graph over rows from place ``past`` on; ``layers`` are those it has, ``stream`` takes hidden states."""
+        """Run a graph over rows from place ``past`` on; ``stream`` takes hidden states."""
         more = self._rounded(len(begin), past) - len(begin)
         if more > 0:  # what they write is overwritten by the next pass
             begin = np.concatenate([begin, np.repeat(begin[-1:], more, 0)])
@@ -225,12 +209,10 @@ class DeviceSlot(Slot):
         else:
             small["tree"] = tree_mask(parents)
         kept: dict[str, Any] = {} if stream is None else {"hidden": stream}
-        taken = {node.name for node in self.model.open(which).get_inputs()}
-        for layer in layers:
-            for kind in ("key", "value"):
-                if f"past_key_values.{layer}.{kind}" in taken:
-                    held[f"past_key_values.{layer}.{kind}"] = self._kv[layer, kind]
-                    kept[f"present.{layer}.{kind}"] = self._kv[layer, kind]
+        taken = self.model.inputs(which)
+        for (layer, kind), value in self._kv.items():
+            if (name := f"past_key_values.{layer}.{kind}") in taken:  # a graph has some of the layers
+                held[name] = kept[f"present.{layer}.{kind}"] = value
         small = {name: value for name, value in small.items() if name in taken}
         held = {name: value for name, value in held.items() if name in taken}
         return self.model.run(which, small, held, kept, wanted)

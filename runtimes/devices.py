@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from edgespec.errors import DeviceError
+from edgespec.errors import DeviceError, first_line
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -57,7 +57,7 @@ def webgpu_state() -> DeviceState:
     try:
         found = _adapters(library)
     except Exception as error:  # ONNX Runtime's exceptions share no public base class
-        return DeviceState("webgpu", False, f"{library}: {_first_line(error)}", "the library must fit onnxruntime")
+        return DeviceState("webgpu", False, f"{library}: {first_line(error)}", "the library must fit onnxruntime")
     if not found:
         return DeviceState(
             "webgpu",
@@ -99,7 +99,7 @@ def make_device_session(path: Path, device: DeviceName) -> onnxruntime.Inference
     try:
         session = ort.InferenceSession(str(path), options)
     except Exception as error:
-        raise DeviceError(f"{path}: device {device} does not take this graph: {_first_line(error)}") from error
+        raise DeviceError(f"{path}: device {device} does not take this graph: {first_line(error)}") from error
     if PROVIDER not in session.get_providers():
         raise DeviceError(f"{path}: expected {PROVIDER}, got {', '.join(session.get_providers())}")
     return session
@@ -131,7 +131,3 @@ def _described(device: Any) -> str:
     kind = str(getattr(hardware, "type", "")).rsplit(".", 1)[-1]
     vendor = getattr(hardware, "vendor", "") or "unknown vendor"
     return f"{vendor}, {kind or 'adapter'}, through {device.ep_name}"
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), type(error).__name__)

@@ -14,6 +14,7 @@ from edgespec.runtimes.session import Model
 from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet, common_prefix
 
 PREFILL_CHUNK = 128
+ROUND_CAPACITY = 64
 
 
 class Slot(ABC):
@@ -150,6 +151,13 @@ class Slot(ABC):
     def _head_size(self, group: HeadGroup) -> int:
         """Columns of a group's logits."""
         return self.vocab_size if self.head_tokens is None else len(self.head_tokens)
+
+    def _grown(self, tokens: int) -> int:
+        """Rows to allocate for so many tokens and the rows after them; the capacity there is, if they fit."""
+        headroom = self.model.part.headroom
+        most = self.model.facts.context + headroom
+        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
+        return self.capacity if need <= self.capacity else min(most, max(need, self.capacity * 3 // 2))
 
     def _need_room(self, rows: int) -> None:
         if rows > self.capacity:

@@ -19,7 +19,6 @@ from edgespec.runtimes.session import Bound, Model
 from edgespec.runtimes.slot import Slot, best_of, depths_of
 from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
-ROUND_CAPACITY = 64
 HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
 
 
@@ -159,12 +158,9 @@ class StockSlot(Slot):
 
     def reserve(self, tokens: int) -> None:
         """Make room for this many tokens and the rows after them; what the slot holds stays."""
-        headroom = self.model.part.headroom
-        most = self.model.facts.context + headroom
-        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
-        if need <= self.capacity:
+        need = self._grown(tokens)
+        if need == self.capacity:
             return
-        need = min(most, max(need, self.capacity * 3 // 2))
         facts, used = self.model.facts, len(self.tokens)
         for layer in range(facts.layers):
             for kind in ("key", "value"):

@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from edgespec.errors import BundleError, DeviceError, ExportError, InvalidRequest
 from edgespec.export.device_graphs import add_device_graphs
 from edgespec.runtimes.device_model import DeviceModel
-from edgespec.runtimes.device_slot import HIDE, DeviceSlot, tree_mask
+from edgespec.runtimes.device_slot import DeviceSlot, tree_mask
 from edgespec.runtimes.manifest import SkipSetPart
 from edgespec.runtimes.slot import open_slot
+from edgespec.runtimes.stock_slot import HIDE
 from edgespec.runtimes.target import ChoosingTarget, GreedyTarget, SkipSet
 from tests import hf
 from tests.conftest import Reference, Written
