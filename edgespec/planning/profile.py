@@ -1,4 +1,4 @@
-"""What was measured of a device with a bundle: written by ``edgespec calibrate``, read by planning and by method auto."""
+"""What was measured of a device with a bundle: `edgespec calibrate` writes it, planning and method auto read it."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from edgespec.planning.profile import Profile
 from edgespec.planning.use import Use
 from edgespec.runtimes.manifest import Manifest
 
-# from best to worst: measured with this bundle on this device; the device's figures for another bundle, scaled; what the
+# from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
 # exporting machine measured; formulas with assumptions alone
 Basis = Literal["calibrated", "scaled", "exported", "assumed"]
 
