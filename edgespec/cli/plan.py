@@ -30,7 +30,11 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
     help="Most tokens a second (auto, chat), of several sequences, least memory, or the finest format that fits.",
 )
 @click.option(
-    "--device", "device", default="cpu", show_default=True, help="cpu, webgpu, or a file that calibrate wrote elsewhere."
+    "--device",
+    "device",
+    default="cpu",
+    show_default=True,
+    help="cpu, webgpu, or a file of `calibrate -o`.",
 )
 @click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]")
 @click.option(
@@ -103,7 +107,7 @@ def _by_recipe(options: dict[str, Any]) -> dict[str, Any]:
 
 def _options(source: str, options: dict[str, Any]) -> list[Any]:
     from edgespec.errors import InvalidRequest
-    from edgespec.planning.options import bundle_option, is_bundle, model_options
+    from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
@@ -159,7 +163,7 @@ def _wish(source: str, options: dict[str, Any]) -> Wish:
 
 def _device(source: str, options: dict[str, Any]) -> tuple[Any, Profile | None]:
     """The kind of device, and what was measured of it."""
-    from edgespec.planning.options import is_bundle
+    from edgespec.cli.plan_options import is_bundle
     from edgespec.planning.profile import find_profile, read_profile
 
     asked = options["device"]
@@ -198,7 +202,7 @@ def _show(plan: Plan) -> None:
     if plan.pick is None:
         return
     click.echo(f"pick: {label(plan.pick)}: {plan.reason}")
-    from edgespec.planning.options import export_command
+    from edgespec.cli.plan_options import export_command
 
     if typed := export_command(plan.pick.option, plan.pick.use.method):
         click.echo(f"make it: {typed}")

@@ -187,7 +187,7 @@ def largest_context(option: Option, use: Use, wish: Wish) -> int:
     return low if low >= LEAST_CONTEXT else 0
 
 
-# -- candidates ----------------------------------------------------------------------------------------------------------
+# -- candidates --------------------------------------------------------------------------------------------------------
 
 
 def _contexts(wish: Wish, most: int) -> Iterable[int]:
@@ -241,7 +241,7 @@ def _relative_step(manifest: Manifest) -> float:
     return float(manifest.files[manifest.target.weights].size)
 
 
-# -- the pick ------------------------------------------------------------------------------------------------------------
+# -- the pick ----------------------------------------------------------------------------------------------------------
 
 
 def _order(candidate: Candidate, goal: Goal) -> tuple[float, ...]:
@@ -310,9 +310,7 @@ def _why(
     return "; ".join(words), tuple(hints)
 
 
-def _nothing_fits(
-    ranked: Sequence[Candidate], options: Sequence[Option], wish: Wish
-) -> tuple[str, tuple[str, ...]]:
+def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: Wish) -> tuple[str, tuple[str, ...]]:
     """What is closest, and what would make it fit."""
     closest = min(ranked, key=lambda candidate: candidate.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
