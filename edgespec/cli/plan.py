@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import emit_json, human_bytes, json_option, table_console
+from edgespec.cli.common import emit_json, json_option, table_console
 
 if TYPE_CHECKING:
     from edgespec.planning.plan import Plan, Wish
@@ -106,8 +106,8 @@ def _by_recipe(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _options(source: str, options: dict[str, Any]) -> list[Any]:
-    from edgespec.errors import InvalidRequest
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
+    from edgespec.errors import InvalidRequest
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
@@ -130,7 +130,8 @@ def _options(source: str, options: dict[str, Any]) -> list[Any]:
 
 def _wish(source: str, options: dict[str, Any]) -> Wish:
     """What is asked for: the budget and the device."""
-    from edgespec.planning.budget import available_memory, check_budget, parse_bytes
+    from edgespec.errors import InvalidRequest
+    from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
     from edgespec.planning.plan import Wish
     from edgespec.runtimes.operators import choose_operators
     from edgespec.runtimes.ort import default_threads
@@ -139,11 +140,14 @@ def _wish(source: str, options: dict[str, Any]) -> Wish:
     foreign = device == "cpu" and options["device"] not in ("cpu", "webgpu")
     if options["budget"] is not None:
         budget = parse_bytes(options["budget"])
-        if foreign:
-            assert profile is not None
-            check_budget(budget, profile.machine.memory)
-        else:
-            check_budget(budget)
+        if not foreign:
+            check_budget(budget, available_memory())
+        elif profile is not None and budget > profile.machine.memory:
+            raise InvalidRequest(
+                f"a budget of {show_bytes(budget)}: the device of {options['device']} has "
+                f"{show_bytes(profile.machine.memory)}",
+                "give a smaller budget, or none",
+            )
     else:
         budget = profile.machine.memory if foreign and profile else available_memory().available
     wanted = options["operators"]
@@ -177,6 +181,7 @@ def _device(source: str, options: dict[str, Any]) -> tuple[Any, Profile | None]:
 def _show(plan: Plan) -> None:
     from rich.table import Table
 
+    from edgespec.planning.budget import show_bytes
     from edgespec.planning.plan import label
 
     console = table_console()
@@ -190,9 +195,9 @@ def _show(plan: Plan) -> None:
             mark,
             label(one),
             str(one.use.context),
-            human_bytes(one.memory.peak),
-            human_bytes(one.memory.private),
-            human_bytes(one.memory.file),
+            show_bytes(one.memory.peak),
+            show_bytes(one.memory.private),
+            show_bytes(one.memory.file),
             f"{rate:.1f}" if rate else "-",
             f"{one.speed.speedup:.2f}x",
             one.speed.basis,

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from edgespec.errors import BudgetError
-from edgespec.planning.budget import available_memory, check_budget, parse_bytes
+from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
 from edgespec.planning.memory import Memory, memory_of
-from edgespec.planning.plan import size
 from edgespec.planning.use import Use
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.process import private_bytes
@@ -63,7 +62,7 @@ class Allowance:
         if self.asked:
             assert budget is not None
             self.limit = parse_bytes(budget)
-            check_budget(self.limit)
+            check_budget(self.limit, available_memory())
         elif budget is None:
             self.limit = available_memory().available + private_bytes()
         self._known: dict[Use, Memory] = {}
@@ -85,11 +84,11 @@ class Allowance:
         least = self._takes(replace(use, context=LEAST))
         if least > self.limit:
             raise BudgetError(
-                f"this bundle needs at least {size(least)} to decode plainly, {self._of()}",
+                f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of()}",
                 "`edgespec plan` says which format and method would fit",
             )
         raise BudgetError(
-            f"a context of {context} tokens needs {size(self._takes(use))} with plain decoding, {self._of()}",
+            f"a context of {context} tokens needs {show_bytes(self._takes(use))} with plain decoding, {self._of()}",
             self._shorter(use),
         )
 
@@ -132,7 +131,7 @@ class Allowance:
                     return Admission(name, chunk, self._memory(use).peak + busy, reason, crowded)
         least = replace(base, method="ar", chunk=CHUNKS[-1])
         raise BudgetError(
-            f"{tokens} tokens of prompt and answer need {size(self._takes(least) + busy)} with plain decoding, "
+            f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "
             f"{self._of()}",
             self._shorter(least, busy),
         )
@@ -165,10 +164,10 @@ class Allowance:
 
     def _of(self) -> str:
         assert self.limit is not None
-        return f"and the budget is {size(self.limit)}" if self.asked else f"and {size(self.limit)} are free"
+        return f"and the budget is {show_bytes(self.limit)}" if self.asked else f"and {show_bytes(self.limit)} are free"
 
     def _dropped(self, method: str, used: str, use: Use) -> str:
-        return f"{method} needs {size(self._takes(replace(use, chunk=CHUNKS[-1])))}, {self._of()}: {used} instead"
+        return f"{method} needs {show_bytes(self._takes(replace(use, chunk=CHUNKS[-1])))}, {self._of()}: {used} instead"
 
     def _shorter(self, use: Use, busy: int = 0) -> str:
         """How many tokens fit, as a hint."""

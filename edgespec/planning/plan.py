@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from edgespec.cost import WORTH
 from edgespec.errors import InvalidRequest
+from edgespec.planning.budget import show_bytes
 from edgespec.planning.memory import Memory, memory_of
 from edgespec.planning.profile import Profile
 from edgespec.planning.speed import Speed, speed_of
@@ -286,7 +287,7 @@ def _why(
         "memory": "the least memory",
         "quality": "the finest format that fits, and the fastest with it",
     }
-    words = [goals[wish.goal], f"predicted peak {size(pick.memory.peak)} of {size(wish.budget)}"]
+    words = [goals[wish.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(wish.budget)}"]
     if pick.use.method == "ar":
         words.append("no method is predicted to be clearly faster than plain decoding")
     else:
@@ -294,7 +295,7 @@ def _why(
     better = [one for one in ranked if not one.fits and one.rate > WORTH * pick.rate and not one.approximates]
     if better:
         best = max(better, key=lambda one: one.rate)
-        words.append(f"{best.format} {best.use.method} would be faster but needs {size(best.memory.peak)}")
+        words.append(f"{best.format} {best.use.method} would be faster but needs {show_bytes(best.memory.peak)}")
     if wish.context is None and pick.use.context < min(CONTEXT, most):
         words.append(f"context cut to {pick.use.context} tokens to fit")
     if pick.approximates:
@@ -315,8 +316,8 @@ def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: 
     closest = min(ranked, key=lambda candidate: candidate.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
     reason = (
-        f"nothing fits {size(wish.budget)}: closest is {own.format} {own.use.method} with a context of "
-        f"{own.use.context} tokens, which needs {size(own.memory.peak)}"
+        f"nothing fits {show_bytes(wish.budget)}: closest is {own.format} {own.use.method} with a context of "
+        f"{own.use.context} tokens, which needs {show_bytes(own.memory.peak)}"
     )
     hints = []
     if room := largest_context(closest.option, closest.use, wish):
@@ -325,26 +326,17 @@ def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: 
             + (" and --attention int8" if closest.approximates else "")
         )
     elif closest.approximates:
-        hints.append(f"keys and values in int8 bring it to {size(closest.memory.peak)}: --attention int8")
+        hints.append(f"keys and values in int8 bring it to {show_bytes(closest.memory.peak)}: --attention int8")
     if wish.batch > 1:
         alone = _peak(own.option, replace(own.use, batch=1), wish)
-        hints.append(f"one sequence at a time needs {size(alone)}")
+        hints.append(f"one sequence at a time needs {show_bytes(alone)}")
     finest = min(PRECISION.index(option.manifest.target.format) for option in options)
     if finest > 0:
         hints.append("a smaller format: export with --format int4")
     if own.use.method != "ar" and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")
-    hints.append(f"a budget of {size(closest.memory.peak)}")
+    hints.append(f"a budget of {show_bytes(closest.memory.peak)}")
     return reason, tuple(hints)
-
-
-def size(count: float) -> str:
-    """Bytes as people write them."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"
 
 
 def label(candidate: Candidate) -> str:
