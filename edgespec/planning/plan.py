@@ -71,7 +71,7 @@ class Wish:
 class Candidate:
     """One way to run one bundle, with what it is predicted to take.
 
-    ``total_tokens_per_second`` is that of all sequences of a batch.
+    ``approximates``: keys are kept coarser than anybody asked for, which changes the text.
     """
 
     option: Option
@@ -79,16 +79,12 @@ class Candidate:
     memory: Memory
     speed: Speed
     fits: bool
+    approximates: bool = False
 
     @property
     def format(self) -> str:
         """Of the weights."""
         return self.option.manifest.target.format
-
-    @property
-    def approximates(self) -> bool:
-        """Whether keys are kept coarser than the bundle was made for, which changes its text."""
-        return self.use.attention is not None
 
     @property
     def rate(self) -> float:
@@ -230,7 +226,8 @@ def _coarser(manifest: Manifest) -> bool:
 def _candidate(option: Option, use: Use, wish: Wish) -> Candidate:
     memory = memory_of(option.manifest, use, wish.profile.process_bytes if wish.profile else None)
     speed = speed_of(option.manifest, use, wish.profile)
-    return Candidate(option, use, memory, speed, memory.peak <= wish.budget)
+    coarser = use.attention is not None and wish.attention is None
+    return Candidate(option, use, memory, speed, memory.peak <= wish.budget, coarser)
 
 
 def _peak(option: Option, use: Use, wish: Wish) -> int:
