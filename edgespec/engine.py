@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.admission import heaviest, make_allowance
-from edgespec.batch import BatchLanes, run_batch
+from edgespec.admission import make_allowance
+from edgespec.batch import Batches
 from edgespec.conversation import Conversation
 from edgespec.devices import LONGEST
 from edgespec.drafters.custom import proposer_name
@@ -119,8 +119,8 @@ class Engine:
         )
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
-        self.lanes: LanePool = LanePool(self._new_lane)
-        self._idle_batches: dict[int, BatchLanes] = {}  # by width, kept with what their drafters learned
+        self.lanes: LanePool = LanePool(self.new_lane)
+        self._batches = Batches(self)
         self._rows_exact: bool | None = None
         self._times: Times = {}
 
@@ -185,22 +185,8 @@ class Engine:
             raise InvalidRequest(
                 "generate_batch got one text: expected a list of prompts", "use generate for one prompt"
             )
-        settings = (settings or Settings()).changed(**changes)
         encoded = [self._encode(prompt) for prompt in prompts]
-        width = self._width(encoded, settings)
-        lanes = self._take_batch(width) if self.operators.kind == "native" and len(encoded) > 1 else None
-        pool = lanes.pool if lanes else None
-        try:
-            return run_batch(
-                len(encoded),
-                width,
-                lambda number: Stream(self.usable, encoded[number], settings, lanes=pool),
-                lanes.batch if lanes else None,
-                self.lock,
-            )
-        finally:
-            if lanes:
-                self._idle_batches[width] = lanes
+        return self._batches.run(encoded, (settings or Settings()).changed(**changes))
 
     def chat(
         self,
@@ -312,12 +298,12 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
-        return self.lanes.kv_bytes() + sum(lanes.batch.kv_bytes for lanes in list(self._idle_batches.values()))
+        return self.lanes.kv_bytes() + self._batches.kv_bytes
 
     def close(self) -> None:
         """Forget all slots; the sessions go with the engine."""
         self.lanes.clear()
-        self._idle_batches.clear()
+        self._batches.clear()
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -327,7 +313,8 @@ class Engine:
             raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
         return tokens
 
-    def _new_lane(self, target: Slot | None = None) -> Lane:
+    def new_lane(self, target: Slot | None = None) -> Lane:
+        """A lane over a slot; None = a new one."""
         bundle = self.bundle
         return Lane(
             bundle.path,
@@ -339,18 +326,6 @@ class Engine:
             self.store,
             target,
         )
-
-    def _width(self, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
-        """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-        longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
-        method = heaviest(self.choose_for(settings))
-        return self.allowance.width(settings.batch, min(self.context, longest), method, settings.sampling.greedy)
-
-    def _take_batch(self, width: int) -> BatchLanes:
-        """Idle lanes of a batch of that width, or new ones."""
-        with self.lock:
-            idle = self._idle_batches.pop(width, None)
-        return idle or BatchLanes(self.model, width, self.context, self._new_lane)
 
     def _draft_model(self) -> Model:
         if self._draft is None:
