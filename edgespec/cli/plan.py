@@ -121,10 +121,13 @@ def _foreign(device: str) -> Profile | None:
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """What there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
+    from edgespec.planning.profile import find_profile
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
-        return model_options(source, **{name: options[name] for name in names})
+        # what was measured here with another bundle tells how fast the machine is
+        profile = find_profile(None, device=options["device"], threads=options["threads"]) if here else None
+        return model_options(source, profile=profile, **{name: options[name] for name in names})
     for name in ("formats", "draft", "revision"):
         if options[name]:
             raise click.UsageError(f"--{name.rstrip('s')} is for models that are not exported yet")

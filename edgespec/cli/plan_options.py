@@ -8,6 +8,7 @@ from typing import Any
 
 from edgespec.errors import InvalidRequest
 from edgespec.planning.plan import Option
+from edgespec.planning.profile import Profile
 from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
 
 WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
@@ -54,6 +55,7 @@ def model_options(
     draft: str | None = None,
     context: int | None = None,
     revision: str | None = None,
+    profile: Profile | None = None,
 ) -> list[Option]:
     """The bundles that an export of a model could make, one for each format; from its config.json.
 
@@ -64,6 +66,7 @@ def model_options(
         draft: a draft model, for speculative.
         context: most tokens of a sequence; None = the model's own limit.
         revision: of a hub model.
+        profile: what was measured of the device with another bundle.
 
     Raises:
         ExportError: unreadable or unsupported.
@@ -80,7 +83,7 @@ def model_options(
             if name in HEADS
         }
         command = ["--format", form, *(("--context", str(context)) if context else ())]
-        found.append(Option(planned, source, tuple(command), needs))
+        found.append(Option(planned, source, tuple(command), needs, profile))
     return found
 
 
