@@ -228,9 +228,7 @@ def _measured_step(manifest: Manifest, use: Use, profile: Profile, method: str, 
     return _step_by_bytes(manifest, use, method, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
 
 
-def _step_by_bytes(
-    manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float
-) -> float:
+def _step_by_bytes(manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float) -> float:
     """One draft step: its bytes of weights over ``rate``, and those of the keys and values that it reads."""
     weights, kv = _draft_bytes(manifest, use, method)
     return weights / rate + kv * depth * per_kv_byte
@@ -251,8 +249,7 @@ def _draft_bytes(manifest: Manifest, use: Use, method: str) -> tuple[float, floa
         return weights * share, kv * kept
     if method in ("medusa", "blockwise"):
         groups = [group for group in target.heads if group.name in part.heads]
-        kind = "medusa" if method == "medusa" else "blockwise"
-        groups = groups or [HeadGroup(name=method, kind=kind, count=4)]
+        groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
         return float(sum(group_bytes(target, group, how) for group in groups)), 0.0
     if method == "paradecode":
         exits = [group.layer for group in target.heads if group.name in part.heads]
