@@ -42,10 +42,17 @@ if TYPE_CHECKING:
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1, max=3600), help="How long to measure, loading apart.  [default: 15]"
 )
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="Try methods on these: one a line, or .jsonl.  [default: the bundle's]",
+)
 @click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
 @click.option("--force", is_flag=True, help="Measure again, even where a profile was kept.")
 @json_option
-def command(bundle: Path, output: Path | None, no_check: bool, force: bool, as_json: bool, **options: Any) -> None:
+def command(
+    bundle: Path, output: Path | None, prompts: Path | None, no_check: bool, force: bool, as_json: bool, **options: Any
+) -> None:
     """Measure this device with a bundle: passes, drafts, prefill, every method.
 
     The profile is kept, and used by method auto and by `edgespec plan`, until the machine, ONNX Runtime, the operators
@@ -65,10 +72,11 @@ def command(bundle: Path, output: Path | None, no_check: bool, force: bool, as_j
     how = {name: options[name] for name in ("operators", "threads", "device", "attention", "strict")}
     setting = Setting.of(opened.manifest, **how)
     _check_output(output)
+    options["prompts"] = _prompts(bundle, prompts)
     profile = None if force else find_profile(opened.manifest, **how)
     reasons: list[str] = []
-    if profile is not None and _too_short(profile, options["context"], opened.manifest.target.facts.context):
-        reasons, profile = [f"measured for a context of {profile.context} tokens only"], None
+    if profile is not None and (reasons := _unlike(profile, options)):
+        profile = None
     cached = profile is not None
     if profile is None:
         reasons = reasons or (["asked for"] if force else why_none(setting, bundle.resolve().name))
@@ -104,9 +112,27 @@ def _check_output(output: Path | None) -> None:
         raise ProfileError(f"{output}: cannot be written: {what}", "name a file in a folder that exists")
 
 
-def _too_short(profile: Profile, context: int | None, most: int) -> bool:
-    """Whether a profile was measured for less context than is wanted now."""
-    return profile.context < (context or most) and profile.context < most and context is not None
+def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
+    """Token ids of a file's prompts."""
+    if file is None:
+        return ()
+    from edgespec.cli.prompts import read_prompt_file
+    from edgespec.runtimes.text import TextCodec
+
+    codec = TextCodec(bundle)
+    return tuple(tuple(codec.encode(text)) for text in read_prompt_file(file))
+
+
+def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:
+    """What is asked for that a kept profile does not have; what nobody asked for may be as it is."""
+    from edgespec.planning.profile import prompts_digest
+
+    found = []
+    if options["context"] is not None and profile.context < options["context"]:
+        found.append(f"measured for a context of {profile.context} tokens only")
+    if options["prompts"] and profile.prompts != prompts_digest(options["prompts"]):
+        found.append("methods were tried on other prompts")
+    return found
 
 
 def _show(profile: Profile, cached: bool, file: Path, output: Path | None) -> None:

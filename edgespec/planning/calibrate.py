@@ -16,7 +16,7 @@ from edgespec.lanes import Lane
 from edgespec.planning.budget import available_memory
 from edgespec.planning.machine import this_machine
 from edgespec.planning.measuring import Clock, take_turns
-from edgespec.planning.profile import Profile, Trial, manifest_hash
+from edgespec.planning.profile import Profile, Trial, manifest_hash, prompts_digest
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.planning.trials import run_trials
 from edgespec.runtimes.bundle import Bundle
@@ -44,6 +44,7 @@ class CalibrateOptions:
     Attributes:
         seconds: of measuring; divided among its parts, each of which makes its fewest turns however long they take.
         trials: whether whole methods are tried.
+        prompts: what they are tried on, as token ids; empty = the bundle's own prompts.
     """
 
     threads: int | None = None
@@ -54,6 +55,7 @@ class CalibrateOptions:
     attention: str | None = None
     seconds: float = SECONDS
     trials: bool = True
+    prompts: tuple[tuple[int, ...], ...] = ()
 
 
 def calibrate(
@@ -133,6 +135,7 @@ class Calibrator:
             plain=plain,
             drafts=drafts,
             trials=trials,
+            prompts=prompts_digest(self.options.prompts),
             prefill=prefill,
             bandwidth=weights / (plain[depths[0]] / 1000),
             rows_exact=exact,
@@ -227,7 +230,7 @@ class Calibrator:
         runs = {depth: (lambda: slot.prefill(tokens)) for depth in wanted}
         self.progress("prefill", 0, 1, f"{size} tokens at a time")
         # a slot that holds something else is cropped, so that each begins where it should
-        times = take_turns(runs, self._seconds("prefill"), self.clock, prepare=slot.stand_in, least=2)
+        times = take_turns(runs, self._seconds("prefill"), self.clock, prepare=slot.stand_in, least=1)
         self.progress("prefill", 1, 1, "done")
         return {depth: 1000 * size / ms for depth, ms in times.items()}
 
@@ -235,7 +238,7 @@ class Calibrator:
         """Every method on the bundle's own prompts, as far as it has some."""
         prompts = self._prompts()
         if not prompts:
-            self.notes.append("no method was tried: the bundle has no prompts of its own")
+            self.notes.append("no method was tried: there are no prompts that fit")
             return {}
         methods = [name for name in self.engine.methods if name != "ar" and self._usable(name)]
         found, failed = run_trials(
@@ -257,8 +260,8 @@ class Calibrator:
 
     def _prompts(self) -> Sequence[list[int]]:
         room = self.engine.context - 2
-        golden = [list(vector.prompt) for vector in self.bundle.manifest.golden]
-        return [prompt for prompt in golden if 0 < len(prompt) <= room]
+        golden = [vector.prompt for vector in self.bundle.manifest.golden]
+        return [list(prompt) for prompt in self.options.prompts or golden if 0 < len(prompt) <= room]
 
     def _seconds(self, part: str) -> float:
         """Time of a part: its share of what is left, so that those after it make up for one that took longer."""

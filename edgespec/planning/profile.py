@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -106,6 +107,7 @@ class Profile(_Part):
     plain: dict[int, float] = Field(default_factory=dict)
     drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
     trials: dict[str, Trial] = Field(default_factory=dict)
+    prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
     prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
     bandwidth: float = Field(gt=0)
     rows_exact: bool
@@ -118,6 +120,12 @@ class Profile(_Part):
 def manifest_hash(manifest: Manifest) -> str:
     """Names a bundle by what its manifest says: the hashes of its files among it."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+
+
+def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """Names a set of prompts; empty for none."""
+    text = json.dumps([list(prompt) for prompt in prompts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if prompts else ""
 
 
 def find_profile(

@@ -120,7 +120,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
 
     drafts = profile.drafts.get(method)
     grown = line(rising(drafts), depth) / line(rising(drafts), before) if drafts else 1.0
-    plain = rising(profile.plain or {at: times[1] for at, times in profile.passes.items()})
+    plain = of.plain_points(profile)
     plain_round = trial.speedup * trial.round_ms / trial.tokens_per_round
     plain_round = max(plain_round + line(plain, depth) - line(plain, before), plain_round / 2)
     verified = trial.verify_ms * verify(depth) / verify(before)
