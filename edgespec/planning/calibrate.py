@@ -71,7 +71,7 @@ def calibrate(
     Args:
         bundle: opened.
         options: how it is run.
-        process: resident bytes of the process before it was opened.
+        process: resident bytes of a process before a bundle is opened (``process_bytes``).
         progress: told of every stage.
         clock: seconds.
 

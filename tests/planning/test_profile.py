@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import EdgespecError, ProfileError
 from edgespec.planning import machine as machines
 from edgespec.planning import profile_cache
-from edgespec.planning.machine import resident_bytes, this_machine
+from edgespec.planning.machine import this_machine
 from edgespec.planning.profile import Profile, find_profile, manifest_hash, read_profile, write_profile
 from edgespec.planning.profile_cache import (
     Setting,
@@ -244,7 +244,6 @@ def test_this_machine_is_described() -> None:
     assert found.memory > 0
     assert found.isa
     assert len(found.library) == 16
-    assert resident_bytes() > 1 << 20
 
 
 def test_processors_by_their_name_and_what_kernels_need(tmp_path: Path) -> None:
