@@ -190,7 +190,8 @@ def read_recipe(name: str | Path) -> Recipe:
     except ValidationError as error:
         first = error.errors()[0]
         at = ".".join(str(part) for part in first["loc"])
-        raise InvalidRequest(f"{where}: {f'{at}: ' if at else ''}{first['msg']}", "see docs/recipes.md") from error
+        said = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{where}: {f'{at}: ' if at else ''}{said}", "see docs/recipes.md") from error
     except ValueError as error:
         raise InvalidRequest(f"{where}: not valid JSON: {error}", "see docs/recipes.md") from error
 
