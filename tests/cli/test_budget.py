@@ -68,7 +68,12 @@ def test_prefills_are_cut_smaller_where_that_makes_room(
     seen: list[int] = []
     lane = engine.lanes.take([])
     fill = type(lane.target)._fill
-    monkeypatch.setattr(type(lane.target), "_fill", lambda slot, chunk: (seen.append(len(chunk)), fill(slot, chunk)))
+
+    def spy(slot: Any, chunk: Any) -> None:
+        seen.append(len(chunk))
+        fill(slot, chunk)
+
+    monkeypatch.setattr(type(lane.target), "_fill", spy)
     engine.lanes.give_back(lane)
     engine.generate([5] * 200, method="ar", max_new_tokens=4)
     assert max(seen) <= 32
