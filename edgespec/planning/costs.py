@@ -2,9 +2,10 @@
 
 Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
 
-    weights(n) + attention(n) d        weights(1) = bytes of weights / rate, attention(1) = KV bytes of a token / rate
+    weights(n) + attention(n) d        weights(1) = bytes of weights / rate
 
-where weights(n) follows a verify curve, and attention is done for each row.  A profile gives both by least squares.
+where weights(n) follows a verify curve, and attention(n) is that of ``traffic.attention_bytes``.  A profile gives both
+by least squares.
 """
 
 from __future__ import annotations
@@ -13,9 +14,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgespec.planning.curves import CURVES, STRICT
-from edgespec.planning.passes import PassTimes, line, rising
+from edgespec.planning.passes import PassTimes, Points, line, rising
 from edgespec.planning.profile import Profile, manifest_hash
 from edgespec.planning.traffic import (
+    attention_bytes,
     exit_share,
     group_bytes,
     kept_share,
@@ -109,21 +111,25 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
-    kv_ratio = kv / profile.kv_bytes if profile.kv_bytes else 0.0
+    theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
     curve = rising(CURVES[use.operators][target.format])
 
+    def reading(rows: float) -> float:
+        """Attention here over that of the profile."""
+        mine = attention_bytes(target.facts, kv, rows, use.operators)
+        return mine / attention_bytes(profile.facts, theirs, rows, profile.operators)
+
     def pass_ms(rows: float) -> float:
-        if same:
-            here, per_token = passes.split(rows)
-            return here * weights / profile.weight_bytes + per_token * kv_ratio * depth
-        return weights / rate * line(curve, rows) + rows * slope * kv_ratio * depth
+        here, per_token = passes.split(rows)
+        weighed = here * weights / profile.weight_bytes if same else weights / rate * line(curve, rows)
+        return weighed + per_token * reading(rows) * depth
 
     strict = pass_ms(1)
     padded = _padding(use) if profile.operators != "stock" or not profile.strict else _measured_padding(profile, use)
     found = Costs(
         plain=strict / padded,
         pass_ms=pass_ms,
-        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * kv_ratio / max(kv, 1)),
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * reading(1) / kv),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
         known=True,
         assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
@@ -148,7 +154,7 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     points = rising(times)
     one = line(points, 1)
-    per_byte = one / (weights + kv * before)
+    per_byte = one / (weights + attention_bytes(target.facts, kv, 1, use.operators) * before)
     step = manifest.cost.get("plain_ms", one)
     padded = max(1.0, one / step) if use.operators == "stock" and use.strict else 1.0
 
@@ -160,7 +166,7 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
         unit = step if use.operators == "stock" else one
         return float(known * unit) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
 
-    pass_ms = _moved(points, kv * per_byte, before, depth)
+    pass_ms = _moved(manifest, use, points, per_byte, before, depth)
     return Costs(
         plain=pass_ms(1) / padded,
         pass_ms=pass_ms,
@@ -172,9 +178,9 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
 def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
     """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
     target = manifest.target
-    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    weights = read_bytes(target, use.operators)
     points = [(rows, weights * v) for rows, v in rising(CURVES[use.operators][target.format])]
-    pass_ms = _moved(points, kv, 0.0, depth)
+    pass_ms = _moved(manifest, use, points, 1.0, 0.0, depth)
     return Costs(
         plain=pass_ms(1) / _padding(use),
         pass_ms=pass_ms,
@@ -190,13 +196,15 @@ def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
 
 
 def _moved(
-    points: list[tuple[float, float]], per_token: float, before: float, depth: float
+    manifest: Manifest, use: Use, points: Points, per_byte: float, before: float, depth: float
 ) -> Callable[[float], float]:
-    """rows -> a pass at ``depth``, from those at depth ``before``: attention is done for each row."""
+    """rows -> a pass at ``depth``, from those at depth ``before``."""
+    facts, kv = manifest.target.facts, kv_token_bytes(manifest.target, use.operators, use.attention)
 
     def pass_ms(rows: float) -> float:
         known = line(points, rows)
-        return max(known + rows * per_token * (depth - before), known / 2)
+        grown = attention_bytes(facts, kv, rows, use.operators) * per_byte * (depth - before)
+        return max(known + grown, known / 2)
 
     return pass_ms
 

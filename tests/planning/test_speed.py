@@ -1,0 +1,418 @@
+"""The prediction of speed: formulas by profiles and manifests made by hand."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import onnxruntime
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import InvalidRequest
+from edgespec.planning.curves import CURVES, STRICT
+from edgespec.planning.gains import Guessing, best_gain, looking
+from edgespec.planning.passes import PassTimes, line, rising
+from edgespec.planning.priors import PRIORS
+from edgespec.planning.profile import Profile
+from edgespec.planning.speed import Speed, speed_of
+from edgespec.planning.traffic import (
+    exit_share,
+    group_bytes,
+    kept_share,
+    kv_token_bytes,
+    layer_weights,
+    read_bytes,
+)
+from edgespec.planning.use import Use
+from edgespec.runtimes.manifest import FORMATS, METHODS, HeadGroup, Manifest, MethodPart, SkipSetPart
+from edgespec.tree import best_tree
+from tests.planning.manifests import FACTS, manifest, part
+from tests.planning.profiles import passes, profile, trial
+
+pytestmark = pytest.mark.usefixtures("native")
+SPECULATIVE = ("ar", "ngram", "speculative")
+ALL = tuple(METHODS)
+
+
+def changed(found: Manifest, **changes: Any) -> Manifest:
+    return found.model_copy(update=changes)
+
+
+def unmeasured(*methods: str, form: Any = "int4", heads: bool = True) -> Manifest:
+    """A planned bundle: nothing was measured of any method."""
+    groups = [
+        HeadGroup(name="medusa", kind="medusa", count=4),
+        HeadGroup(name="blockwise", kind="blockwise", count=4, inner=FACTS.hidden),
+        HeadGroup(name="exit.12", kind="exit", count=1, layer=12),
+    ]
+    names = {"medusa": ["medusa"], "blockwise": ["blockwise"], "paradecode": ["exit.12"]}
+    target = part(form, "model.data").model_copy(update={"heads": groups if heads else []})
+    draft = part(form, "draft/model.data", FACTS.model_copy(update={"layers": 2, "parameters": 160_000_000}))
+    parts = {name: MethodPart(heads=names.get(name, []) if heads else []) for name in methods}
+    return changed(manifest(form), target=target, draft=draft, methods=parts)
+
+
+# -- lines -------------------------------------------------------------------------------------------------------------
+
+
+def test_lines_between_and_beyond_points() -> None:
+    points = [(1.0, 10.0), (3.0, 14.0), (5.0, 15.0)]
+    assert [line(points, at) for at in (1, 2, 3, 4, 5, 9)] == [10, 12, 14, 14.5, 15, 17]
+    assert line(points, 0) == 8.0
+    assert line(points, -10) == 5.0  # never below half of what was measured
+    assert line([(2.0, 7.0)], 100) == 7.0
+    assert line([(1.0, 5.0), (2.0, 4.0)], 3) == 4.0  # a falling end is noise
+
+
+def test_dips_are_noise() -> None:
+    assert rising({3: 4.0, 1: 5.0, 5: 6.0}) == [(1, 5.0), (3, 5.0), (5, 6.0)]
+    dipping = PassTimes({0: {1: 10.0, 2: 12.0}, 100: {1: 9.0, 2: 13.0}})
+    assert dipping.ms(1, 100) == 10.0
+
+
+def test_passes_split_into_weights_and_attention() -> None:
+    times = PassTimes(passes(10, 1, 0.001))
+    assert times.ms(1, 0) == 10
+    assert times.ms(3, 1000) == 15
+    assert times.ms(4, 1000) == 17
+    assert times.split(3) == (pytest.approx(12), pytest.approx(0.003))
+    assert PassTimes({64: {1: 10.0}}).split(1) == (10.0, 0.0)
+    assert PassTimes({0: {1: 10.0}, 50: {1: 8.0}}).split(1)[1] == 0.0
+
+
+# -- bytes -------------------------------------------------------------------------------------------------------------
+
+
+def test_bytes_that_a_pass_reads() -> None:
+    int4, fp32 = part("int4", "w"), part("fp32", "w")
+    head = FACTS.vocab * FACTS.hidden
+    assert layer_weights(FACTS) == FACTS.parameters - head  # the embedding is the head
+    assert read_bytes(int4, "native") == round(FACTS.parameters * 18 / 32)
+    assert read_bytes(int4, "stock") == round(FACTS.parameters * 20 / 32)
+    assert read_bytes(fp32, "native") == 4 * FACTS.parameters
+    mixed = int4.model_copy(update={"head_format": "int8"})
+    assert read_bytes(mixed, "native") == round((FACTS.parameters - head) * 18 / 32 + head * 34 / 32)
+    untied = part("fp32", "w", FACTS.model_copy(update={"tied": False}))
+    assert read_bytes(untied, "native") == 4 * (FACTS.parameters - head)
+    assert kv_token_bytes(int4, "stock") == FACTS.kv_bytes_per_token
+    assert kv_token_bytes(int4, "native") == FACTS.kv_bytes_per_token // 2
+    assert kv_token_bytes(int4, "native", "int8") == 24 * 2 * 2 * (64 + 4)
+
+
+def test_bytes_that_drafts_read() -> None:
+    target = part("fp32", "w")
+    layers, per_layer = FACTS.layers, layer_weights(FACTS) / FACTS.layers
+    nothing = SkipSetPart(attention=list(range(layers)), mlp=list(range(layers)))
+    weights, kv = kept_share(target, nothing, "native")
+    assert weights == pytest.approx(FACTS.vocab * FACTS.hidden / FACTS.parameters)
+    assert kv == 0
+    assert kept_share(target, SkipSetPart(), "native") == (1, 1)
+    one = kept_share(target, SkipSetPart(attention=[0], mlp=[0]), "native")[0]
+    assert one == pytest.approx(1 - per_layer / FACTS.parameters)
+    medusa = HeadGroup(name="m", kind="medusa", count=4)
+    assert group_bytes(target, medusa, "native") == 4 * (4 * 896**2 + FACTS.vocab * 896)
+    own = HeadGroup(name="m", kind="medusa", count=4, own=True)
+    assert group_bytes(target, own, "native") == 4 * (4 * 896**2 + 4 * FACTS.vocab * 896)
+    share = (12 * per_layer + 896**2 + FACTS.vocab * 896) / FACTS.parameters
+    assert exit_share(target, 12, "native") == pytest.approx(share)
+
+
+# -- calibrated --------------------------------------------------------------------------------------------------------
+
+
+def of(found: Manifest, method: str, known: Profile | None = None, **changes: Any) -> Speed:
+    text = {name: changes.pop(name) for name in ("depth", "text") if name in changes}
+    return speed_of(found, Use(method, **changes), known, **text)
+
+
+def test_plain_decoding_takes_its_pass() -> None:
+    found = manifest()
+    assert of(found, "ar", profile(found), depth=0).as_dict() == {
+        "speedup": 1.0,
+        "tokens_per_second": 100.0,
+        "plain_tokens_per_second": 100.0,
+        "prefill_tokens_per_second": 500.0,
+        "gamma": 0,
+        "tokens_per_round": 1.0,
+        "acceptance": None,
+        "basis": "calibrated",
+        "assumed": [],
+    }
+    halfway = of(found, "ar", profile(found), context=2000)  # at depth 1000
+    assert halfway.tokens_per_second == pytest.approx(1000 / 11)
+    assert halfway.prefill_tokens_per_second == pytest.approx(250)
+    assert of(found, "ar", profile(found), depth=500).prefill_tokens_per_second == pytest.approx(1000 / 3)
+
+
+def test_acceptance_of_the_manifest_with_measured_costs() -> None:
+    found = manifest(methods=SPECULATIVE)
+    known = profile(found, drafts={"speculative": {0: 1.0}})
+    speed = of(found, "speculative", known, depth=0)
+    # E(3) = 1 + .8 + .56 + .392 over 3 drafts of .1 and a pass of 4 rows, 1.3
+    assert speed.speedup == pytest.approx(2.752 / 1.6)
+    assert (speed.gamma, speed.acceptance, speed.basis, speed.assumed) == (3, 0.8, "calibrated", ())
+    assert speed.tokens_per_round == pytest.approx(2.752)
+    assert speed.tokens_per_second == pytest.approx(100 * 2.752 / 1.6)
+    deep = of(found, "speculative", known, depth=1000)
+    gains = [e / (g / 11 + (10 + g + g + 1) / 11) for g, e in ((1, 1.8), (2, 2.36), (3, 2.752), (4, 3.0264))]
+    assert deep.speedup == pytest.approx(max(gains))
+    assert of(found, "speculative", known, depth=0, gamma=1).speedup == pytest.approx(1.8 / 1.2)
+
+
+def test_a_trial_is_trusted_most() -> None:
+    found = manifest(methods=SPECULATIVE)
+    known = profile(found, trials={"speculative": trial()}, drafts={"speculative": {0: 9.0}})
+    speed = of(found, "speculative", known, depth=0)
+    assert speed.speedup == pytest.approx(1.25)
+    assert (speed.tokens_per_round, speed.acceptance, speed.gamma) == (1.5, 0.6, 2)
+
+
+def test_a_trial_is_moved_to_another_depth() -> None:
+    found = manifest(methods=SPECULATIVE)
+    known = profile(found, trials={"speculative": trial()})
+    # passes: (11 + 15) / 2 instead of (10 + 12) / 2 ms; a plain step 11 instead of 10
+    assert of(found, "speculative", known, depth=1000).speedup == pytest.approx(1.5 * 11 / (1 + 13))
+    growing = profile(found, trials={"speculative": trial()}, drafts={"speculative": {0: 1.0, 1000: 2.0}})
+    assert of(found, "speculative", growing, depth=1000).speedup == pytest.approx(1.5 * 11 / (2 + 13))
+
+
+def test_where_guessing_no_longer_pays_control_stops() -> None:
+    found = manifest(methods=SPECULATIVE)
+    wide = trial(rows={1: 50, 17: 50}, verify_ms=18.0, draft_ms=0.0, speedup=1.1)
+    known = profile(found, trials={"speculative": wide}, drafts={"speculative": {0: 0.5}})
+    speed = of(found, "speculative", known, depth=4000)
+    v = PassTimes(passes())
+    cost = 4 * (2 * 0.5 / 14 + v.ms(3, 4000) / 14 - 1) / 128
+    assert speed.speedup == pytest.approx(1 / (1 + cost))
+    slow = profile(found, trials={"speculative": trial(speedup=0.8)})
+    assert of(found, "speculative", slow, depth=0).speedup == pytest.approx(0.8)  # what was measured stands
+
+
+def test_depths_far_beyond_what_was_measured_are_said() -> None:
+    found = manifest()
+    assert not of(found, "ar", profile(found), depth=5000).assumed
+    (note,) = of(found, "ar", profile(found), depth=8000).assumed
+    assert "4000" in note
+    (note,) = of(found, "ar", profile(found), depth=0, threads=4).assumed
+    assert "4 threads" in note
+
+
+def test_other_keys_take_what_their_bytes_do() -> None:
+    found = manifest()
+    ratio = kv_token_bytes(found.target, "native", "int8") / kv_token_bytes(found.target, "native", "f16")
+    speed = of(found, "ar", profile(found), depth=4000, attention="int8")
+    assert speed.tokens_per_second == pytest.approx(1000 / (10 + 4 * ratio))
+    assert "int8" in speed.assumed[0]
+
+
+def test_strict_stock_passes_are_held_against_plain_ones() -> None:
+    found = manifest()
+    known = profile(
+        found, operators="stock", attention="f32", plain={depth: times[1] / 1.1 for depth, times in passes().items()}
+    )
+    assert of(found, "ar", known, depth=0, operators="stock").speedup == pytest.approx(1 / 1.1)
+    assert of(found, "ngram", known, depth=0, operators="stock").plain_tokens_per_second == pytest.approx(110)
+
+
+# -- from elsewhere ----------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_of_another_bundle_is_scaled_by_bytes() -> None:
+    measured, found = manifest("int4"), manifest("int4", SPECULATIVE)
+    large = FACTS.model_copy(update={"parameters": 2 * FACTS.parameters, "layers": 48})
+    found = changed(found, target=part("int4", "model.data", large))
+    speed = of(found, "ar", profile(measured), depth=1000)
+    # twice the weights and twice the keys
+    assert speed.tokens_per_second == pytest.approx(1000 / 22, rel=1e-3)
+    assert speed.basis == "scaled"
+    assert "bundle" in speed.assumed[0]
+    assert not any("verify curve" in note for note in speed.assumed)
+    ratio = layer_weights(FACTS) / layer_weights(large)
+    assert speed.prefill_tokens_per_second == pytest.approx(250 * ratio)
+
+
+def test_another_format_has_the_documented_curve() -> None:
+    found = unmeasured("ar", "speculative", form="fp32")
+    known = profile(manifest("int4"), passes={0: {1: 10.0, 2: 19.0}}, plain={0: 10.0})
+    speed = of(found, "speculative", known, depth=0, gamma=1)
+    ratio = read_bytes(found.target, "native") / read_bytes(manifest().target, "native")
+    assert speed.plain_tokens_per_second == pytest.approx(100 / ratio)
+    assert found.draft is not None
+    c = read_bytes(found.draft, "native") / read_bytes(found.target, "native")
+    a = PRIORS["speculative"]["chat"].acceptance
+    assert speed.speedup == pytest.approx((1 + a) / (c + CURVES["native"]["fp32"][2]))
+    assert any("verify curve of native fp32" in note for note in speed.assumed)
+    assert any("arXiv 2401.07851" in note for note in speed.assumed)
+
+
+def test_what_was_accepted_in_another_format_of_the_same_model() -> None:
+    known = profile(manifest("int4", SPECULATIVE), trials={"speculative": trial(offered=[100], accepted_at=[90])})
+    speed = of(manifest("int8", SPECULATIVE), "speculative", known, depth=0)
+    assert speed.acceptance == 0.9
+    assert any(note.startswith("guesses are accepted as in") for note in speed.assumed)
+    stranger = changed(manifest("int8", SPECULATIVE), target=part("int8", "w", FACTS.model_copy(update={"layers": 8})))
+    assert of(stranger, "speculative", known, depth=0).acceptance == 0.8  # its own manifest's
+
+
+def test_what_the_exporting_machine_measured() -> None:
+    cost = {"plain_ms": 10.0, "verify_ms": {"1": 10.0, "2": 11.0, "5": 14.0}, "depth": 512}
+    found = changed(manifest(methods=SPECULATIVE), cost=cost)
+    speed = of(found, "speculative", depth=512)
+    assert speed.basis == "exported"
+    assert speed.tokens_per_second is None
+    assert speed.assumed == ("this device is like the exporting machine",)
+    assert speed.speedup == pytest.approx(2.752 / (0.3 + 1.3))  # c = .1
+    deeper, shallower = of(found, "speculative", depth=4096), of(found, "speculative", depth=0)
+    assert deeper.speedup < speed.speedup < shallower.speedup  # attention is done for each row
+    # other operators than those of the export: its times say nothing
+    assert of(found, "speculative", depth=512, operators="stock").basis == "assumed"
+
+
+def test_padding_at_export() -> None:
+    found = manifest(methods=SPECULATIVE)
+    target = found.target.model_copy(update={"layout": "stock"})
+    cost = {"plain_ms": 10.0, "verify_ms": {"1": 11.0, "2": 12.0, "5": 15.0}, "depth": 64}
+    found = changed(found, target=target, cost=cost)
+    assert of(found, "ar", depth=64, operators="stock").speedup == pytest.approx(10 / 11)
+    assert of(found, "ar", depth=64, operators="stock", strict=False).speedup == 1.0
+    assert of(found, "speculative", depth=64, operators="stock").speedup == pytest.approx(2.752 / (0.3 + 1.4))
+
+
+def test_formulas_alone() -> None:
+    speed = of(manifest(methods=SPECULATIVE), "speculative", depth=0)
+    assert speed.basis == "assumed"
+    assert (speed.tokens_per_second, speed.prefill_tokens_per_second) == (None, None)
+    assert any("verify curve" in note for note in speed.assumed)
+    assert of(manifest(), "ar", operators="stock", depth=0).speedup == pytest.approx(1 / STRICT)
+
+
+@pytest.mark.parametrize("text", ["chat", "code", "summarization"])
+@pytest.mark.parametrize("method", ALL)
+def test_literature_is_named(method: str, text: Any) -> None:
+    speed = of(unmeasured(*ALL), method, depth=256, text=text)
+    assert speed.basis == "assumed"
+    if method in ("ar", "paradecode"):
+        assert speed.speedup == 1.0
+    else:
+        assert any(PRIORS[method][text].source in note for note in speed.assumed)
+    assert of(unmeasured(*ALL, heads=False), method, depth=256, text=text).speedup > 0.5
+
+
+def test_early_exits_have_the_exports_word_alone() -> None:
+    found = unmeasured(*ALL)
+    told = changed(found, methods={**found.methods, "paradecode": MethodPart(predicted_speedup=1.3)})
+    assert of(told, "paradecode").speedup == 1.3
+    assert any("exporting machine" in note for note in of(told, "paradecode").assumed)
+    assert any("how many tokens exit" in note for note in of(found, "paradecode").assumed)
+
+
+# -- gains -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tree_is_the_best_one() -> None:
+    ranks = [[0.6, 0.2, 0.1], [0.4, 0.2]]
+
+    def v(rows: float) -> float:
+        return 1 + 0.05 * (rows - 1)
+
+    paths, gain = best_tree(ranks, v, 0.1, 16)
+    found = best_gain(Guessing([0.6], 16, ranks, at_once=True), 0.1, v)
+    assert found.speedup == pytest.approx(gain)
+    assert found.gamma == len(paths)
+    limited = best_gain(Guessing([0.6], 2, ranks, at_once=True), 0.1, v)
+    assert limited.gamma == 2
+    assert limited.speedup == pytest.approx((1 + 0.6 + 0.24) / (v(3) + 0.1))
+
+
+def test_heads_cost_the_same_however_many_guesses() -> None:
+    found = best_gain(Guessing([0.9], 3, at_once=True), 0.5, lambda rows: 1.0)
+    assert found.speedup == pytest.approx((1 + 0.9 + 0.81 + 0.729) / 1.5)
+
+
+def test_drafters_that_stop_by_themselves() -> None:
+    found = best_gain(Guessing([0.5], 8, fixed=(1.5, 1.9)), 0.0, lambda rows: 1 + 0.2 * (rows - 1))
+    assert found.speedup == pytest.approx(1.9 / 1.3)
+    assert found.tokens == 1.9
+
+
+def test_sequences_share_a_pass_and_draft_in_turn() -> None:
+    def v(rows: float) -> float:
+        return 1 + 0.1 * (rows - 1)
+
+    found = best_gain(Guessing([0.8], 1), 0.1, v, width=4)
+    assert found.speedup == pytest.approx(1.8 / (4 * 0.1 / v(4) + v(8) / v(4)))
+    # where rows are all that costs, guesses of many sequences do not pay
+    assert best_gain(Guessing([0.5], 4), 0.1, lambda rows: rows, width=8).gamma == 0
+
+
+def test_looking_is_a_few_probes_of_a_request() -> None:
+    def v(rows: float) -> float:
+        return 1 + 0.1 * (rows - 1)
+
+    assert looking(0.05, v) == pytest.approx(4 * (2 * 0.05 + 0.2) / 128)  # after 0, 16, 32 and 64 plain rounds
+    assert looking(0.05, v, at_once=True) == pytest.approx(4 * (0.05 + 0.2) / 128)
+    assert looking(0.0, lambda rows: 1.0) == 0
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=5),
+    st.floats(0, 2),
+    st.floats(0, 1),
+    st.integers(1, 8),
+    st.integers(1, 12),
+)
+def test_never_worse_than_plain_less_looking(rates: list[float], c: float, row: float, width: int, most: int) -> None:
+    def v(rows: float) -> float:
+        return 1 + row * (rows - 1)
+
+    found = best_gain(Guessing(rates, most), c, v, width)
+    assert found.speedup >= 1 / (1 + looking(c * width / v(width), v, width)) - 1e-9
+    assert 1 <= found.tokens <= 1 + most
+    assert found.gamma <= most
+
+
+# -- as a whole --------------------------------------------------------------------------------------------------------
+
+
+def test_batches() -> None:
+    found = manifest(methods=SPECULATIVE)
+    known = profile(found, drafts={"speculative": {0: 1.0}}, trials={"speculative": trial()})
+    plain = of(found, "ar", known, depth=0, batch=4)
+    assert plain.tokens_per_second == pytest.approx(1000 / 13)  # of one of four that share a pass of 4 rows
+    assert plain.speedup == 1.0
+    speed = of(found, "speculative", known, depth=0, batch=4)
+    rates = 1.6, 1.6 + 0.6 * 2 / 3  # as in the trial
+    gains = [e / ((g * 4 * 1.0 + 10 + 4 * (1 + g) - 1) / 13) for g, e in enumerate(rates, 1)]
+    assert speed.speedup == pytest.approx(max(gains))
+    assert any("several sequences" in note for note in speed.assumed)
+    stock = profile(found, operators="stock", attention="f32")
+    turns = of(found, "ar", stock, depth=0, batch=4, operators="stock")
+    assert turns.tokens_per_second == pytest.approx(25)  # they take turns
+
+
+def test_sampling_is_said() -> None:
+    found = manifest()
+    assert any("greedy" in note for note in of(found, "ngram", profile(found), greedy=False).assumed)
+
+
+def test_a_method_that_the_bundle_does_not_have() -> None:
+    with pytest.raises(InvalidRequest, match=r"'medusa' is not in this bundle; it has: ar, ngram, self-spec"):
+        of(manifest(), "medusa")
+
+
+def test_nothing_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onnxruntime, "InferenceSession", None)
+    measured = profile(manifest())
+    for form in FORMATS:
+        for operators in ("native", "stock"):
+            for known in (None, measured):
+                for method in ALL:
+                    found = of(unmeasured(*ALL, form=form), method, known, operators=operators, context=8192)
+                    assert 0.3 < found.speedup < 6
+                    assert (found.tokens_per_second is None) == (known is None)
+
+
+def test_the_keys_of_json() -> None:
+    assert list(of(manifest(), "ar").as_dict()) == [field.name for field in fields(Speed)]
