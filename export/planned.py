@@ -127,7 +127,8 @@ def planned_bundle(
             "assumed": assumed,
             "notes": list(arch.source.notes),
             "traits": traits(arch),
-        },
+        }
+        | ({} if draft is None else {"draft": draft}),
         files=entries(files),
     )
 

@@ -110,7 +110,7 @@ def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, A
 
     given = {key: value for key, value in options.items() if value not in (None, ())}
     source = click.get_current_context().get_parameter_source
-    asked = {key: value for key, value in given.items() if str(source(key)) != "ParameterSource.DEFAULT"}
+    asked = {key: value for key, value in given.items() if source(key) is not click.core.ParameterSource.DEFAULT}
     found = plan_defaults(name)
     if any(is_bundle(source) for source in sources):
         del found["formats"]
