@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.plan import Option
 from edgespec.planning.profile import Profile
 from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
@@ -30,12 +30,15 @@ def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] 
         how: device, threads, operators and attention it was calibrated with on this machine; None = do not look.
 
     Raises:
-        BundleError: it cannot be read.
+        BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method that it does not have.
     """
     from edgespec.planning.profile import find_profile
 
     manifest = read_manifest(Path(source))
+    device = "cpu" if how is None else how["device"]
+    if device != "cpu" and device not in manifest.target.graphs:
+        raise BundleError(f"{source}: has no graphs for {device}", f"export it again with `--device {device}`")
     profile = None if how is None else find_profile(Path(source), **how)
     if unknown := [name for name in methods if name not in manifest.methods]:
         raise InvalidRequest(
