@@ -13,6 +13,7 @@ from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
 
 WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
 HEADS = ("medusa", "blockwise", "paradecode")
+DRAFT = "draft"  # folder of a draft that is still to be trained
 
 
 def is_bundle(source: str) -> bool:
@@ -85,6 +86,8 @@ def model_options(
             for name in planned.methods
             if name in HEADS
         }
+        if "speculative" in planned.methods and draft is None:
+            needs["speculative"] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
         command = ["--format", form, *(("--context", str(context)) if context else ())]
         found.append(Option(planned, source, tuple(command), needs, profile))
     return found
@@ -99,4 +102,6 @@ def export_command(option: Option, method: str) -> str | None:
         words += ["--method", method]
     if method in HEADS:
         words += ["--heads", f"{method}-heads"]
+    if method == "speculative":
+        words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]
     return " ".join(words)
