@@ -29,6 +29,9 @@ from edgespec.planning.use import Use
 from edgespec.runtimes.attention import default_attention
 from edgespec.runtimes.manifest import HeadGroup, Manifest, SkipSetPart
 
+# milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
+# nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
+CONTROL = 0.022
 EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
 
 
@@ -41,6 +44,7 @@ class Costs:
         pass_ms: rows -> a pass of the graph that runs every method, at that depth.
         step_ms: method -> one draft step, or one look at its heads.
         other: what a round takes beside its pass and drafts.
+        control: what deciding how much to draft adds to it.
         prefill: tokens a second; None = not known.
         known: whether times are those of the device in question.
         assumed: what is assumed, in words.
@@ -50,6 +54,7 @@ class Costs:
     pass_ms: Callable[[float], float]
     step_ms: Callable[[str], float]
     other: float = 0.0
+    control: float = 0.0
     prefill: float | None = None
     known: bool = False
     assumed: list[str] = field(default_factory=list)
@@ -57,6 +62,10 @@ class Costs:
     def v(self, rows: float) -> float:
         """Time of a round over so many rows, drafts apart, over one of plain decoding."""
         return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
+
+    def controlled(self, rows: float) -> float:
+        """The same of a method's round."""
+        return self.v(rows) + self.control / (self.plain + self.other)
 
     def c(self, method: str) -> float:
         """Time of a draft step over a round of plain decoding."""
@@ -88,6 +97,7 @@ def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> 
         pass_ms=lambda rows: passes.ms(rows, depth),
         step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
         prefill=_prefill(profile, depth),
         known=True,
     )
@@ -131,6 +141,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
         pass_ms=pass_ms,
         step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * reading(1) / kv),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
         known=True,
         assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
     )
@@ -171,6 +182,7 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
         plain=pass_ms(1) / padded,
         pass_ms=pass_ms,
         step_ms=lambda method: max(step_ms(method), 0.0),
+        control=CONTROL,
         assumed=["this device is like the exporting machine"],
     )
 
