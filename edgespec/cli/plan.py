@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
     from edgespec.planning.plan import Candidate, Option, Plan, Wish
@@ -56,7 +57,7 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
 @click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all]")
 @click.option("--draft", help="Of a model: the draft for method speculative: folder, hub id or builtin:NAME.")
 @click.option("--revision", help="Of a hub model.")
-@click.option("--recipe", help="Take context, methods, format and budget from a recipe; --recipe list shows them.")
+@recipe_option("context, methods, format and budget")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG.")
 @click.option("--all", "everything", is_flag=True, help="Show every candidate.  [default: the best 12]")
 @json_option
@@ -79,7 +80,7 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
         from edgespec.bench import check_plot
 
         check_plot(plot)
-    options = _by_recipe(options)
+    options = _by_recipe(options, sources)
     profile = _foreign(options["device"])
     found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
     plan = make_plan(
@@ -99,17 +100,21 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
         raise BudgetError(plan.reason, "; ".join(plan.hints))
 
 
-def _by_recipe(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with those of a recipe where none were given."""
+def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Any]:
+    """Options with those of a recipe where none were given; a bundle has its format already."""
     name = options.pop("recipe")
     if name is None:
         return options
+    from edgespec.cli.plan_options import is_bundle
     from edgespec.planning.recipes import plan_defaults
 
     given = {key: value for key, value in options.items() if value not in (None, ())}
     source = click.get_current_context().get_parameter_source
     asked = {key: value for key, value in given.items() if str(source(key)) != "ParameterSource.DEFAULT"}
-    return options | plan_defaults(name) | asked
+    found = plan_defaults(name)
+    if any(is_bundle(source) for source in sources):
+        del found["formats"]
+    return options | found | asked
 
 
 def _foreign(device: str) -> Profile | None:
