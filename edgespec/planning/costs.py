@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgespec.planning.curves import CURVES, STRICT
+from edgespec.planning.curves import CURVES, STOCK_STEP, STRICT
 from edgespec.planning.passes import PassTimes, Points, line, rising
 from edgespec.planning.profile import Profile, manifest_hash
 from edgespec.planning.traffic import (
@@ -27,7 +27,7 @@ from edgespec.planning.traffic import (
 )
 from edgespec.planning.use import Use
 from edgespec.runtimes.attention import default_attention
-from edgespec.runtimes.manifest import HeadGroup, Manifest, SkipSetPart
+from edgespec.runtimes.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
 
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
 # nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
@@ -122,6 +122,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
     theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
+    slower = _slower(profile.operators, use.operators, target.format)
     curve = rising(CURVES[use.operators][target.format])
 
     def reading(rows: float) -> float:
@@ -131,7 +132,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
 
     def pass_ms(rows: float) -> float:
         here, per_token = passes.split(rows)
-        weighed = here * weights / profile.weight_bytes if same else weights / rate * line(curve, rows)
+        weighed = here * weights / profile.weight_bytes if same else slower * weights / rate * line(curve, rows)
         return weighed + per_token * reading(rows) * depth
 
     strict = pass_ms(1)
@@ -139,7 +140,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     found = Costs(
         plain=strict / padded,
         pass_ms=pass_ms,
-        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * reading(1) / kv),
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate / slower, slope * reading(1) / kv),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
         control=CONTROL,
         known=True,
@@ -149,6 +150,8 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
         found.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
     if not same:
         found.assumed.append(f"the verify curve of {use.operators} {target.format} is another machine's")
+    if use.operators != profile.operators:
+        found.assumed.append(f"{use.operators} operators take {slower:.2g} times a byte what {profile.operators} do")
     if use.threads != profile.threads:
         found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
     if use.device != profile.device:
@@ -224,6 +227,12 @@ def _moved(
 def _other_attention(passes: PassTimes, rows: float, depth: float, ratio: float) -> float:
     """A pass where a token's keys and values have ``ratio`` times the bytes."""
     return passes.ms(rows, depth) + passes.split(rows)[1] * depth * (ratio - 1)
+
+
+def _slower(there: Operators, here: Operators, form: Format) -> float:
+    """What a byte of weights takes with some operators over others, where that is known."""
+    known = STOCK_STEP.get(form, 1.0)
+    return 1.0 if there == here else known if here == "stock" else 1 / known
 
 
 def _padding(use: Use) -> float:

@@ -26,3 +26,6 @@ CURVES: Mapping[Operators, Mapping[Format, Mapping[int, float]]] = {
     },
 }
 STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/measurements.md)
+# what a byte of weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
+# (docs/measurements.md) for 20 and 18 bytes of 32 weights
+STOCK_STEP: Mapping[Format, float] = {"int4": 1.7}

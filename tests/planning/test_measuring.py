@@ -48,7 +48,7 @@ def test_the_median_is_not_moved_by_one_slow_turn() -> None:
 
 
 def test_texts_are_as_long_as_time_allows() -> None:
-    assert _length(7.5, 10.0, 5, 1000) == 50  # three prompts, five runs each, 10 ms a token
+    assert _length(8.0, 10.0, 5, 1000) == 40  # four texts, five runs each, 10 ms a token
     assert _length(7.5, 1.0, 5, 1000) == NEW
     assert _length(7.5, 500.0, 5, 1000) == FEWEST_NEW
     assert _length(7.5, 1.0, 5, 10) == 9

@@ -179,6 +179,15 @@ def test_another_format_has_the_documented_curve() -> None:
     assert any("arXiv 2401.07851" in note for note in speed.assumed)
 
 
+def test_other_operators_than_those_of_the_profile() -> None:
+    found = manifest("int4")
+    known = profile(manifest("int4"), passes={0: {1: 10.0, 4: 13.0}}, plain={0: 10.0})
+    stock = of(found, "ar", known, depth=0, operators="stock")
+    # 1.7 times a byte, 20 instead of 18 bytes for 32 weights, and strict
+    assert stock.plain_tokens_per_second == pytest.approx(100 / 1.7 * 18 / 20 * STRICT, rel=1e-3)
+    assert any("stock operators take 1.7 times a byte what native do" in note for note in stock.assumed)
+
+
 def test_what_was_accepted_in_another_format_of_the_same_model() -> None:
     known = profile(manifest("int4", SPECULATIVE), trials={"speculative": trial(offered=[100], accepted_at=[90])})
     speed = of(manifest("int8", SPECULATIVE), "speculative", known, depth=0)
