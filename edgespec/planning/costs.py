@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgespec.planning.curves import CURVES, STRICT
+from edgespec.planning.curves import CURVES, STOCK_STEP, STRICT
 from edgespec.planning.passes import PassTimes, Points, line, rising
 from edgespec.planning.profile import Profile, manifest_hash
 from edgespec.planning.traffic import (
@@ -27,8 +27,11 @@ from edgespec.planning.traffic import (
 )
 from edgespec.planning.use import Use
 from edgespec.runtimes.attention import default_attention
-from edgespec.runtimes.manifest import HeadGroup, Manifest, SkipSetPart
+from edgespec.runtimes.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
 
+# milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
+# nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
+CONTROL = 0.022
 EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
 
 
@@ -41,6 +44,7 @@ class Costs:
         pass_ms: rows -> a pass of the graph that runs every method, at that depth.
         step_ms: method -> one draft step, or one look at its heads.
         other: what a round takes beside its pass and drafts.
+        control: what deciding how much to draft adds to it.
         prefill: tokens a second; None = not known.
         known: whether times are those of the device in question.
         assumed: what is assumed, in words.
@@ -50,6 +54,7 @@ class Costs:
     pass_ms: Callable[[float], float]
     step_ms: Callable[[str], float]
     other: float = 0.0
+    control: float = 0.0
     prefill: float | None = None
     known: bool = False
     assumed: list[str] = field(default_factory=list)
@@ -57,6 +62,10 @@ class Costs:
     def v(self, rows: float) -> float:
         """Time of a round over so many rows, drafts apart, over one of plain decoding."""
         return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
+
+    def controlled(self, rows: float) -> float:
+        """The same of a method's round."""
+        return self.v(rows) + self.control / (self.plain + self.other)
 
     def c(self, method: str) -> float:
         """Time of a draft step over a round of plain decoding."""
@@ -88,6 +97,7 @@ def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> 
         pass_ms=lambda rows: passes.ms(rows, depth),
         step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
         prefill=_prefill(profile, depth),
         known=True,
     )
@@ -112,6 +122,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
     theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
+    slower = _slower(profile.operators, use.operators, target.format)
     curve = rising(CURVES[use.operators][target.format])
 
     def reading(rows: float) -> float:
@@ -121,7 +132,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
 
     def pass_ms(rows: float) -> float:
         here, per_token = passes.split(rows)
-        weighed = here * weights / profile.weight_bytes if same else weights / rate * line(curve, rows)
+        weighed = here * weights / profile.weight_bytes if same else slower * weights / rate * line(curve, rows)
         return weighed + per_token * reading(rows) * depth
 
     strict = pass_ms(1)
@@ -129,8 +140,9 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     found = Costs(
         plain=strict / padded,
         pass_ms=pass_ms,
-        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * reading(1) / kv),
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate / slower, slope * reading(1) / kv),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
         known=True,
         assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
     )
@@ -138,6 +150,8 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
         found.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
     if not same:
         found.assumed.append(f"the verify curve of {use.operators} {target.format} is another machine's")
+    if use.operators != profile.operators:
+        found.assumed.append(f"{use.operators} operators take {slower:.2g} times a byte what {profile.operators} do")
     if use.threads != profile.threads:
         found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
     if use.device != profile.device:
@@ -171,6 +185,7 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
         plain=pass_ms(1) / padded,
         pass_ms=pass_ms,
         step_ms=lambda method: max(step_ms(method), 0.0),
+        control=CONTROL,
         assumed=["this device is like the exporting machine"],
     )
 
@@ -212,6 +227,12 @@ def _moved(
 def _other_attention(passes: PassTimes, rows: float, depth: float, ratio: float) -> float:
     """A pass where a token's keys and values have ``ratio`` times the bytes."""
     return passes.ms(rows, depth) + passes.split(rows)[1] * depth * (ratio - 1)
+
+
+def _slower(there: Operators, here: Operators, form: Format) -> float:
+    """What a byte of weights takes with some operators over others, where that is known."""
+    known = STOCK_STEP.get(form, 1.0)
+    return 1.0 if there == here else known if here == "stock" else 1 / known
 
 
 def _padding(use: Use) -> float:

@@ -104,7 +104,7 @@ def speed_of(
         notes.append("the gain is the exporting machine's" if known else "no gain: how many tokens exit is not known")
         return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
     guessing = _guessing(manifest, use, trial, text, notes)
-    found = best_gain(guessing, costs.c(use.method), costs.v, width)
+    found = best_gain(guessing, costs.c(use.method), costs.controlled, width)
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
 
@@ -122,7 +122,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
     plain = trial.speedup * trial.round_ms / trial.tokens_per_round
     plain = max(plain + costs.plain - line(of.plain_points(profile), before), plain / 2)
     speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
-    rest = 1 / (costs.v(1) * (1 + looking(costs.c(method), costs.v, at_once=method in HEADS)))
+    rest = 1 / (costs.controlled(1) * (1 + looking(costs.c(method), costs.controlled, at_once=method in HEADS)))
     return max(speedup, min(rest, trial.speedup))
 
 

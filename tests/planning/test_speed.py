@@ -7,33 +7,28 @@ from typing import Any
 
 import onnxruntime
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequest
+from edgespec.planning.costs import CONTROL
 from edgespec.planning.curves import CURVES, STRICT
-from edgespec.planning.gains import Guessing, best_gain, looking
-from edgespec.planning.passes import PassTimes, line, rising
+from edgespec.planning.passes import PassTimes
 from edgespec.planning.priors import PRIORS
 from edgespec.planning.profile import Profile
 from edgespec.planning.speed import Speed, speed_of
 from edgespec.planning.traffic import (
-    exit_share,
-    group_bytes,
-    kept_share,
     kv_token_bytes,
     layer_weights,
     read_bytes,
 )
 from edgespec.planning.use import Use
-from edgespec.runtimes.manifest import FORMATS, METHODS, HeadGroup, Manifest, MethodPart, SkipSetPart
-from edgespec.tree import best_tree
+from edgespec.runtimes.manifest import FORMATS, METHODS, HeadGroup, Manifest, MethodPart
 from tests.planning.manifests import FACTS, manifest, part
 from tests.planning.profiles import passes, profile, trial
 
 pytestmark = pytest.mark.usefixtures("native")
 SPECULATIVE = ("ar", "ngram", "speculative")
 ALL = tuple(METHODS)
+K = CONTROL / 10  # what control adds to a round, in passes of ``passes()``
 
 
 def changed(found: Manifest, **changes: Any) -> Manifest:
@@ -52,71 +47,6 @@ def unmeasured(*methods: str, form: Any = "int4", heads: bool = True) -> Manifes
     draft = part(form, "draft/model.data", FACTS.model_copy(update={"layers": 2, "parameters": 160_000_000}))
     parts = {name: MethodPart(heads=names.get(name, []) if heads else []) for name in methods}
     return changed(manifest(form), target=target, draft=draft, methods=parts)
-
-
-# -- lines -------------------------------------------------------------------------------------------------------------
-
-
-def test_lines_between_and_beyond_points() -> None:
-    points = [(1.0, 10.0), (3.0, 14.0), (5.0, 15.0)]
-    assert [line(points, at) for at in (1, 2, 3, 4, 5, 9)] == [10, 12, 14, 14.5, 15, 17]
-    assert line(points, 0) == 8.0
-    assert line(points, -10) == 5.0  # never below half of what was measured
-    assert line([(2.0, 7.0)], 100) == 7.0
-    assert line([(1.0, 5.0), (2.0, 4.0)], 3) == 4.0  # a falling end is noise
-
-
-def test_dips_are_noise() -> None:
-    assert rising({3: 4.0, 1: 5.0, 5: 6.0}) == [(1, 5.0), (3, 5.0), (5, 6.0)]
-    dipping = PassTimes({0: {1: 10.0, 2: 12.0}, 100: {1: 9.0, 2: 13.0}})
-    assert dipping.ms(1, 100) == 10.0
-
-
-def test_passes_split_into_weights_and_attention() -> None:
-    times = PassTimes(passes(10, 1, 0.001))
-    assert times.ms(1, 0) == 10
-    assert times.ms(3, 1000) == 15
-    assert times.ms(4, 1000) == 17
-    assert times.split(3) == (pytest.approx(12), pytest.approx(0.003))
-    assert PassTimes({64: {1: 10.0}}).split(1) == (10.0, 0.0)
-    assert PassTimes({0: {1: 10.0}, 50: {1: 8.0}}).split(1)[1] == 0.0
-
-
-# -- bytes -------------------------------------------------------------------------------------------------------------
-
-
-def test_bytes_that_a_pass_reads() -> None:
-    int4, fp32 = part("int4", "w"), part("fp32", "w")
-    head = FACTS.vocab * FACTS.hidden
-    assert layer_weights(FACTS) == FACTS.parameters - head  # the embedding is the head
-    assert read_bytes(int4, "native") == round(FACTS.parameters * 18 / 32)
-    assert read_bytes(int4, "stock") == round(FACTS.parameters * 20 / 32)
-    assert read_bytes(fp32, "native") == 4 * FACTS.parameters
-    mixed = int4.model_copy(update={"head_format": "int8"})
-    assert read_bytes(mixed, "native") == round((FACTS.parameters - head) * 18 / 32 + head * 34 / 32)
-    untied = part("fp32", "w", FACTS.model_copy(update={"tied": False}))
-    assert read_bytes(untied, "native") == 4 * (FACTS.parameters - head)
-    assert kv_token_bytes(int4, "stock") == FACTS.kv_bytes_per_token
-    assert kv_token_bytes(int4, "native") == FACTS.kv_bytes_per_token // 2
-    assert kv_token_bytes(int4, "native", "int8") == 24 * 2 * 2 * (64 + 4)
-
-
-def test_bytes_that_drafts_read() -> None:
-    target = part("fp32", "w")
-    layers, per_layer = FACTS.layers, layer_weights(FACTS) / FACTS.layers
-    nothing = SkipSetPart(attention=list(range(layers)), mlp=list(range(layers)))
-    weights, kv = kept_share(target, nothing, "native")
-    assert weights == pytest.approx(FACTS.vocab * FACTS.hidden / FACTS.parameters)
-    assert kv == 0
-    assert kept_share(target, SkipSetPart(), "native") == (1, 1)
-    one = kept_share(target, SkipSetPart(attention=[0], mlp=[0]), "native")[0]
-    assert one == pytest.approx(1 - per_layer / FACTS.parameters)
-    medusa = HeadGroup(name="m", kind="medusa", count=4)
-    assert group_bytes(target, medusa, "native") == 4 * (4 * 896**2 + FACTS.vocab * 896)
-    own = HeadGroup(name="m", kind="medusa", count=4, own=True)
-    assert group_bytes(target, own, "native") == 4 * (4 * 896**2 + 4 * FACTS.vocab * 896)
-    share = (12 * per_layer + 896**2 + FACTS.vocab * 896) / FACTS.parameters
-    assert exit_share(target, 12, "native") == pytest.approx(share)
 
 
 # -- calibrated --------------------------------------------------------------------------------------------------------
@@ -151,14 +81,14 @@ def test_acceptance_of_the_manifest_with_measured_costs() -> None:
     known = profile(found, drafts={"speculative": {0: 1.0}})
     speed = of(found, "speculative", known, depth=0)
     # E(3) = 1 + .8 + .56 + .392 over 3 drafts of .1 and a pass of 4 rows, 1.3
-    assert speed.speedup == pytest.approx(2.752 / 1.6)
+    assert speed.speedup == pytest.approx(2.752 / (1.6 + K))
     assert (speed.gamma, speed.acceptance, speed.basis, speed.assumed) == (3, 0.8, "calibrated", ())
     assert speed.tokens_per_round == pytest.approx(2.752)
-    assert speed.tokens_per_second == pytest.approx(100 * 2.752 / 1.6)
+    assert speed.tokens_per_second == pytest.approx(100 * 2.752 / (1.6 + K))
     deep = of(found, "speculative", known, depth=1000)
-    gains = [e / (g / 11 + (10 + g + g + 1) / 11) for g, e in ((1, 1.8), (2, 2.36), (3, 2.752), (4, 3.0264))]
+    gains = [e / (g / 11 + (10 + g + g + 1 + CONTROL) / 11) for g, e in ((1, 1.8), (2, 2.36), (3, 2.752), (4, 3.0264))]
     assert deep.speedup == pytest.approx(max(gains))
-    assert of(found, "speculative", known, depth=0, gamma=1).speedup == pytest.approx(1.8 / 1.2)
+    assert of(found, "speculative", known, depth=0, gamma=1).speedup == pytest.approx(1.8 / (1.2 + K))
 
 
 def test_a_trial_is_trusted_most() -> None:
@@ -184,8 +114,9 @@ def test_where_guessing_no_longer_pays_control_stops() -> None:
     known = profile(found, trials={"speculative": wide}, drafts={"speculative": {0: 0.5}})
     speed = of(found, "speculative", known, depth=4000)
     v = PassTimes(passes())
-    cost = 4 * (2 * 0.5 / 14 + v.ms(3, 4000) / 14 - 1) / 128
-    assert speed.speedup == pytest.approx(1 / (1 + cost))
+    whole = 14 + CONTROL  # a plain round of the method
+    cost = 4 * (2 * 0.5 / 14 + (v.ms(3, 4000) + CONTROL) / whole - 1) / 128
+    assert speed.speedup == pytest.approx(14 / whole / (1 + cost))
     slow = profile(found, trials={"speculative": trial(speedup=0.8)})
     assert of(found, "speculative", slow, depth=0).speedup == pytest.approx(0.8)  # what was measured stands
 
@@ -242,9 +173,19 @@ def test_another_format_has_the_documented_curve() -> None:
     assert found.draft is not None
     c = read_bytes(found.draft, "native") / read_bytes(found.target, "native")
     a = PRIORS["speculative"]["chat"].acceptance
-    assert speed.speedup == pytest.approx((1 + a) / (c + CURVES["native"]["fp32"][2]))
+    more = CONTROL / (10 * ratio)
+    assert speed.speedup == pytest.approx((1 + a) / (c + CURVES["native"]["fp32"][2] + more))
     assert any("verify curve of native fp32" in note for note in speed.assumed)
     assert any("arXiv 2401.07851" in note for note in speed.assumed)
+
+
+def test_other_operators_than_those_of_the_profile() -> None:
+    found = manifest("int4")
+    known = profile(manifest("int4"), passes={0: {1: 10.0, 4: 13.0}}, plain={0: 10.0})
+    stock = of(found, "ar", known, depth=0, operators="stock")
+    # 1.7 times a byte, 20 instead of 18 bytes for 32 weights, and strict
+    assert stock.plain_tokens_per_second == pytest.approx(100 / 1.7 * 18 / 20 * STRICT, rel=1e-3)
+    assert any("stock operators take 1.7 times a byte what native do" in note for note in stock.assumed)
 
 
 def test_what_was_accepted_in_another_format_of_the_same_model() -> None:
@@ -263,7 +204,7 @@ def test_what_the_exporting_machine_measured() -> None:
     assert speed.basis == "exported"
     assert speed.tokens_per_second is None
     assert speed.assumed == ("this device is like the exporting machine",)
-    assert speed.speedup == pytest.approx(2.752 / (0.3 + 1.3))  # c = .1
+    assert speed.speedup == pytest.approx(2.752 / (0.3 + 1.3 + K))  # c = .1
     deeper, shallower = of(found, "speculative", depth=4096), of(found, "speculative", depth=0)
     assert deeper.speedup < speed.speedup < shallower.speedup  # attention is done for each row
     # other operators than those of the export: its times say nothing
@@ -277,7 +218,7 @@ def test_padding_at_export() -> None:
     found = changed(found, target=target, cost=cost)
     assert of(found, "ar", depth=64, operators="stock").speedup == pytest.approx(10 / 11)
     assert of(found, "ar", depth=64, operators="stock", strict=False).speedup == 1.0
-    assert of(found, "speculative", depth=64, operators="stock").speedup == pytest.approx(2.752 / (0.3 + 1.4))
+    assert of(found, "speculative", depth=64, operators="stock").speedup == pytest.approx(2.752 / (0.3 + 1.4 + K))
 
 
 def test_formulas_alone() -> None:
@@ -308,71 +249,6 @@ def test_early_exits_have_the_exports_word_alone() -> None:
     assert any("how many tokens exit" in note for note in of(found, "paradecode").assumed)
 
 
-# -- gains -------------------------------------------------------------------------------------------------------------
-
-
-def test_a_tree_is_the_best_one() -> None:
-    ranks = [[0.6, 0.2, 0.1], [0.4, 0.2]]
-
-    def v(rows: float) -> float:
-        return 1 + 0.05 * (rows - 1)
-
-    paths, gain = best_tree(ranks, v, 0.1, 16)
-    found = best_gain(Guessing([0.6], 16, ranks, at_once=True), 0.1, v)
-    assert found.speedup == pytest.approx(gain)
-    assert found.gamma == len(paths)
-    limited = best_gain(Guessing([0.6], 2, ranks, at_once=True), 0.1, v)
-    assert limited.gamma == 2
-    assert limited.speedup == pytest.approx((1 + 0.6 + 0.24) / (v(3) + 0.1))
-
-
-def test_heads_cost_the_same_however_many_guesses() -> None:
-    found = best_gain(Guessing([0.9], 3, at_once=True), 0.5, lambda rows: 1.0)
-    assert found.speedup == pytest.approx((1 + 0.9 + 0.81 + 0.729) / 1.5)
-
-
-def test_drafters_that_stop_by_themselves() -> None:
-    found = best_gain(Guessing([0.5], 8, fixed=(1.5, 1.9)), 0.0, lambda rows: 1 + 0.2 * (rows - 1))
-    assert found.speedup == pytest.approx(1.9 / 1.3)
-    assert found.tokens == 1.9
-
-
-def test_sequences_share_a_pass_and_draft_in_turn() -> None:
-    def v(rows: float) -> float:
-        return 1 + 0.1 * (rows - 1)
-
-    found = best_gain(Guessing([0.8], 1), 0.1, v, width=4)
-    assert found.speedup == pytest.approx(1.8 / (4 * 0.1 / v(4) + v(8) / v(4)))
-    # where rows are all that costs, guesses of many sequences do not pay
-    assert best_gain(Guessing([0.5], 4), 0.1, lambda rows: rows, width=8).gamma == 0
-
-
-def test_looking_is_a_few_probes_of_a_request() -> None:
-    def v(rows: float) -> float:
-        return 1 + 0.1 * (rows - 1)
-
-    assert looking(0.05, v) == pytest.approx(4 * (2 * 0.05 + 0.2) / 128)  # after 0, 16, 32 and 64 plain rounds
-    assert looking(0.05, v, at_once=True) == pytest.approx(4 * (0.05 + 0.2) / 128)
-    assert looking(0.0, lambda rows: 1.0) == 0
-
-
-@given(
-    st.lists(st.floats(0, 1), min_size=1, max_size=5),
-    st.floats(0, 2),
-    st.floats(0, 1),
-    st.integers(1, 8),
-    st.integers(1, 12),
-)
-def test_never_worse_than_plain_less_looking(rates: list[float], c: float, row: float, width: int, most: int) -> None:
-    def v(rows: float) -> float:
-        return 1 + row * (rows - 1)
-
-    found = best_gain(Guessing(rates, most), c, v, width)
-    assert found.speedup >= 1 / (1 + looking(c * width / v(width), v, width)) - 1e-9
-    assert 1 <= found.tokens <= 1 + most
-    assert found.gamma <= most
-
-
 # -- as a whole --------------------------------------------------------------------------------------------------------
 
 
@@ -385,7 +261,7 @@ def test_batches() -> None:
     speed = of(found, "speculative", known, depth=0, batch=4)
     rates = 1.6, 1.6 + 0.6 * 2 / 3  # as in the trial
     gains = [e / ((g * 4 * 1.0 + 10 + 4 * (1 + g) - 1) / 13) for g, e in enumerate(rates, 1)]
-    assert speed.speedup == pytest.approx(max(gains))
+    assert speed.speedup == pytest.approx(max(gains), rel=3 * K)
     assert any("several sequences" in note for note in speed.assumed)
     stock = profile(found, operators="stock", attention="f32")
     turns = of(found, "ar", stock, depth=0, batch=4, operators="stock")
