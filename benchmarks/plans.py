@@ -3,7 +3,7 @@
     python -m benchmarks.plans BUNDLE... [--new 64] [--repeats 2] [--json]
 
 The bundles are one model in several formats.  Each is calibrated; then every method of every bundle, and method auto,
-is measured beside plain decoding, interleaved, on four kinds of prompts: beginnings of the model's own texts, long ones,
+is measured beside plain decoding, interleaved, on four kinds of prompts: beginnings of its own texts, long ones,
 texts that repeat themselves, and random tokens.  For every context and every budget at which something more fits, the
 pick's measured tokens a second are compared with those of the best candidate that fits: regret = 1 - pick / best.
 The plan is told nothing of the prompts.
