@@ -127,13 +127,18 @@ def planned_bundle(
             "assumed": assumed,
             "notes": list(arch.source.notes),
             "traits": traits(arch),
-        },
+        }
+        | ({} if draft is None else {"draft": draft}),
         files=entries(files),
     )
 
 
 def _opened(path: Path, context: int | None) -> Architecture:
     """The model, or the error of an export for an architecture that edgespec does not emit."""
+    if _holds_graph(path):
+        raise UnsupportedModel(
+            f"{path}: is an export of optimum, whose graphs cannot be planned", "export it, and plan with the bundle"
+        )
     try:
         return open_described(path, context)
     except UnsupportedModel as error:
@@ -150,6 +155,12 @@ def _opened(path: Path, context: int | None) -> Architecture:
             f"{error.message}; others go through optimum, whose graphs cannot be planned",
             "export it, and plan with the bundle",
         ) from error
+
+
+def _holds_graph(path: Path) -> bool:
+    """Whether an export would take the graph of a folder, because it has no weights (``is_foreign``)."""
+    graphs = [*path.glob("*.onnx"), *path.glob("onnx/*.onnx")]
+    return bool(graphs) and not any(path.glob("*.safetensors"))
 
 
 def _draft(name: str | None, target: Architecture, assumed: list[str]) -> Architecture:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from edgespec.cli.common import emit_json, json_option, table_console
 from edgespec.cli.recipes import recipe_option
@@ -110,7 +111,7 @@ def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, A
 
     given = {key: value for key, value in options.items() if value not in (None, ())}
     source = click.get_current_context().get_parameter_source
-    asked = {key: value for key, value in given.items() if str(source(key)) != "ParameterSource.DEFAULT"}
+    asked = {key: value for key, value in given.items() if source(key) is not ParameterSource.DEFAULT}
     found = plan_defaults(name)
     if any(is_bundle(source) for source in sources):
         del found["formats"]

@@ -94,5 +94,18 @@ def test_the_list(command: Command, name: str) -> None:
 def test_a_plan_by_a_recipe(command: Command) -> None:
     found = command("plan", TARGET, "--recipe", "phone-4gb-1b-memory", "--context", "256", "--json").json
     assert found["budget"] == 3 << 29
+    assert found["goal"] == "memory"
     assert found["pick"]["format"] == "int4"
     assert found["pick"]["context"] == 256
+
+
+def test_a_plan_says_what_a_recipe_needs(command: Command) -> None:
+    recipe = ("plan", TARGET, "--recipe", "laptop-1b-chat", "--context", "256")
+    needs = {one["method"]: one["needs"] for one in command(*recipe, "--json").json["candidates"]}
+    assert needs["speculative"] == f"needs a draft: edgespec train draft {TARGET} -o draft"
+    assert needs["ngram"] is None
+    found = command(*recipe, "--draft", DRAFT, "--method", "speculative", "--goal", "quality", "--json").json
+    assert found["goal"] == "quality"
+    assert {one["needs"] for one in found["candidates"]} == {None}
+    shown = command(*recipe, "--draft", DRAFT, "--method", "speculative").out
+    assert "speculative" not in shown.split("make it:")[1] or f"--draft {DRAFT}" in shown

@@ -165,6 +165,15 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("where", [".", "onnx"])
+def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tmp_path: Path, where: str) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
+    (alone / where).mkdir(exist_ok=True)
+    (alone / where / "model.onnx").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="cannot be planned"):
+        planned_bundle(alone)
+
+
 # -- beside real exports -----------------------------------------------------------------------------------------------
 
 
