@@ -149,6 +149,20 @@ def test_passes_follow_the_clock(opened: Bundle, monkeypatch: pytest.MonkeyPatch
     assert 1 + LEAST < count(2.5) < 1 + MOST
 
 
+@pytest.mark.parametrize(("step", "depths"), [(1e-9, [5, 10, 20, 30]), (0.001, [5, 10, 20]), (1.0, [5, 10])])
+def test_the_deepest_passes_are_left_out_when_time_is_up(
+    opened: Bundle, monkeypatch: pytest.MonkeyPatch, step: float, depths: list[int]
+) -> None:
+    monkeypatch.setattr(calibrating, "_pass", lambda slot, rows: lambda: None)
+    # by the second of these clocks a depth's fewest turns take .05, and .11 are for all of them
+    made = Calibrator(opened, short(seconds=0.3), lambda *_: None, Ticks(step))
+    made.begun = 0.0
+    passes, plain = made._passes(open_slot(made.engine.model), [5, 10, 20, 30])
+    assert list(passes) == list(plain) == depths
+    assert bool(made.notes) == (len(depths) < 4)
+    assert all(f"beyond depth {depths[-1]}" in note for note in made.notes)
+
+
 def test_later_parts_have_what_is_left(opened: Bundle) -> None:
     now = [0.0]
     made = Calibrator(opened, short(seconds=10.0), lambda *_: None, lambda: now[0])

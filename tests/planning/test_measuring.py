@@ -39,6 +39,9 @@ def test_runs_take_turns_and_are_prepared() -> None:
     runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     take_turns(runs, 0.0, Ticks(1.0), prepare=lambda name: order.append(f"for {name}"), least=2)
     assert order == ["for a", "a", "for b", "b"] * 3
+    order.clear()
+    take_turns(runs, 0.0, Ticks(1.0), least=1, warm=0)
+    assert order == ["a", "b"]
 
 
 def test_the_median_is_not_moved_by_one_slow_turn() -> None:
