@@ -103,8 +103,9 @@ def main() -> None:
 
 def own_prompts(engine: Engine, count: int, seed: int, draw: int = DRAWN) -> list[list[int]]:
     """Beginnings of texts that the model draws from itself, seeded: the same in every run."""
-    bos = engine.bundle.manifest.tokenizer.bos
-    start = [bos] if bos is not None else engine.bundle.manifest.golden[0].prompt[:1]
+    manifest = engine.bundle.manifest
+    golden = manifest.golden[0].prompt[0] if manifest.golden else 0
+    start = [golden if manifest.tokenizer.bos is None else manifest.tokenizer.bos]
     found = []
     for number in range(count):
         result = engine.generate(

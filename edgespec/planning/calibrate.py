@@ -32,6 +32,7 @@ SECONDS = 15.0  # of all parts together, loading apart
 SHARES = {"passes": 0.33, "prefill": 0.10, "drafts": 0.07, "trials": 0.50}  # in this order
 ROWS = (1, 2, 3, 5, 9, 17)
 DEPTHS = (64, 512, 2048, 8192, 32768, 131072)
+FEWEST_DEPTHS = 2  # timed however long they take: what grows with depth is a line
 ON_DEVICE = 512  # deepest on a device whose memory must be filled by a real prefill
 KV_SHARE = 0.25  # of the memory that is free: keys and values of the deepest pass take no more
 PREFILL = 128  # tokens of a timed prefill
@@ -111,6 +112,7 @@ class Calibrator:
         depths = self._depths()
         exact = rows_exact(slot)
         passes, plain = self._passes(slot, depths)
+        depths = list(passes)
         prefill = self._prefill(slot, depths)
         del slot  # its cache may be as long as the context: one at a time
         drafts = self._drafts(depths)
@@ -171,15 +173,18 @@ class Calibrator:
         sizes = [rows for rows in ROWS if rows <= self.engine.context - 1]
         found: dict[int, dict[int, float]] = {}
         plain: dict[int, float] = {}
-        seconds = self._seconds("passes") / len(depths)
+        seconds, begun = self._seconds("passes"), self.clock()
         for number, depth in enumerate(depths):
+            if number >= FEWEST_DEPTHS and self.clock() - begun > seconds:
+                self.notes.append(f"no passes beyond depth {depths[number - 1]}: the time was up")
+                break
             self.progress("passes", number, len(depths), f"depth {depth}")
             runs = {rows: _pass(slot, rows) for rows in sizes}
             slot.stand_in(depth)
             if other is not None:
                 other.stand_in(depth)
                 runs[0] = _pass(other, 1)
-            times = take_turns(runs, seconds, self.clock)
+            times = take_turns(runs, seconds / len(depths), self.clock)
             plain[depth] = times.pop(0, times[1])
             found[depth] = times
         self.progress("passes", len(depths), len(depths), "done")
@@ -232,12 +237,18 @@ class Calibrator:
         wanted = [depth for depth in depths if depth <= room] or [0]
         size = min(PREFILL, self.engine.context - 1 - wanted[0])
         tokens = [0] * size
-        runs = {depth: (lambda: slot.prefill(tokens)) for depth in wanted}
-        self.progress("prefill", 0, 1, f"{size} tokens at a time")
-        # a slot that holds something else is cropped, so that each begins where it should
-        times = take_turns(runs, self._seconds("prefill"), self.clock, prepare=slot.stand_in, least=1)
-        self.progress("prefill", 1, 1, "done")
-        return {depth: 1000 * size / ms for depth, ms in times.items()}
+        seconds, begun = self._seconds("prefill"), self.clock()
+        found: dict[int, float] = {}
+        for number, depth in enumerate(wanted):
+            if number and self.clock() - begun > seconds:
+                break
+            self.progress("prefill", number, len(wanted), f"{size} tokens at a time")
+            # a slot that holds something else is cropped, so that each begins where it should
+            run, limit = {depth: lambda: slot.prefill(tokens)}, seconds / len(wanted)
+            times = take_turns(run, limit, self.clock, prepare=slot.stand_in, least=1, warm=int(not number))
+            found[depth] = 1000 * size / times[depth]
+        self.progress("prefill", len(wanted), len(wanted), "done")
+        return found
 
     def _trials(self, step_ms: float) -> dict[str, Trial]:
         """Every method on the bundle's own prompts, as far as it has some."""

@@ -19,8 +19,9 @@ def take_turns(
     prepare: Callable[[K], object] | None = None,
     least: int = LEAST,
     most: int = MOST,
+    warm: int = 1,
 ) -> dict[K, float]:
-    """Median time of each run, after one that is not timed.
+    """Median time of each run.
 
     They take turns, so that a slow moment of the machine hits all of them.
 
@@ -31,20 +32,21 @@ def take_turns(
         prepare: called before each run; its time does not count for the run.
         least: timed turns, however long they take.
         most: timed turns, however much time is left.
+        warm: turns before, which are not timed.
 
     Returns:
         {name: milliseconds}.
     """
     times: dict[K, list[float]] = {name: [] for name in runs}
     begun = clock()
-    for turn in range(1 + most):
-        if turn > least and clock() - begun > seconds:
+    for turn in range(warm + most):
+        if turn >= warm + least and clock() - begun > seconds:
             break
         for name, run in runs.items():
             if prepare:
                 prepare(name)
             start = clock()
             run()
-            if turn:
+            if turn >= warm:
                 times[name].append(1000 * (clock() - start))
     return {name: median(taken) for name, taken in times.items() if taken}

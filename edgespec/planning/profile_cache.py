@@ -97,8 +97,7 @@ def latest(threads: int | None = None, device: DeviceName = "cpu") -> Profile | 
     found = [
         profile
         for profile in kept_profiles()
-        if (profile.threads, profile.device) == (threads or default_threads(), device)
-        and not staleness(profile, Setting.of_profile(profile))
+        if (profile.threads, profile.device) == (threads or default_threads(), device) and not foreign(profile)
     ]
     return max(found, key=lambda profile: profile.created, default=None)
 
@@ -148,6 +147,11 @@ def staleness(profile: Profile, setting: Setting) -> list[str]:
         if there != mine:
             reasons.append(f"{name} {there}, here {mine}")
     return reasons
+
+
+def foreign(profile: Profile) -> list[str]:
+    """Why a profile is not of this machine, in words; empty = it is.  Planning with one is planning for its device."""
+    return staleness(profile, Setting.of_profile(profile))
 
 
 def why_none(setting: Setting, name: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -18,6 +18,7 @@ LEARN = 2  # texts that control learns from, before those that are timed
 NEW, FEWEST_NEW = 56, 16  # tokens of a text; rounds of the last 64 are known one by one
 TEXTS = 2  # times that every prompt is written at most
 PLAIN = "ar"
+EXITS = "paradecode"
 
 
 @dataclass
@@ -50,24 +51,19 @@ class Counts:
         self.offered.update(dict(enumerate(stats.offered)))
         self.accepted_at.update(dict(enumerate(stats.accepted_at)))
 
-    def means(self) -> tuple[float, float, float]:
-        """(drafts, pass, rest) of a mean round, in milliseconds.
+    def means(self, passes: Mapping[int, float]) -> tuple[float, float, float]:
+        """(drafts, pass, rest) of a mean round, in milliseconds; ``passes``: what those of so many rows take.
 
         Of rounds with as many rows the median stands for all: one that the system interrupted says nothing.
         """
         drafts = sum(len(rounds) * median(draft for draft, _ in rounds) for rounds in self.times.values())
-        passes = sum(len(rounds) * median(ms for _, ms in rounds) for rounds in self.times.values())
-        return drafts / self.rounds, passes / self.rounds, median(self.other_ms)
+        verified = sum(len(rounds) * passes[rows] for rows, rounds in self.times.items())
+        return drafts / self.rounds, verified / self.rounds, median(self.other_ms)
 
-    @property
-    def ms_per_token(self) -> float:
-        """Of all texts together."""
-        return sum(self.means()) * self.rounds / self.tokens
-
-    def trial(self, plain: Counts) -> Trial:
-        """What a profile keeps."""
+    def trial(self, passes: Mapping[int, float], plain: float) -> Trial:
+        """What a profile keeps; ``plain``: milliseconds of a token of plain decoding."""
         positions = range(max(self.offered, default=-1) + 1)
-        drafts, passes, rest = self.means()
+        drafts, verified, rest = self.means(passes)
         return Trial(
             rounds=self.rounds,
             tokens=self.tokens,
@@ -75,13 +71,22 @@ class Counts:
             accepted=self.accepted,
             rows={rows: len(rounds) for rows, rounds in sorted(self.times.items())},
             draft_ms=drafts,
-            verify_ms=passes,
+            verify_ms=verified,
             other_ms=rest,
-            speedup=plain.ms_per_token / self.ms_per_token,
+            speedup=plain * self.tokens / self.rounds / (drafts + verified + rest),
             depth=self.deep / self.rounds,
             offered=[self.offered[at] for at in positions],
             accepted_at=[self.accepted_at[at] for at in positions],
         )
+
+
+def pass_times(counts: Iterable[Counts]) -> dict[int, float]:
+    """What passes of so many rows take, whoever asked for them: milliseconds, medians."""
+    times: dict[int, list[float]] = {}
+    for one in counts:
+        for rows, rounds in one.times.items():
+            times.setdefault(rows, []).extend(ms for _, ms in rounds)
+    return {rows: median(taken) for rows, taken in times.items()}
 
 
 def run_trials(
@@ -130,8 +135,22 @@ def run_trials(
                 failed[name] = f"{name} failed: {result.stats.dropped_reason}"
             elif number >= LEARN:
                 counts[name].add(result)
-    found = {name: sums.trial(counts[PLAIN]) for name, sums in counts.items() if name not in failed}
-    return found, list(failed.values())
+    found = {name: sums for name, sums in counts.items() if name not in failed}
+    return _trials(found, apart=plain.model is not engine.model), list(failed.values())
+
+
+def _trials(counts: Mapping[str, Counts], apart: bool) -> dict[str, Trial]:
+    """What a profile keeps; ``apart``: plain decoding has a graph of its own.
+
+    Passes of as many rows over the same graph are the same, whatever the method: together they are timed best.  Those
+    of early exits are not, because layers have run before.
+    """
+    own = {name for name in counts if name == EXITS or (apart and name == PLAIN)}
+    shared = pass_times(sums for name, sums in counts.items() if name not in own)
+    passes = {name: pass_times([sums]) if name in own else shared for name, sums in counts.items()}
+    plain = counts[PLAIN]
+    token = sum(plain.means(passes[PLAIN])) * plain.rounds / plain.tokens
+    return {name: sums.trial(passes[name], token) for name, sums in counts.items()}
 
 
 def _length(seconds: float, step_ms: float, runs: int, room: int) -> int:

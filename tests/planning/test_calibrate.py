@@ -19,7 +19,8 @@ from edgespec.export.pipeline import Exporter
 from edgespec.planning.budget import Available
 from edgespec.planning.calibrate import KV_SHARE, ROWS, SHARES, CalibrateOptions, Calibrator, calibrate
 from edgespec.planning.measuring import LEAST, MOST
-from edgespec.planning.profile import Profile, manifest_hash, prompts_digest
+from edgespec.planning.profile import Profile, find_profile, manifest_hash, prompts_digest
+from edgespec.planning.profile_cache import save_profile
 from edgespec.planning.speed import speed_of
 from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.planning.trials import FEWEST_NEW, LEARN, run_trials
@@ -80,7 +81,7 @@ def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
         assert sum((rows - 1) * count for rows, count in found.rows.items()) == found.drafted
         assert sum(found.accepted_at) <= found.accepted or name == "medusa"
         assert found.round_ms > 0
-    assert made.trials["ar"].speedup == 1.0
+    assert made.trials["ar"].speedup == pytest.approx(1)
     assert made.prompts == prompts_digest(OWN)
     assert not made.notes
 
@@ -147,6 +148,20 @@ def test_passes_follow_the_clock(opened: Bundle, monkeypatch: pytest.MonkeyPatch
     assert count(1e9) == 1 + MOST
     # a turn of 6 sizes takes 0.13 by this clock; a third of the limit is for passes
     assert 1 + LEAST < count(2.5) < 1 + MOST
+
+
+@pytest.mark.parametrize(("step", "depths"), [(1e-9, [5, 10, 20, 30]), (0.001, [5, 10, 20]), (1.0, [5, 10])])
+def test_the_deepest_passes_are_left_out_when_time_is_up(
+    opened: Bundle, monkeypatch: pytest.MonkeyPatch, step: float, depths: list[int]
+) -> None:
+    monkeypatch.setattr(calibrating, "_pass", lambda slot, rows: lambda: None)
+    # by the second of these clocks a depth's fewest turns take .05, and .11 are for all of them
+    made = Calibrator(opened, short(seconds=0.3), lambda *_: None, Ticks(step))
+    made.begun = 0.0
+    passes, plain = made._passes(open_slot(made.engine.model), [5, 10, 20, 30])
+    assert list(passes) == list(plain) == depths
+    assert bool(made.notes) == (len(depths) < 4)
+    assert all(f"beyond depth {depths[-1]}" in note for note in made.notes)
 
 
 def test_later_parts_have_what_is_left(opened: Bundle) -> None:
@@ -245,6 +260,9 @@ def test_a_device_is_measured_as_well(tmp_path: Path) -> None:
     assert made.machine.driver == devices.driver("webgpu")
     assert set(made.trials) == {"ar", "ngram", "speculative", "self-spec", "medusa"}  # swift cannot run there
     assert max(made.passes) <= 300 - max(ROWS) - 1
+    save_profile(made)
+    assert find_profile(opened.manifest, threads=1, device="webgpu") == made
+    assert find_profile(opened.manifest, threads=1) is None
     use = Use("speculative", "stock", 300, threads=1, device="webgpu")
     assert speed_of(opened.manifest, use, made).basis == "calibrated"
     cpu = Use("speculative", "stock", 300, threads=1)

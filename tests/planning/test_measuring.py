@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from edgespec.planning.measuring import LEAST, MOST, take_turns
-from edgespec.planning.trials import FEWEST_NEW, NEW, Counts, _length
+from edgespec.planning.trials import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
 
 
 class Ticks:
@@ -39,6 +39,9 @@ def test_runs_take_turns_and_are_prepared() -> None:
     runs = {name: lambda name=name: order.append(name) for name in ("a", "b")}
     take_turns(runs, 0.0, Ticks(1.0), prepare=lambda name: order.append(f"for {name}"), least=2)
     assert order == ["for a", "a", "for b", "b"] * 3
+    order.clear()
+    take_turns(runs, 0.0, Ticks(1.0), least=1, warm=0)
+    assert order == ["a", "b"]
 
 
 def test_the_median_is_not_moved_by_one_slow_turn() -> None:
@@ -55,11 +58,31 @@ def test_texts_are_as_long_as_time_allows() -> None:
     assert _length(7.5, 1.0, 5, 1) == 1
 
 
+def counted(times: dict[int, list[tuple[float, float]]], tokens: int, other: list[float]) -> Counts:
+    counts = Counts(rounds=sum(map(len, times.values())), tokens=tokens)
+    counts.times, counts.other_ms = times, other
+    return counts
+
+
 def test_a_mean_round_is_made_of_medians() -> None:
-    counts = Counts(rounds=5, tokens=10)
-    counts.times = {1: [(0.0, 10.0), (0.0, 11.0), (0.0, 900.0)], 3: [(1.0, 20.0), (3.0, 30.0)]}
-    counts.other_ms = [0.5, 0.7, 9.0]
-    drafts, ms, rest = counts.means()
+    counts = counted({1: [(0.0, 10.0), (0.0, 11.0), (0.0, 900.0)], 3: [(1.0, 20.0), (3.0, 30.0)]}, 10, [0.5, 0.7, 9.0])
+    drafts, ms, rest = counts.means(pass_times([counts]))
     assert drafts == pytest.approx((3 * 0 + 2 * 2) / 5)
     assert ms == pytest.approx((3 * 11 + 2 * 25) / 5)
     assert rest == 0.7
+
+
+def test_passes_over_the_same_graph_are_timed_together() -> None:
+    plain = counted({1: [(0.0, 10.0)] * 3}, 3, [0.0])
+    slow = counted({1: [(1.0, 12.0)] * 2}, 2, [0.0])  # in a slow moment
+    drafting = counted({1: [(1.0, 11.0)] * 4, 2: [(2.0, 15.0)] * 4}, 12, [0.0])
+    exits = counted({1: [(5.0, 6.0)] * 2}, 2, [0.0])
+    counts = {"ar": plain, "ngram": slow, "speculative": drafting, "paradecode": exits}
+    found = _trials(counts, apart=False)
+    assert found["ar"].speedup == pytest.approx(1)
+    assert found["ngram"].verify_ms == found["ar"].verify_ms == 11.0
+    assert found["ngram"].speedup == pytest.approx(11 / 12)  # its drafter cost 1 ms, its passes what all do
+    assert found["speculative"].speedup == pytest.approx(1.5 * 11 / (1.5 + 13))
+    assert found["paradecode"].speedup == pytest.approx(11 / 11)  # layers had run before
+    assert _trials(counts, apart=True)["ar"].verify_ms == 10.0  # a graph of its own
+    assert _trials(counts, apart=True)["ngram"].verify_ms == 11.0

@@ -17,6 +17,7 @@ from edgespec.planning.machine import this_machine
 from edgespec.planning.profile import Profile, find_profile, manifest_hash, read_profile, write_profile
 from edgespec.planning.profile_cache import (
     Setting,
+    foreign,
     kept_profiles,
     profile_folder,
     profile_path,
@@ -220,6 +221,8 @@ def test_a_profile_of_a_phone_says_so() -> None:
     assert any("measured on aarch64 Phone 1" in reason for reason in reasons)
     assert any("onnxruntime 1.99.0, here " in reason for reason in reasons)
     assert not staleness(profile(manifest()), Setting.of(manifest(), **HOW))
+    assert foreign(profile(manifest(), machine=ELSEWHERE)) == reasons
+    assert not foreign(profile(manifest(), threads=99))  # as many as anybody asks for
 
 
 def test_every_difference_of_setting_is_a_reason() -> None:
