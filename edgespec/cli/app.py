@@ -14,6 +14,8 @@ from edgespec import __version__
 COMMANDS = {
     "export": "Turn a Hugging Face model into a bundle.",
     "models": "Show which models can be exported, or what a model is.",
+    "plan": "Say what fits a memory budget, how fast it will be, and why.",
+    "calibrate": "Measure this device with a bundle.",
     "train": "Train heads or a draft for a model.",
     "run": "Generate text from a bundle.",
     "bench": "Compare every method of a bundle with plain decoding.",
