@@ -17,6 +17,7 @@ from edgespec.drafters.compose import Compose
 from edgespec.drafters.custom import Custom, Proposer
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.store import NGramStore
+from edgespec.drafters.switch import Candidate, Switch
 from edgespec.methods import MethodChoice, own_choice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
@@ -40,6 +41,8 @@ BUILDERS = {
     "blockwise": "blockwise",
     "paradecode": "paradecode",
 }
+
+CHEAP = ("ngram",)  # looking at the text costs next to nothing
 
 
 class Lane:
@@ -69,6 +72,7 @@ class Lane:
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
         self._chains: dict[tuple[DraftOptions, int | None, bool, bool], Compose] = {}
+        self._switches: dict[tuple[object, ...], Switch] = {}
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def drafter(
@@ -77,6 +81,8 @@ class Lane:
         """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
         if choice.proposers:
             return self._chain(choice, gamma, adaptive, fallback, options)
+        if choice.candidates and adaptive:
+            return self._switch(choice, gamma, fallback, options)
         inner = self._bare(choice, options)
         if choice.name == "ar" or not adaptive:
             return inner
@@ -103,6 +109,27 @@ class Lane:
             drafters = [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
             self._chains[key] = Compose(drafters)
         return self._chains[key]
+
+    def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
+        """The candidates of method auto; each is loaded at its first turn."""
+        key = tuple((one.name, one.promise) for one in choice.candidates), options, gamma, fallback
+        if key not in self._switches:
+            self._verify_costs(None)  # the passes that this times must come before the prompt is read
+            self._switches[key] = Switch(
+                [
+                    Candidate(
+                        one.name,
+                        one.promise,
+                        lambda one=one: self._controlled(one, self._bare(one, options), gamma, fallback),  # type: ignore[misc]
+                        one.draws,
+                        one.name in CHEAP,
+                    )
+                    for one in choice.candidates
+                ],
+                self.target,
+                fallback,
+            )
+        return self._switches[key]
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
         """The drafter of a method, without control."""

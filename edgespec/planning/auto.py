@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from edgespec.cost import expected_tokens
-from edgespec.planning import profile as profiles
+from edgespec.errors import EdgespecError
+from edgespec.planning.profile_cache import find_profile
 from edgespec.planning.speed import Speed, speed_of
 from edgespec.planning.use import Use
 from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.manifest import Attention, Manifest, Operators
 
-if TYPE_CHECKING:
-    from edgespec.runtimes.bundle import Bundle
+_TYPICAL = 1024  # tokens of a request, prompt and answer: a bundle's context may be many times what is ever held
 
 
 def predictions(
-    bundle: Bundle,
+    manifest: Manifest,
     operators: Operators,
     threads: int,
     context: int,
@@ -27,20 +27,29 @@ def predictions(
 ) -> dict[str, Speed]:
     """Predicted speed by method; plain decoding and methods of which nothing is known are not in it.
 
-    A calibration profile of this bundle on this device counts if there is one; nothing here ever fails for want of it.
+    A calibration profile of this bundle on this device counts if there is one.  Nothing here fails for want of it.
+
+    Args:
+        manifest: of the bundle.
+        operators: stock or native, as chosen.
+        threads: of ONNX Runtime.
+        context: most tokens of a sequence.
+        device: where passes run.
+        attention: how keys are kept.
+        strict: whether rows have the same bits in every pass.
     """
-    manifest = bundle.manifest
-    profile = _profile(bundle, operators, threads, device, attention, strict)
+    profile = find_profile(manifest, operators, threads, device, attention, strict)
     if profile is None:
         return exported(manifest)
+    use = Use("ar", operators, min(context, _TYPICAL), attention, threads=threads, strict=strict, device=device)
     found = {}
     for name in manifest.methods:
         if name == "ar":
             continue
-        use = Use(
-            name, operators, context, attention=attention, threads=threads, strict=strict, device=device
-        )
-        found[name] = speed_of(manifest, use, profile)
+        try:
+            found[name] = speed_of(manifest, replace(use, method=name), profile)
+        except EdgespecError:  # of this method nothing is known
+            continue
     return found
 
 
@@ -62,3 +71,8 @@ def exported(manifest: Manifest) -> dict[str, Speed]:
             basis="exported",
         )
     return found
+
+
+def where(speed: Speed) -> str:
+    """On what machine that holds, in words."""
+    return "on the exporting machine" if speed.basis == "exported" else f"on this device ({speed.basis})"
