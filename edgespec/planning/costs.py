@@ -1,0 +1,261 @@
+"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed.
+
+Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
+
+    weights(n) + attention(n) d        weights(1) = bytes of weights / rate, attention(1) = KV bytes of a token / rate
+
+where weights(n) follows a verify curve, and attention is done for each row.  A profile gives both by least squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgespec.planning.curves import CURVES, STRICT
+from edgespec.planning.passes import PassTimes, line, rising
+from edgespec.planning.profile import Profile, manifest_hash
+from edgespec.planning.traffic import (
+    exit_share,
+    group_bytes,
+    kept_share,
+    kv_token_bytes,
+    layer_weights,
+    read_bytes,
+)
+from edgespec.planning.use import Use
+from edgespec.runtimes.attention import default_attention
+from edgespec.runtimes.manifest import HeadGroup, Manifest, SkipSetPart
+
+EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
+
+
+@dataclass
+class Costs:
+    """Times in milliseconds, or in passes over one row where ``known`` is false.
+
+    Attributes:
+        plain: a one-row pass of the fastest plain decoding, at the depth in question.
+        pass_ms: rows -> a pass of the graph that runs every method, at that depth.
+        step_ms: method -> one draft step, or one look at its heads.
+        other: what a round takes beside its pass and drafts.
+        prefill: tokens a second; None = not known.
+        known: whether times are those of the device in question.
+        assumed: what is assumed, in words.
+    """
+
+    plain: float
+    pass_ms: Callable[[float], float]
+    step_ms: Callable[[str], float]
+    other: float = 0.0
+    prefill: float | None = None
+    known: bool = False
+    assumed: list[str] = field(default_factory=list)
+
+    def v(self, rows: float) -> float:
+        """Time of a round over so many rows, drafts apart, over one of plain decoding."""
+        return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
+
+    def c(self, method: str) -> float:
+        """Time of a draft step over a round of plain decoding."""
+        return self.step_ms(method) / (self.plain + self.other)
+
+
+def is_of(profile: Profile, manifest: Manifest, use: Use) -> bool:
+    """Whether a profile was measured with this very bundle, on these operators and this device."""
+    return (
+        profile.bundle == manifest_hash(manifest)
+        and (profile.operators, profile.device) == (use.operators, use.device)
+        and (use.operators == "native" or profile.strict == use.strict)
+    )
+
+
+def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
+    """Of a profile of this very bundle."""
+    passes, plain = PassTimes(profile.passes), rising(profile.plain or {d: t[1] for d, t in profile.passes.items()})
+    more = max(0.0, depth - passes.deepest)
+    found = Costs(
+        plain=line(plain, depth),
+        pass_ms=lambda rows: passes.ms(rows, depth),
+        step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
+        other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        prefill=_prefill(profile, depth),
+        known=True,
+    )
+    if more > passes.deepest / 2:
+        found.assumed.append(f"passes at depth {depth:.0f} go on as they did up to {passes.deepest}")
+    if use.threads != profile.threads:
+        found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
+    attention = use.attention or default_attention(manifest.target)
+    if use.operators == "native" and profile.attention not in (None, attention):
+        ratio = kv_token_bytes(manifest.target, use.operators, attention) / max(profile.kv_bytes, 1)
+        found.plain = _other_attention(PassTimes({int(d): {1: ms} for d, ms in plain}), 1, depth, ratio)
+        found.pass_ms = lambda rows: _other_attention(passes, rows, depth, ratio)
+        found.assumed.append(f"attention {attention} takes what {profile.attention} does, by its bytes")
+    return found
+
+
+def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
+    """Of a profile of another bundle, by bytes; its verify curve where format and operators are the same."""
+    target, passes = manifest.target, PassTimes(profile.passes)
+    one, slope = passes.split(1)
+    rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
+    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
+    kv_ratio = kv / profile.kv_bytes if profile.kv_bytes else 0.0
+    curve = rising(CURVES[use.operators][target.format])
+
+    def pass_ms(rows: float) -> float:
+        if same:
+            here, per_token = passes.split(rows)
+            return here * weights / profile.weight_bytes + per_token * kv_ratio * depth
+        return weights / rate * line(curve, rows) + rows * slope * kv_ratio * depth
+
+    strict = pass_ms(1)
+    padded = _padding(use) if profile.operators != "stock" or not profile.strict else _measured_padding(profile, use)
+    found = Costs(
+        plain=strict / padded,
+        pass_ms=pass_ms,
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * kv_ratio / max(kv, 1)),
+        other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        known=True,
+        assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
+    )
+    if prefill := _prefill(profile, depth):
+        found.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
+    if not same:
+        found.assumed.append(f"the verify curve of {use.operators} {target.format} is another machine's")
+    if use.threads != profile.threads:
+        found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
+    if use.device != profile.device:
+        found.assumed.append(f"device {use.device} takes what {profile.device} does")
+    return found
+
+
+def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
+    """What the exporting machine measured; None = nothing, or with other operators."""
+    times = {int(rows): float(ms) for rows, ms in manifest.cost.get("verify_ms", {}).items()}
+    if not times or use.operators != manifest.target.layout or use.device != "cpu":
+        return None
+    target, before = manifest.target, float(manifest.cost.get("depth", EXPORT_DEPTH))
+    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    points = rising(times)
+    one = line(points, 1)
+    per_byte = one / (weights + kv * before)
+    step = manifest.cost.get("plain_ms", one)
+    padded = max(1.0, one / step) if use.operators == "stock" and use.strict else 1.0
+
+    def step_ms(method: str) -> float:
+        known = manifest.methods[method].draft_cost
+        if known is None:
+            return _step_by_bytes(manifest, use, method, depth, 1 / per_byte, per_byte)
+        # the manifest's unit is the step of one row without padding
+        return float(known * step) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
+
+    pass_ms = _moved(points, kv * per_byte, before, depth)
+    return Costs(
+        plain=pass_ms(1) / padded,
+        pass_ms=pass_ms,
+        step_ms=lambda method: max(step_ms(method), 0.0),
+        assumed=["this device is like the exporting machine"],
+    )
+
+
+def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
+    """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
+    target = manifest.target
+    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    points = [(rows, weights * v) for rows, v in rising(CURVES[use.operators][target.format])]
+    pass_ms = _moved(points, kv, 0.0, depth)
+    return Costs(
+        plain=pass_ms(1) / _padding(use),
+        pass_ms=pass_ms,
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, 1.0, 1.0),
+        assumed=[
+            f"the verify curve of {use.operators} {target.format} is another machine's",
+            "a draft step takes what its bytes do",
+        ],
+    )
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _moved(
+    points: list[tuple[float, float]], per_token: float, before: float, depth: float
+) -> Callable[[float], float]:
+    """rows -> a pass at ``depth``, from those at depth ``before``: attention is done for each row."""
+
+    def pass_ms(rows: float) -> float:
+        known = line(points, rows)
+        return max(known + rows * per_token * (depth - before), known / 2)
+
+    return pass_ms
+
+
+def _other_attention(passes: PassTimes, rows: float, depth: float, ratio: float) -> float:
+    """A pass where a token's keys and values have ``ratio`` times the bytes."""
+    return passes.ms(rows, depth) + passes.split(rows)[1] * depth * (ratio - 1)
+
+
+def _padding(use: Use) -> float:
+    """A strict pass over a plain one."""
+    return STRICT if use.operators == "stock" and use.strict and use.device == "cpu" else 1.0
+
+
+def _measured_padding(profile: Profile, use: Use) -> float:
+    """The same as a profile has it, at its first depth."""
+    depth = min(profile.passes)
+    plain = profile.plain.get(depth)
+    return profile.passes[depth][1] / plain if plain and _padding(use) > 1 else _padding(use)
+
+
+def _prefill(profile: Profile, depth: float) -> float | None:
+    """Tokens a second; deeper ones take longer."""
+    if not profile.prefill:
+        return None
+    return 1000 / line(rising({at: 1000 / rate for at, rate in profile.prefill.items()}), depth)
+
+
+def _measured_step(manifest: Manifest, use: Use, profile: Profile, method: str, depth: float) -> float:
+    """One draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
+    if points := profile.drafts.get(method):
+        return line(rising(points), depth)
+    one, slope = PassTimes(profile.passes).split(1)
+    if (known := manifest.methods[method].draft_cost) is not None:
+        return known * (one + slope * depth)
+    kv = profile.kv_bytes or kv_token_bytes(manifest.target, use.operators, use.attention)
+    return _step_by_bytes(manifest, use, method, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
+
+
+def _step_by_bytes(
+    manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float
+) -> float:
+    """One draft step: its bytes of weights over ``rate``, and those of the keys and values that it reads."""
+    weights, kv = _draft_bytes(manifest, use, method)
+    return weights / rate + kv * depth * per_kv_byte
+
+
+def _draft_bytes(manifest: Manifest, use: Use, method: str) -> tuple[float, float]:
+    """What one draft step reads: (bytes of weights, bytes a token before it)."""
+    target, part, how = manifest.target, manifest.methods[method], use.operators
+    weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
+    if method == "speculative":
+        if manifest.draft is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
+            return weights / 20, kv / 20
+        return read_bytes(manifest.draft, how), kv_token_bytes(manifest.draft, how)
+    if method in ("self-spec", "swift"):
+        layers = range(target.facts.layers)
+        half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])
+        share, kept = kept_share(target, part.skip or half, how)
+        return weights * share, kv * kept
+    if method in ("medusa", "blockwise"):
+        groups = [group for group in target.heads if group.name in part.heads]
+        kind = "medusa" if method == "medusa" else "blockwise"
+        groups = groups or [HeadGroup(name=method, kind=kind, count=4)]
+        return float(sum(group_bytes(target, group, how) for group in groups)), 0.0
+    if method == "paradecode":
+        exits = [group.layer for group in target.heads if group.name in part.heads]
+        first = min(exits, default=target.facts.layers // 2)
+        return weights * exit_share(target, first, how), kv * first / target.facts.layers
+    return 0.0, 0.0  # ar, ngram
