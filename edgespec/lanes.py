@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -16,8 +17,9 @@ from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.compose import Compose
 from edgespec.drafters.custom import Custom, Proposer
 from edgespec.drafters.parts import Parts
+from edgespec.drafters.standing import Candidate
 from edgespec.drafters.store import NGramStore
-from edgespec.drafters.switch import Candidate, Switch
+from edgespec.drafters.switch import Switch
 from edgespec.methods import MethodChoice, own_choice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
@@ -115,21 +117,17 @@ class Lane:
         key = tuple((one.name, one.promise) for one in choice.candidates), options, gamma, fallback
         if key not in self._switches:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
-            self._switches[key] = Switch(
-                [
-                    Candidate(
-                        one.name,
-                        one.promise,
-                        lambda one=one: self._controlled(one, self._bare(one, options), gamma, fallback),  # type: ignore[misc]
-                        one.draws,
-                        one.name in CHEAP,
-                    )
-                    for one in choice.candidates
-                ],
-                self.target,
-                fallback,
-            )
+            load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
+            candidates = [
+                Candidate(one.name, one.promise, partial(load, one), one.draws, one.name in CHEAP)
+                for one in choice.candidates
+            ]
+            self._switches[key] = Switch(candidates, self.target, fallback)
         return self._switches[key]
+
+    def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
+        """The drafter of a method inside control of its own."""
+        return self._controlled(choice, self._bare(choice, options), gamma, fallback)
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
         """The drafter of a method, without control."""

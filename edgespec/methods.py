@@ -91,7 +91,8 @@ def choose_method(
         return _chain(manifest, proposers)
     if wanted == AUTO and proposers:
         raise InvalidRequest(
-            f"method auto and proposers {', '.join(proposers)}: expected one of them", "proposers belong to method chain"
+            f"method auto and proposers {', '.join(proposers)}: expected one of them",
+            "proposers belong to method chain",
         )
     if wanted not in (None, AUTO):
         if wanted not in methods:

@@ -8,12 +8,11 @@ decoding is plain, with tries that get rarer (``standing``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from math import inf
 
 from edgespec.drafters.adaptive import Adaptive
-from edgespec.drafters.standing import PAYS, Standing, Standings
+from edgespec.drafters.standing import MISSED, PAYS, Candidate, Standing, Standings
 from edgespec.monitor import PLAIN, Control, Switched
 from edgespec.noise import Noise
 from edgespec.proposal import EMPTY, Proposal, Verdict
@@ -27,25 +26,6 @@ _RIVAL = 1.1  # how much more than the measured gain another candidate must prom
 _OFF = 2.0  # a round that takes so many times what it should was interrupted, or caught up: it is counted as that
 _LOOK = 0.25  # plain steps that looking without a guess is counted as, at most
 _CATCH_UP = 0.5  # of a draft step: reading a token that was missed, at most
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A method to choose from.
-
-    Attributes:
-        name: of the method.
-        promise: predicted speed over plain decoding.
-        make: builds its drafter, loading what that needs; called at its first turn.
-        draws: whether its guesses are drawn from a distribution when sampling.
-        cheap: whether looking without guessing costs next to nothing.
-    """
-
-    name: str
-    promise: float
-    make: Callable[[], Adaptive]
-    draws: bool = False
-    cheap: bool = False
 
 
 class Switch:
@@ -79,8 +59,6 @@ class Switch:
         self._control = Control()
         self._width = 1
         self._seen = 0  # rounds of this request
-        self._read: dict[int, int] = {}  # candidate -> tokens when it last proposed
-        self._length = 0  # tokens now
         self._tokens = 1  # of the last round
         self._probe = False  # whether its proposal was one
         self.entered: list[int] = []
@@ -107,23 +85,23 @@ class Switch:
         self._params, self._noise = params, noise
         self._standings = self._fresh() if params.seeded_rejection else self._learned
         for standing in self._standings.each:
-            standing.out = False
+            standing.out, standing.read = False, 0
         self._drafter = None
         self._seen = 0
-        self.entered, self.rounds, self._read = [], {}, {}
+        self.entered, self.rounds = [], {}
 
     def begin(self, tokens: list[int]) -> None:
         """Take up the candidate to expect most of; what earlier requests showed may have left none."""
         standings = self._standings
-        self._length = len(tokens)
+        standings.length = len(tokens)
         which = self._again() if self.fallback else 0
         if which != 0:
             first = standings.each[0]
-            better = which is not None and first.ready(standings.now)
-            why = "which gave more in earlier requests" if better else f"earlier {self.candidates[0].name} {first.note}"
+            better = which is not None and standings.ready(0)
+            past = f"in earlier requests {self.candidates[0].name} {first.past(standings.now)}"
+            why = "which gave more in earlier requests" if better else past
             self._tell(self.candidates[0].name, which, why)
-        if which != standings.active:
-            standings.take(which)
+        standings.take(which)
         if which is not None:
             self._enter(which, tokens)
         else:
@@ -132,7 +110,7 @@ class Switch:
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """What the candidate in use proposes, as far as its purse goes."""
         standings = self._standings
-        self._length = len(tokens)
+        standings.length = len(tokens)
         if standings.active is None:
             which = self._again() if standings.now % CHECK == 0 else None
             if which is None:
@@ -193,7 +171,7 @@ class Switch:
         standings, drafter = self._standings, self._drafter
         assert drafter is not None
         assert standings.active is not None
-        took, beyond = drafter.price(proposal), 0.0
+        mine, took = standings.each[standings.active], drafter.price(proposal)
         plain_ms = drafter.cost.plain_ms
         if draft_ms is not None and plain_ms and not drafter.steady:
             if not len(proposal) and proposal.resume is None:
@@ -201,12 +179,16 @@ class Switch:
             else:
                 measured = (draft_ms + verify_ms) / plain_ms
                 clipped = min(max(measured, took / _OFF), took * _OFF)
-                missed = self._length - self._read.get(standings.active, self._length)
-                beyond = min(max(measured - clipped, 0.0), missed * drafter.cost.c * _CATCH_UP)
+                missed = standings.length - mine.read
+                if missed > MISSED:
+                    beyond = min(max(measured - clipped, 0.0), missed * drafter.cost.c * _CATCH_UP)
+                    mine.reading = beyond / missed
+                    if mine.failed:  # else it is an investment: the first try of a draft reads the whole prompt
+                        mine.pay(beyond)
                 took = clipped
         if len(proposal) or proposal.resume is not None:
-            self._read[standings.active] = self._length
-        standings.each[standings.active].pay(took + beyond - self._tokens)
+            mine.read = standings.length
+        mine.pay(took - self._tokens)
         standings.window.append((self._tokens, took, len(proposal) > 0 and not self._probe))
         standings.tenure += 1
         if self.fallback and standings.tenure % CHECK == 0:
@@ -218,7 +200,7 @@ class Switch:
         assert standings.active is not None
         mine, gain = standings.each[standings.active], standings.gain
         name, sure = self.candidates[standings.active].name, standings.tenure >= _SURE
-        if gain >= PAYS:
+        if gain >= PAYS and not mine.broke:
             if not sure:
                 return
             mine.kept(gain)
@@ -227,7 +209,7 @@ class Switch:
                 promised = standings.each[rival].expected
                 self._change(rival, f"which promises {promised:.2f}x, {name} gave {gain:.2f}x")
             return
-        if not sure and standings.drafted(CHECK) > _FEW and mine.purse > 0:
+        if not sure and standings.drafted(CHECK) > _FEW and not mine.broke:
             return  # too early to tell
         self._give_way(gain)
 
@@ -238,7 +220,7 @@ class Switch:
         mine, candidate = standings.each[active], self.candidates[active]
         mine.gain = gain
         which = standings.best(besides=active)
-        looking = candidate.cheap and mine.purse > 0  # it may stay where nothing else is to be had
+        looking = candidate.cheap and not mine.broke  # it may stay where nothing else is to be had
         if which is None and looking:
             return
         note = f"did not pay: {gain:.2f}x over {len(standings.window)} rounds"
@@ -250,7 +232,7 @@ class Switch:
         """What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding."""
         standings = self._standings
         best = standings.best()
-        cheap = (at for at, one in enumerate(self.candidates) if one.cheap and standings.each[at].ready(standings.now))
+        cheap = (at for at, one in enumerate(self.candidates) if one.cheap and standings.ready(at))
         return next(cheap, None) if best is None else best
 
     def _change(self, which: int | None, why: str) -> None:
