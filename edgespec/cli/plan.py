@@ -11,14 +11,15 @@ import click
 from edgespec.cli.common import emit_json, json_option, table_console
 
 if TYPE_CHECKING:
-    from edgespec.planning.plan import Plan, Wish
+    from edgespec.planning.plan import Option, Plan, Wish
     from edgespec.planning.profile import Profile
+    from edgespec.runtimes.manifest import Manifest, Operators
 
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 
 
 @click.command("plan")
-@click.argument("source", metavar="MODEL|BUNDLE")
+@click.argument("sources", metavar="MODEL|BUNDLE...", nargs=-1, required=True)
 @click.option("--budget", help="Most memory, as in 1.5GiB.  [default: what is free here, or the device's]")
 @click.option("--context", type=int, help="Tokens to hold.  [default: 4096, fewer where they do not fit]")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences together.  [default: 1; for goal batch 4]")
@@ -56,7 +57,7 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
 @click.option("--recipe", help="Take context, methods, format and budget from a recipe; --recipe list shows them.")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG.")
 @json_option
-def command(source: str, as_json: bool, plot: Path | None, **options: Any) -> None:
+def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
     """Say what fits a memory budget, how fast it will be, and why.
 
     Nothing is loaded: a bundle is planned by its manifest, a model by its config.json.  Speeds rest on what
@@ -76,14 +77,17 @@ def command(source: str, as_json: bool, plot: Path | None, **options: Any) -> No
 
         check_plot(plot)
     options = _by_recipe(options)
-    wish = _wish(source, options)
-    plan = make_plan(_options(source, options), wish)
+    profile = _foreign(options["device"])
+    found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
+    plan = make_plan(
+        found, _wish(options, profile or next((one.profile for one in found if one.profile), None), profile)
+    )
     if plot is not None:
         from edgespec.planning.plot import plot_plan
 
         plot_plan(plan, plot)
     if as_json:
-        emit_json({"source": source, "seconds": time.perf_counter() - start} | plan.as_dict())
+        emit_json({"sources": list(sources), "seconds": time.perf_counter() - start} | plan.as_dict())
     else:
         _show(plan)
     if plan.pick is None:
@@ -105,30 +109,33 @@ def _by_recipe(options: dict[str, Any]) -> dict[str, Any]:
     return options | plan_defaults(name) | asked
 
 
-def _options(source: str, options: dict[str, Any]) -> list[Any]:
+def _foreign(device: str) -> Profile | None:
+    """The profile of another device, where a file was named."""
+    if device in ("cpu", "webgpu"):
+        return None
+    from edgespec.planning.profile import read_profile
+
+    return read_profile(Path(device))
+
+
+def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
+    """What there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
-    from edgespec.errors import InvalidRequest
+    from edgespec.planning.profile import find_profile
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
-        return model_options(source, **{name: options[name] for name in names})
+        # what was measured here with another bundle tells how fast the machine is
+        profile = find_profile(None, device=options["device"], threads=options["threads"]) if here else None
+        return model_options(source, profile=profile, **{name: options[name] for name in names})
     for name in ("formats", "draft", "revision"):
         if options[name]:
             raise click.UsageError(f"--{name.rstrip('s')} is for models that are not exported yet")
-    found = bundle_option(source)
-    methods = options["methods"]
-    if unknown := [name for name in methods if name not in found.manifest.methods]:
-        raise InvalidRequest(
-            f"method {unknown[0]!r} is not in this bundle; it has: {', '.join(found.manifest.methods)}",
-            f"export it with `--method {unknown[0]}`",
-        )
-    if methods:
-        kept = {name: part for name, part in found.manifest.methods.items() if name in methods}
-        found = type(found)(found.manifest.model_copy(update={"methods": kept}), found.name)
-    return [found]
+    how = {name: options[name] for name in ("device", "threads", "operators", "attention")} if here else None
+    return [bundle_option(source, options["methods"], how)]
 
 
-def _wish(source: str, options: dict[str, Any]) -> Wish:
+def _wish(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> Wish:
     """What is asked for: the budget and the device."""
     from edgespec.errors import InvalidRequest
     from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
@@ -136,46 +143,36 @@ def _wish(source: str, options: dict[str, Any]) -> Wish:
     from edgespec.runtimes.operators import choose_operators
     from edgespec.runtimes.ort import default_threads
 
-    device, profile = _device(source, options)
-    foreign = device == "cpu" and options["device"] not in ("cpu", "webgpu")
-    if options["budget"] is not None:
+    if options["budget"] is None:
+        budget = foreign.machine.memory if foreign else available_memory().reachable
+    else:
         budget = parse_bytes(options["budget"])
         if not foreign:
             check_budget(budget, available_memory())
-        elif profile is not None and budget > profile.machine.memory:
+        elif budget > foreign.machine.memory:
             raise InvalidRequest(
                 f"a budget of {show_bytes(budget)}: the device of {options['device']} has "
-                f"{show_bytes(profile.machine.memory)}",
+                f"{show_bytes(foreign.machine.memory)}",
                 "give a smaller budget, or none",
             )
-    else:
-        budget = profile.machine.memory if foreign and profile else available_memory().available
     wanted = options["operators"]
+
+    def operators(manifest: Manifest) -> Operators:
+        if foreign and wanted == "auto":
+            return foreign.operators
+        return choose_operators(wanted, manifest.target).kind
+
     return Wish(
         budget,
         options["goal"],
         options["context"],
         options["batch"] or (4 if options["goal"] == "batch" else 1),
-        (lambda manifest: profile.operators) if foreign and profile and wanted == "auto"
-        else (lambda manifest: choose_operators(wanted, manifest.target).kind),
+        operators,
         options["attention"],
         options["threads"] or (profile.threads if profile else default_threads()),
-        profile,
-        device,
-    )  # fmt: skip
-
-
-def _device(source: str, options: dict[str, Any]) -> tuple[Any, Profile | None]:
-    """The kind of device, and what was measured of it."""
-    from edgespec.cli.plan_options import is_bundle
-    from edgespec.planning.profile import find_profile, read_profile
-
-    asked = options["device"]
-    if asked not in ("cpu", "webgpu"):
-        profile = read_profile(Path(asked))
-        return profile.device, profile
-    bundle = Path(source) if is_bundle(source) else None
-    return asked, find_profile(bundle, device=asked, threads=options["threads"])
+        foreign,
+        foreign.device if foreign else options["device"],
+    )
 
 
 def _show(plan: Plan) -> None:

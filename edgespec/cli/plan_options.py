@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from edgespec.errors import InvalidRequest
 from edgespec.planning.plan import Option
+from edgespec.planning.profile import Profile
 from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
 
 WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
@@ -17,13 +20,31 @@ def is_bundle(source: str) -> bool:
     return (Path(source) / MANIFEST).is_file()
 
 
-def bundle_option(source: str) -> Option:
-    """A bundle that is there; only its manifest is read.
+def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] | None = None) -> Option:
+    """A bundle that is there; only its manifest is read, and what was measured with it.
+
+    Args:
+        source: its folder.
+        methods: which of its methods; none = all.
+        how: device, threads, operators and attention it was calibrated with on this machine; None = do not look.
 
     Raises:
         BundleError: it cannot be read.
+        InvalidRequest: a method that it does not have.
     """
-    return Option(read_manifest(Path(source)), source)
+    from edgespec.planning.profile import find_profile
+
+    manifest = read_manifest(Path(source))
+    profile = None if how is None else find_profile(Path(source), **how)
+    if unknown := [name for name in methods if name not in manifest.methods]:
+        raise InvalidRequest(
+            f"method {unknown[0]!r} is not in {source}; it has: {', '.join(manifest.methods)}",
+            f"export it with `--method {unknown[0]}`",
+        )
+    if methods:
+        kept = {name: part for name, part in manifest.methods.items() if name in methods}
+        manifest = manifest.model_copy(update={"methods": kept})
+    return Option(manifest, source, profile=profile)
 
 
 def model_options(
@@ -34,6 +55,7 @@ def model_options(
     draft: str | None = None,
     context: int | None = None,
     revision: str | None = None,
+    profile: Profile | None = None,
 ) -> list[Option]:
     """The bundles that an export of a model could make, one for each format; from its config.json.
 
@@ -44,6 +66,7 @@ def model_options(
         draft: a draft model, for speculative.
         context: most tokens of a sequence; None = the model's own limit.
         revision: of a hub model.
+        profile: what was measured of the device with another bundle.
 
     Raises:
         ExportError: unreadable or unsupported.
@@ -60,7 +83,7 @@ def model_options(
             if name in HEADS
         }
         command = ["--format", form, *(("--context", str(context)) if context else ())]
-        found.append(Option(planned, source, tuple(command), needs))
+        found.append(Option(planned, source, tuple(command), needs, profile))
     return found
 
 

@@ -70,9 +70,16 @@ def is_of(profile: Profile, manifest: Manifest, use: Use) -> bool:
     )
 
 
+def plain_points(profile: Profile) -> list[tuple[float, float]]:
+    """One-row passes of the fastest plain decoding by depth; where there is one graph, those of its passes."""
+    if profile.plain and profile.operators == "stock":
+        return rising(profile.plain)
+    return rising({depth: times[min(times)] for depth, times in profile.passes.items()})
+
+
 def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
     """Of a profile of this very bundle."""
-    passes, plain = PassTimes(profile.passes), rising(profile.plain or {d: t[1] for d, t in profile.passes.items()})
+    passes, plain = PassTimes(profile.passes), plain_points(profile)
     more = max(0.0, depth - passes.deepest)
     found = Costs(
         plain=line(plain, depth),
@@ -149,8 +156,9 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
         known = manifest.methods[method].draft_cost
         if known is None:
             return _step_by_bytes(manifest, use, method, depth, 1 / per_byte, per_byte)
-        # the manifest's unit is the step of one row without padding
-        return float(known * step) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
+        # the manifest's unit is the step of one row without padding; native operators have none
+        unit = step if use.operators == "stock" else one
+        return float(known * unit) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
 
     pass_ms = _moved(points, kv * per_byte, before, depth)
     return Costs(
@@ -228,9 +236,7 @@ def _measured_step(manifest: Manifest, use: Use, profile: Profile, method: str, 
     return _step_by_bytes(manifest, use, method, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
 
 
-def _step_by_bytes(
-    manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float
-) -> float:
+def _step_by_bytes(manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float) -> float:
     """One draft step: its bytes of weights over ``rate``, and those of the keys and values that it reads."""
     weights, kv = _draft_bytes(manifest, use, method)
     return weights / rate + kv * depth * per_kv_byte
@@ -251,8 +257,7 @@ def _draft_bytes(manifest: Manifest, use: Use, method: str) -> tuple[float, floa
         return weights * share, kv * kept
     if method in ("medusa", "blockwise"):
         groups = [group for group in target.heads if group.name in part.heads]
-        kind = "medusa" if method == "medusa" else "blockwise"
-        groups = groups or [HeadGroup(name=method, kind=kind, count=4)]
+        groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
         return float(sum(group_bytes(target, group, how) for group in groups)), 0.0
     if method == "paradecode":
         exits = [group.layer for group in target.heads if group.name in part.heads]

@@ -10,13 +10,14 @@ nothing pays, what remains is the price of looking now and then whether somethin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.cost import Curve, expected_tokens
+from edgespec.cost import expected_tokens
 from edgespec.drafters.record import LONGEST_WAIT, WAIT
 from edgespec.tree import grow
 
+Curve = Callable[[float], float]  # rows -> time; a mean of passes need not be of whole rows
 REQUEST = 128  # rounds over which the price of looking is spread: the default of --max-new-tokens
 PROBE = 2  # guesses of a look (drafters.adaptive)
 
@@ -63,9 +64,7 @@ def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1) -> Gain:
     plain = 1 / v(1)  # the graph of all methods may be slower than that of plain decoding
     if guessing.fixed is not None:
         guesses, tokens = guessing.fixed
-        low = int(1 + guesses)
-        rows = v(width * low) + (1 + guesses - low) * (v(width * (low + 1)) - v(width * low))
-        options = [Gain(plain * tokens * v(1) / (rows / whole * v(1)), max(1, round(guesses)), tokens)]
+        options = [Gain(plain * tokens * whole / v(width * (1 + guesses)), max(1, round(guesses)), tokens)]
     elif guessing.ranks:
         options = [
             Gain(plain * tokens / (drafts + v(width * (1 + nodes)) / whole), nodes, tokens)

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnxruntime
 
 from edgespec import __version__
+from edgespec.planning.budget import available_memory
 from edgespec.planning.profile import Machine
 from edgespec.runtimes.devices import DeviceName, driver
 from edgespec.runtimes.native_library import native_library
@@ -26,7 +27,7 @@ def this_machine(device: DeviceName = "cpu") -> Machine:
     return Machine(
         processor=_processor(),
         cores=default_threads(),
-        memory=_memory(),
+        memory=available_memory().total,
         onnxruntime=onnxruntime.__version__,
         edgespec=__version__,
         isa=library.isa,
@@ -58,14 +59,6 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
             flags = " ".join(flag for flag in _FLAGS if flag in value.split())
             break
     return " ".join(filter(None, (platform.machine(), name, flags)))
-
-
-def _memory() -> int:
-    """Bytes of main memory; 0 where the system does not tell."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, OSError, ValueError):
-        return 0
 
 
 def _digest(path: Path) -> str:

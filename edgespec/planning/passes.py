@@ -24,7 +24,7 @@ class PassTimes:
 
     def ms(self, rows: float, depth: float) -> float:
         """Of so many rows (a mean of passes need not be whole) after so many tokens."""
-        return line([(at, line(rising(points), rows)) for at, points in sorted(self.table.items())], depth)
+        return line(rising({at: line(rising(points), rows) for at, points in self.table.items()}), depth)
 
     @property
     def deepest(self) -> int:

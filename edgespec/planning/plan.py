@@ -32,12 +32,14 @@ class Option:
         name: the bundle's folder, or the model's name.
         export: options of ``edgespec export`` that make it; None = it is there.
         needs: by method: what has to be made or given first, in words.
+        profile: what was measured with this very bundle; None = the wish's.
     """
 
     manifest: Manifest
     name: str
     export: tuple[str, ...] | None = None
     needs: dict[str, str] = field(default_factory=dict)
+    profile: Profile | None = None
 
 
 @dataclass(frozen=True)
@@ -137,12 +139,18 @@ class Plan:
             "reason": self.reason,
             "hints": list(self.hints),
             "candidates": [candidate.as_dict() for candidate in self.candidates],
-            "profile": None if self.wish.profile is None else asdict_profile(self.wish.profile),
+            "profiles": [_identified(profile) for profile in self._profiles()],
         }
 
+    def _profiles(self) -> list[Profile]:
+        """What the speeds rest on, each once."""
+        options = {id(candidate.option): candidate.option for candidate in self.candidates}.values()
+        used = [option.profile or self.wish.profile for option in options]
+        return list({id(profile): profile for profile in used if profile is not None}.values())
 
-def asdict_profile(profile: Profile) -> dict[str, Any]:
-    """What identifies a profile."""
+
+def _identified(profile: Profile) -> dict[str, Any]:
+    """What tells a profile from others."""
     return {"machine": profile.machine.model_dump(), "bundle": profile.name, "created": profile.created}
 
 
@@ -224,14 +232,16 @@ def _coarser(manifest: Manifest) -> bool:
 
 
 def _candidate(option: Option, use: Use, wish: Wish) -> Candidate:
-    memory = memory_of(option.manifest, use, wish.profile.process_bytes if wish.profile else None)
-    speed = speed_of(option.manifest, use, wish.profile)
+    profile = option.profile or wish.profile
+    memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
+    speed = speed_of(option.manifest, use, profile)
     coarser = use.attention is not None and wish.attention is None
     return Candidate(option, use, memory, speed, memory.peak <= wish.budget, coarser)
 
 
 def _peak(option: Option, use: Use, wish: Wish) -> int:
-    return memory_of(option.manifest, use, wish.profile.process_bytes if wish.profile else None).peak
+    profile = option.profile or wish.profile
+    return memory_of(option.manifest, use, profile.process_bytes if profile else None).peak
 
 
 def _relative_step(manifest: Manifest) -> float:

@@ -7,8 +7,8 @@ used, and what a pass costs here is put in its place.
 Spec-Bench (arXiv 2401.07851; its published ranking, Vicuna-7B, one A100) gives mean tokens per round over all its
 tasks, and speed-ups by task; tokens per round of a task are taken to be the mean times the task's speed-up over the
 mean one's: prompt lookup 1.75 (conversation 1.60/1.66, summarization 2.66/1.66), Medusa-1 2.31 (1.97/1.71 and
-1.57/1.71), a draft of 68M parameters 2.28 (1.66/1.52 and 1.71/1.52).  It has no task of code; what stands here for code is
-its mean over all tasks.
+1.57/1.71), a draft of 68M parameters 2.28 (1.66/1.52 and 1.71/1.52).  It has no task of code; what stands here for
+code is its mean over all tasks.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def _replayed(tokens: float, guesses: float) -> Prior:
 
 
 PRIORS: Mapping[str, Mapping[Text, Prior]] = {
-    # this package's own policy on the first turns of MT-bench, HumanEval's solutions; lookup's conversation figure there
-    # is 1.69, because it has second turns as well
+    # this package's own policy on the first turns of MT-bench and on HumanEval's solutions; Spec-Bench's conversations
+    # have second turns, too: 1.69
     "ngram": {
         "chat": _replayed(1.31, 0.90),
         "code": _replayed(1.84, 1.86),
@@ -71,8 +71,8 @@ PRIORS: Mapping[str, Mapping[Text, Prior]] = {
         "code": Prior(_endless(2.28), f"a draft of 68M in {_SPEC_BENCH}, mean of its tasks"),
         "summarization": Prior(_endless(2.57), f"a draft of 68M in {_SPEC_BENCH}"),
     },
-    # The paper steers to .9 on models of 13B and more, half of whose sub-layers can go; on CodeLlama-13B it gained 1.03,
-    # 1.14 and 1.12 (XSum, HumanEval, GSM8K in arXiv 2506.03700); .7 gives 1.07 at c = .55 with native int4 operators.
+    # The paper steers to .9 on models of 13B and more, half of whose sub-layers can go; on CodeLlama-13B it gained
+    # 1.03, 1.14 and 1.12 (XSum, HumanEval, GSM8K in arXiv 2506.03700); .7 gives 1.07 at c = .55 with native int4 ones.
     "self-spec": {
         "chat": Prior(0.70, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700"),
         "code": Prior(0.75, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700"),

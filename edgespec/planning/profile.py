@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -12,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgespec.errors import ProfileError
 from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.manifest import Attention, Format, Manifest, ModelFacts, Operators
+from edgespec.runtimes.operators import Wanted
 
 PROFILE_SCHEMA = 1
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
@@ -105,6 +107,7 @@ class Profile(_Part):
     plain: dict[int, float] = Field(default_factory=dict)
     drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
     trials: dict[str, Trial] = Field(default_factory=dict)
+    prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
     prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
     bandwidth: float = Field(gt=0)
     rows_exact: bool
@@ -117,6 +120,30 @@ class Profile(_Part):
 def manifest_hash(manifest: Manifest) -> str:
     """Names a bundle by what its manifest says: the hashes of its files among it."""
     return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+
+
+def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """Names a set of prompts; empty for none."""
+    text = json.dumps([list(prompt) for prompt in prompts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if prompts else ""
+
+
+def find_profile(
+    bundle: Path | Manifest | None,
+    operators: Wanted = "auto",
+    threads: int | None = None,
+    device: DeviceName = "cpu",
+    attention: str | None = None,
+    strict: bool = True,
+) -> Profile | None:
+    """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
+
+    Whatever else lies in the cache is no profile: nothing is raised.  A bundle of None stands for any: the latest
+    profile of this machine.
+    """
+    from edgespec.planning.profile_cache import find, latest  # which knows profiles
+
+    return latest(threads, device) if bundle is None else find(bundle, operators, threads, device, attention, strict)
 
 
 def read_profile(path: Path) -> Profile:

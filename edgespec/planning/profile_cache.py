@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from edgespec.planning.machine import this_machine
 from edgespec.planning.profile import Profile, manifest_hash, read_profile, write_profile
 from edgespec.runtimes.attention import choose_attention
 from edgespec.runtimes.devices import DeviceName
-from edgespec.runtimes.manifest import Attention, Manifest, Operators
+from edgespec.runtimes.manifest import Attention, Manifest, Operators, read_manifest
 from edgespec.runtimes.operators import Wanted, choose_operators
 from edgespec.runtimes.ort import default_threads
 from edgespec.runtimes.repack import cache_folder
@@ -71,22 +73,41 @@ def profile_path(setting: Setting) -> Path:
     return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def find_profile(
-    manifest: Manifest,
-    operators: Wanted = "auto",
-    threads: int | None = None,
-    device: DeviceName = "cpu",
-    attention: str | None = None,
-    strict: bool = True,
+def find(
+    bundle: Path | Manifest,
+    operators: Wanted,
+    threads: int | None,
+    device: DeviceName,
+    attention: str | None,
+    strict: bool,
 ) -> Profile | None:
-    """The profile of this bundle on this machine, if there is one; whatever else lies in the cache is no profile."""
+    """``profile.find_profile`` of a bundle."""
     try:
+        manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
         setting = Setting.of(manifest, operators, threads, device, attention, strict)
         path = profile_path(setting)
         profile = read_profile(path) if path.is_file() else None
     except (EdgespecError, OSError, ValueError):
         return None
     return profile if profile is not None and not staleness(profile, setting) else None
+
+
+def latest(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
+    """The latest profile of this machine, whatever the bundle."""
+    found = [
+        profile
+        for profile in kept_profiles()
+        if (profile.threads, profile.device) == (threads or default_threads(), device)
+        and not staleness(profile, Setting.of_profile(profile))
+    ]
+    return max(found, key=lambda profile: profile.created, default=None)
+
+
+def kept_profiles() -> Iterator[Profile]:
+    """Every profile in the cache, also those of other machines that share it; other files are passed over."""
+    for file in sorted(profile_folder().glob("*.json")):
+        with suppress(EdgespecError):
+            yield read_profile(file)
 
 
 def save_profile(profile: Profile) -> Path:
@@ -96,10 +117,8 @@ def save_profile(profile: Profile) -> Path:
         ProfileError: the cache cannot be written.
     """
     path = profile_path(Setting.of_profile(profile))
-    try:
+    with suppress(OSError):  # writing says why
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        pass  # writing says why
     write_profile(profile, path)
     return path
 
@@ -142,11 +161,7 @@ def why_none(setting: Setting, name: str) -> list[str]:
             return staleness(read_profile(path), setting)
         except EdgespecError as error:
             return [f"the profile that was kept is unusable: {error.message}"]
-    for file in sorted(profile_folder().glob("*.json")):
-        try:
-            profile = read_profile(file)
-        except EdgespecError:
-            continue
+    for profile in kept_profiles():
         if profile.name != name and profile.bundle != setting.bundle:
             continue
         reasons = staleness(profile, setting)

@@ -70,8 +70,10 @@ def speed_of(
         InvalidRequest: the bundle does not have the method.
     """
     if use.method not in manifest.methods:
-        have = ", ".join(manifest.methods)
-        raise InvalidRequest(f"method {use.method!r} is not in this bundle; it has: {have}", "export it with that method")
+        raise InvalidRequest(
+            f"method {use.method!r} is not in this bundle; it has: {', '.join(manifest.methods)}",
+            "export it with that method",
+        )
     at = use.context / 2 if depth is None else depth
     costs, basis = _costs(manifest, use, profile, at)
     notes = list(costs.assumed)
@@ -83,9 +85,8 @@ def speed_of(
         notes.append("rows of several sequences take what as many rows of one do")
 
     def speed(gain: float, gamma: int, tokens: float, acceptance: float | None) -> Speed:
-        fast = None if plain is None else plain * gain
-        known = costs.prefill
-        return Speed(gain, fast, plain, known, gamma, tokens, acceptance, basis, tuple(dict.fromkeys(notes)))
+        fast, why = None if plain is None else plain * gain, tuple(dict.fromkeys(notes))
+        return Speed(gain, fast, plain, costs.prefill, gamma, tokens, acceptance, basis, why)
 
     if use.method == "ar":
         return speed(1 / costs.v(1), 0, 1.0, None)
@@ -99,11 +100,11 @@ def speed_of(
     elif trial is not None and profile is not None:
         notes.append(f"guesses are accepted as in {profile.name}")
     if use.method == "paradecode" and trial is None:
-        gain = manifest.methods["paradecode"].predicted_speedup
-        notes.append("the gain is the exporting machine's" if gain else "how many tokens take an exit is not known: no gain")
-        return speed(max(gain or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
+        known = manifest.methods["paradecode"].predicted_speedup
+        notes.append("the gain is the exporting machine's" if known else "no gain: how many tokens exit is not known")
+        return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
     guessing = _guessing(manifest, use, trial, text, notes)
-    found = best_gain(guessing, costs.c(use.method), lambda rows: costs.v(rows), width)
+    found = best_gain(guessing, costs.c(use.method), costs.v, width)
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
 
@@ -119,7 +120,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
 
     drafts = profile.drafts.get(method)
     grown = line(rising(drafts), depth) / line(rising(drafts), before) if drafts else 1.0
-    plain = rising(profile.plain or {at: times[1] for at, times in profile.passes.items()})
+    plain = of.plain_points(profile)
     plain_round = trial.speedup * trial.round_ms / trial.tokens_per_round
     plain_round = max(plain_round + line(plain, depth) - line(plain, before), plain_round / 2)
     verified = trial.verify_ms * verify(depth) / verify(before)
