@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from edgespec.cost import expected_tokens
 from edgespec.errors import EdgespecError
-from edgespec.planning.profile_cache import find_profile
+from edgespec.planning.profile import find_profile
 from edgespec.planning.speed import Speed, speed_of
 from edgespec.planning.use import Use
 from edgespec.runtimes.devices import DeviceName

@@ -365,7 +365,7 @@ def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch
         case.switch.candidates[0] = Candidate("draft", 1.4, fail)
     else:
         setattr(case.guessers["draft"], where, fail)
-    made = case.run(monkeypatch, 200)
+    made = case.run(monkeypatch, 100)
     (drop,) = made.stats.monitor.drops
     assert (drop.method, drop.error) == ("draft", "RuntimeError: broken")
     assert made.switches[0][1:] == ("draft", "heads")
@@ -373,8 +373,11 @@ def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch
     assert case.switch.used == "heads"
     assert made.loss < -0.2
     # it is in again in the next request, once its time has come
-    assert not case.switch._learned.ready(0)
+    learned = case.switch._learned
+    assert not learned.ready(0)
     assert "broken" in case.run(monkeypatch, 20).stats.monitor.control.switches[0].why
+    learned.now = learned.each[0].until
+    assert learned.ready(0)
 
 
 def test_nonsense_guesses_cost_a_candidate_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
