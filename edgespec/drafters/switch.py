@@ -171,7 +171,8 @@ class Switch:
         standings, drafter = self._standings, self._drafter
         assert drafter is not None
         assert standings.active is not None
-        mine, took = standings.each[standings.active], drafter.price(proposal)
+        mine = standings.each[standings.active]
+        took = expected = drafter.price(proposal)
         plain_ms = drafter.cost.plain_ms
         if draft_ms is not None and plain_ms and not drafter.steady:
             if not len(proposal) and proposal.resume is None:
@@ -188,7 +189,7 @@ class Switch:
                 took = clipped
         if len(proposal) or proposal.resume is not None:
             mine.read = standings.length
-        mine.pay(took - self._tokens)
+        mine.pay(max(took, expected) - self._tokens)  # a clock that is off must not let it look for nothing
         standings.window.append((self._tokens, took, len(proposal) > 0 and not self._probe))
         standings.tenure += 1
         if self.fallback and standings.tenure % CHECK == 0:
