@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.extended import ExtendedCheckpoint
 from edgespec.export.heads import HeadPlan
-from edgespec.export.sizes import file_sizes
+from edgespec.export.native.sizes import NativeSizes
+from edgespec.export.sizes import FileSizes, StockSizes
 from edgespec.export.weights import WeightChoice
 from edgespec.runtimes.manifest import Format, Layout
 
@@ -24,6 +26,26 @@ def weight_bytes(
 ) -> int:
     """Bytes of the weight file, exactly; with ``plan`` that of a checkpoint extended by its heads."""
     return file_sizes(arch, form, head, plan, extra_shapes(arch))[layout].end
+
+
+def file_sizes(
+    arch: Architecture, form: Format, head: Format | None, plan: HeadPlan | None, extra: Mapping[str, tuple[int, ...]]
+) -> dict[str, FileSizes]:
+    """Weight files by layout, ``stock`` and ``native``.
+
+    Args:
+        arch: the model; its tensors' shapes are those that config.json implies.
+        form: of its matrices.
+        head: of its LM heads; None = ``form``.
+        plan: heads beside the LM head; None = none.
+        extra: shapes of their tensors.
+    """
+    found, shapes = {}, {**arch.tensors, **extra}
+    for layout, kind in (("stock", StockSizes), ("native", NativeSizes)):
+        sizes = kind(arch, form, head or form, plan or HeadPlan(), shapes)
+        arch.build(sizes)
+        found[layout] = sizes.file
+    return found
 
 
 def extra_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:

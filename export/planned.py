@@ -14,16 +14,12 @@ from edgespec import __version__
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
-from edgespec.export.extended import ExtendedCheckpoint
-from edgespec.export.head_vocab import check_size
-from edgespec.export.heads import CUT, HeadPlan
 from edgespec.export.layout import TABLES
-from edgespec.export.model_part import check_devices, check_layers, model_part, open_described, stock_graphs
+from edgespec.export.model_part import check_devices, check_layers, open_described
 from edgespec.export.options import GATED, ExportOptions
-from edgespec.export.plan import model_bytes
-from edgespec.export.planned_files import copied_files, device_graphs, entries, head_tokens, model_files
-from edgespec.export.planned_heads import PlannedHeads, Shaped, assumed_draft, planned_heads
-from edgespec.export.sizes import file_sizes
+from edgespec.export.planned_files import copied_files, entries
+from edgespec.export.planned_heads import PlannedHeads, assumed_draft, planned_heads
+from edgespec.export.planned_model import PlannedModel
 from edgespec.export.skip_sets import first_skip_set
 from edgespec.export.source import resolve
 from edgespec.export.tokenizer import PADDING
@@ -36,11 +32,9 @@ from edgespec.runtimes.manifest import (
     Attention,
     AttentionPart,
     Format,
-    HeadVocab,
     Layout,
     Manifest,
     MethodPart,
-    ModelPart,
     SkipSetPart,
     TokenizerFacts,
 )
@@ -101,14 +95,14 @@ def planned_bundle(
     assumed = list(its_heads.assumed)
     skip = _skip_set(arch.facts.layers)
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
-    target = _Model(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
+    target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
     target.with_heads(its_heads, gated=bool(set(GATED) & set(wanted)))
     target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
     target.for_devices(skip if "self-spec" in wanted else None)
     files |= target.files()
-    other: _Model | None = None
+    other: PlannedModel | None = None
     if speculative is not None:
-        other = _Model(_draft(draft, arch, assumed), choice, layout, devices, draft_vocab, "draft/")
+        other = PlannedModel(_draft(draft, arch, assumed), choice, layout, devices, draft_vocab, "draft/")
         other.as_draft()
         other.for_devices(None)
         files |= other.files()
@@ -133,90 +127,18 @@ def planned_bundle(
             "assumed": assumed,
             "notes": list(arch.source.notes),
             "traits": traits(arch),
-        },
+        }
+        | ({} if draft is None else {"draft": draft}),
         files=entries(files),
     )
 
 
-class _Model:
-    """A target or draft of a planned bundle.
-
-    Args:
-        arch: the model.
-        choice: how its matrices are stored.
-        layout: of its weights.
-        devices: with graphs of their own.
-        cut: rows of a cut LM head; None = there is none.
-        prefix: where its files are.
-    """
-
-    part: ModelPart
-
-    def __init__(
-        self,
-        arch: Architecture,
-        choice: WeightChoice,
-        layout: Layout,
-        devices: Sequence[DeviceName],
-        cut: int | None,
-        prefix: str = "",
-    ) -> None:
-        if cut is not None:
-            check_size(cut, arch.facts.vocab, "--draft-vocab" if prefix else "--head-vocab")
-        self.arch, self.choice, self.layout, self.devices, self.cut = arch, choice, layout, devices, cut
-        self.prefix = prefix
-        self.plan: HeadPlan | None = None
-
-    def with_heads(self, heads: PlannedHeads, gated: bool) -> None:
-        """A target."""
-        heads.extend(self.arch, self.cut)
-        self.plan = heads.plan(self.cut is not None)
-        self._describe(gated, draft=False)
-
-    def as_draft(self) -> None:
-        """A draft: its cut LM head is the only one."""
-        if self.cut is not None:
-            extra = {CUT: Shaped((self.cut, self.arch.facts.hidden))}
-            self.arch.source = ExtendedCheckpoint(self.arch.source, extra)
-            self.plan = HeadPlan(cut=True, only=True)
-        self._describe(False, draft=True)
-
-    def _describe(self, gated: bool, draft: bool) -> None:
-        choice = self.choice
-        tokens = None if self.cut is None else HeadVocab(file=head_tokens(self.prefix), size=self.cut)
-        self.part = model_part(
-            self.arch,
-            choice.format,
-            head=choice.head,
-            quantizer=choice.quantizer.name if choice.quantizer else "rtn",
-            graphs=stock_graphs(gated, draft, self.plan is not None and not draft, self.prefix),
-            min_rows=int(choice.format == "w8a8"),
-            plan=self.plan or HeadPlan(),
-            prefix=self.prefix,
-            layout=self.layout,
-            head_vocab=tokens,
-        )
-
-    def for_devices(self, skip: SkipSetPart | None) -> None:
-        """Add graphs for the devices."""
-        for device in self.devices:
-            self.part = device_graphs(self.part, device, skip, self.prefix)
-
-    def files(self) -> dict[str, int]:
-        """Its files and their sizes."""
-        extra = {}
-        if isinstance(self.arch.source, ExtendedCheckpoint):
-            extra = {name: tensor.shape for name, tensor in self.arch.source.extra.items()}
-        sizes = file_sizes(self.arch, self.choice.format, self.choice.head, self.plan, extra)
-        return model_files(self.part, sizes)
-
-    def weights(self) -> tuple[int, int]:
-        """Bytes of the model and of its heads."""
-        return model_bytes(self.arch, self.choice.format, self.choice.head, self.layout, self.plan)
-
-
 def _opened(path: Path, context: int | None) -> Architecture:
     """The model, or the error of an export for an architecture that edgespec does not emit."""
+    if _holds_graph(path):
+        raise UnsupportedModel(
+            f"{path}: is an export of optimum, whose graphs cannot be planned", "export it, and plan with the bundle"
+        )
     try:
         return open_described(path, context)
     except UnsupportedModel as error:
@@ -233,6 +155,12 @@ def _opened(path: Path, context: int | None) -> Architecture:
             f"{error.message}; others go through optimum, whose graphs cannot be planned",
             "export it, and plan with the bundle",
         ) from error
+
+
+def _holds_graph(path: Path) -> bool:
+    """Whether an export would take the graph of a folder, because it has no weights (``is_foreign``)."""
+    graphs = [*path.glob("*.onnx"), *path.glob("onnx/*.onnx")]
+    return bool(graphs) and not any(path.glob("*.safetensors"))
 
 
 def _draft(name: str | None, target: Architecture, assumed: list[str]) -> Architecture:
@@ -289,7 +217,7 @@ def _skip_set(layers: int) -> SkipSetPart:
     return SkipSetPart(attention=middle, mlp=middle)
 
 
-def _weights(target: _Model, draft: _Model | None) -> dict[str, int]:
+def _weights(target: PlannedModel, draft: PlannedModel | None) -> dict[str, int]:
     """As in an export's manifest."""
     alone, heads = target.weights()
     found = {"target": alone} | ({"draft": draft.weights()[0]} if draft else {})

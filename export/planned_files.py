@@ -20,8 +20,8 @@ TOKENIZER = "tokenizer.json"
 # bytes of tokenizer.json a token of the vocabulary: 67 and 71 in byte-level ones of 8,000 and 50,257 tokens with their
 # merges; those that write a merge as one string need less
 TOKENIZER_BYTES = 70
-# bytes of a graph a layer, beside the vectors inside it, by graph and format: means of exports of 9 architectures
-# (docs/planning.md); all graphs together are less than a percent of the weights of any real model
+# bytes of a graph a layer, beside the vectors inside it, by graph and format: about the mean of 8 architectures
+# (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
 GRAPH_BYTES: Mapping[str, Mapping[Format, int]] = {
     "native": {"int4": 2400, "int8": 2400, "w8a8": 2450, "fp32": 2400},
     "gated": {"int4": 6200, "int8": 6200, "w8a8": 8600, "fp32": 4400},
@@ -30,7 +30,8 @@ GRAPH_BYTES: Mapping[str, Mapping[Format, int]] = {
 }
 HEAD_BYTES = {"native": 900, "gated": 2000, "strict": 2000}  # of a group's nodes in a graph
 HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
-INDEX_BYTES = 160  # of the index, an entry
+# of the index, an entry
+INDEX_BYTES: Mapping[Format, int] = {"int4": 165, "int8": 165, "w8a8": 140, "fp32": 135}
 DEVICE_BYTES = 6000  # of a device's graph, a layer
 
 
@@ -47,7 +48,7 @@ def model_files(part: ModelPart, sizes: Mapping[str, FileSizes]) -> dict[str, in
             size += length if graph.hidden or not vector.startswith(HEADS) else 0
         files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden else 0)
     if part.index is not None:
-        files[part.index] = INDEX_BYTES * sum(each.entries for each in sizes.values())
+        files[part.index] = INDEX_BYTES[part.format] * sum(each.entries for each in sizes.values())
     if part.head_vocab is not None:
         files[part.head_vocab.file] = 4 * part.head_vocab.size
     if part.attention is not None and part.attention.tables is not None:

@@ -91,6 +91,10 @@ def main() -> None:
         click.echo(f"error: this command needs {error.name}, which is not installed", err=True)
         click.echo(f"hint: pip install 'edgespec[{EXTRAS[error.name]}]'", err=True)
         sys.exit(1)
+    except MemoryError as error:
+        click.echo(f"error: out of memory: {error or 'the system has no more'}", err=True)
+        click.echo("hint: --budget keeps within a limit, and `edgespec plan` says what fits", err=True)
+        sys.exit(1)
     except OSError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)

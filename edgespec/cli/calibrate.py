@@ -63,7 +63,7 @@ def command(
     edgespec calibrate demo --seconds 30 --force
     edgespec calibrate demo -o phone.json --json
     """
-    from edgespec.planning.machine import resident_bytes
+    from edgespec.planning.process import process_bytes
     from edgespec.planning.profile import find_profile, write_profile
     from edgespec.planning.profile_cache import Setting, profile_path, save_profile, why_none
     from edgespec.runtimes.bundle import Bundle
@@ -82,8 +82,7 @@ def command(
         reasons = reasons or (["asked for"] if force else why_none(setting, bundle.resolve().name))
         if reasons and not as_json:
             click.echo(f"calibrating again: {'; '.join(reasons)}", err=True)
-        process = resident_bytes()
-        profile = _measure(opened, options, process)
+        profile = _measure(opened, options, process_bytes())
         save_profile(profile)
     if output is not None:
         write_profile(profile, output)

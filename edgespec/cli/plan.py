@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
-    from edgespec.planning.plan import Option, Plan, Wish
+    from edgespec.planning.plan import Candidate, Option, Plan, Wish
     from edgespec.planning.profile import Profile
     from edgespec.runtimes.manifest import Manifest, Operators
 
+MOST_LINES = 12
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 
 
@@ -54,10 +58,11 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
 @click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all]")
 @click.option("--draft", help="Of a model: the draft for method speculative: folder, hub id or builtin:NAME.")
 @click.option("--revision", help="Of a hub model.")
-@click.option("--recipe", help="Take context, methods, format and budget from a recipe; --recipe list shows them.")
+@recipe_option("context, methods, format and budget")
 @click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG.")
+@click.option("--all", "everything", is_flag=True, help="Show every candidate.  [default: the best 12]")
 @json_option
-def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, **options: Any) -> None:
+def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Path | None, **options: Any) -> None:
     """Say what fits a memory budget, how fast it will be, and why.
 
     Nothing is loaded: a bundle is planned by its manifest, a model by its config.json.  Speeds rest on what
@@ -76,7 +81,7 @@ def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, **option
         from edgespec.bench import check_plot
 
         check_plot(plot)
-    options = _by_recipe(options)
+    options = _by_recipe(options, sources)
     profile = _foreign(options["device"])
     found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
     plan = make_plan(
@@ -89,24 +94,28 @@ def command(sources: tuple[str, ...], as_json: bool, plot: Path | None, **option
     if as_json:
         emit_json({"sources": list(sources), "seconds": time.perf_counter() - start} | plan.as_dict())
     else:
-        _show(plan)
+        _show(plan, everything)
     if plan.pick is None:
         from edgespec.errors import BudgetError
 
         raise BudgetError(plan.reason, "; ".join(plan.hints))
 
 
-def _by_recipe(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with those of a recipe where none were given."""
+def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Any]:
+    """Options with those of a recipe where none were given; a bundle has its format already."""
     name = options.pop("recipe")
     if name is None:
         return options
+    from edgespec.cli.plan_options import is_bundle
     from edgespec.planning.recipes import plan_defaults
 
     given = {key: value for key, value in options.items() if value not in (None, ())}
     source = click.get_current_context().get_parameter_source
-    asked = {key: value for key, value in given.items() if str(source(key)) != "ParameterSource.DEFAULT"}
-    return options | plan_defaults(name) | asked
+    asked = {key: value for key, value in given.items() if source(key) is not ParameterSource.DEFAULT}
+    found = plan_defaults(name)
+    if any(is_bundle(source) for source in sources):
+        del found["formats"]
+    return options | found | asked
 
 
 def _foreign(device: str) -> Profile | None:
@@ -175,38 +184,46 @@ def _wish(options: dict[str, Any], profile: Profile | None, foreign: Profile | N
     )
 
 
-def _show(plan: Plan) -> None:
+def _show(plan: Plan, everything: bool) -> None:
     from rich.table import Table
 
+    from edgespec.cli.plan_options import export_command
     from edgespec.planning.budget import show_bytes
     from edgespec.planning.plan import label
 
-    console = table_console()
     table = Table(box=None, pad_edge=False)
-    for title in ("", "candidate", "context", "peak", "private", "mapped", "tokens/s", "speed-up", "basis", "lossless"):
-        table.add_column(title, justify="right" if title in ("context", "peak", "private", "mapped") else "left")
-    for one in plan.candidates:
+    for title in ("", "format", "method", "keys", "context", "peak", "private", "mapped", "tok/s", "speed-up", "basis"):
+        side: Any = "right" if title in ("context", "peak", "private", "mapped", "tok/s", "speed-up") else "left"
+        table.add_column(title, justify=side, no_wrap=True)
+    shown = plan.candidates if everything else _shown(plan)
+    for one in shown:
         rate = one.speed.tokens_per_second
-        mark = "pick" if one is plan.pick else "" if one.fits else "too large"
         table.add_row(
-            mark,
-            label(one),
+            "pick" if one is plan.pick else "" if one.fits else "too large",
+            one.format,
+            one.use.method,
+            one.use.attention or "",
             str(one.use.context),
-            show_bytes(one.memory.peak),
-            show_bytes(one.memory.private),
-            show_bytes(one.memory.file),
+            *(show_bytes(count) for count in (one.memory.peak, one.memory.private, one.memory.file)),
             f"{rate:.1f}" if rate else "-",
             f"{one.speed.speedup:.2f}x",
             one.speed.basis,
-            "yes, int8 keys" if one.approximates else "yes",
         )
+    console = table_console()
+    console.width = max(console.width, 110)  # a narrower table says nothing
     console.print(table)
+    if left := len(plan.candidates) - len(shown):
+        click.echo(f"{left} more with --all or --json; every one is lossless")
     if plan.pick is None:
         return
     click.echo(f"pick: {label(plan.pick)}: {plan.reason}")
-    from edgespec.cli.plan_options import export_command
-
     if typed := export_command(plan.pick.option, plan.pick.use.method):
         click.echo(f"make it: {typed}")
     for hint in plan.hints:
         click.echo(f"hint: {hint}")
+
+
+def _shown(plan: Plan) -> Sequence[Candidate]:
+    """The candidates worth a line: coarser keys only where they are the way out."""
+    coarser = plan.pick is None or plan.pick.approximates
+    return [one for one in plan.candidates if coarser or not one.approximates][:MOST_LINES]

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.plan import Option
 from edgespec.planning.profile import Profile
 from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
 
 WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
 HEADS = ("medusa", "blockwise", "paradecode")
+DRAFT = "draft"  # folder of a draft that is still to be trained
 
 
 def is_bundle(source: str) -> bool:
@@ -29,12 +30,15 @@ def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] 
         how: device, threads, operators and attention it was calibrated with on this machine; None = do not look.
 
     Raises:
-        BundleError: it cannot be read.
+        BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method that it does not have.
     """
     from edgespec.planning.profile import find_profile
 
     manifest = read_manifest(Path(source))
+    device = "cpu" if how is None else how["device"]
+    if device != "cpu" and device not in manifest.target.graphs:
+        raise BundleError(f"{source}: has no graphs for {device}", f"export it again with `--device {device}`")
     profile = None if how is None else find_profile(Path(source), **how)
     if unknown := [name for name in methods if name not in manifest.methods]:
         raise InvalidRequest(
@@ -82,6 +86,8 @@ def model_options(
             for name in planned.methods
             if name in HEADS
         }
+        if "speculative" in planned.methods and draft is None:
+            needs["speculative"] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
         command = ["--format", form, *(("--context", str(context)) if context else ())]
         found.append(Option(planned, source, tuple(command), needs, profile))
     return found
@@ -96,4 +102,6 @@ def export_command(option: Option, method: str) -> str | None:
         words += ["--method", method]
     if method in HEADS:
         words += ["--heads", f"{method}-heads"]
+    if method == "speculative":
+        words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]
     return " ".join(words)

@@ -14,6 +14,7 @@ from edgespec.runtimes.process import private_bytes
 
 OFF = "off"
 LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
+STACK = 8 << 20  # bytes that a thread reserves
 CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
 FALLBACKS = ("ngram", "ar")  # methods without memory of their own, the better one first
 
@@ -59,13 +60,21 @@ class Allowance:
         self._manifest, self._use = manifest, use
         self.asked = budget is not None and budget != OFF
         self.limit: int | None = None
-        if self.asked:
-            assert budget is not None
-            self.limit = parse_bytes(budget)
-            check_budget(self.limit, available_memory())
-        elif budget is None:
-            self.limit = available_memory().available + private_bytes()
+        self._mapped = self.asked
         self._known: dict[Use, Memory] = {}
+        if budget == OFF:
+            return
+        found = available_memory()
+        reserved = found.limit_name.startswith("RLIMIT")  # such limits count memory that is reserved, mapped or not
+        reach = found.reachable - (use.threads + 1) * STACK if reserved else found.reachable
+        if budget is not None:
+            self.limit = parse_bytes(budget)
+            check_budget(self.limit, found)
+            self.limit = min(self.limit, reach) if reserved else self.limit
+        elif reserved:
+            self.limit, self._mapped = reach, True
+        else:
+            self.limit = found.available + private_bytes()
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.
@@ -153,7 +162,7 @@ class Allowance:
     def _takes(self, use: Use) -> int:
         """Bytes that count."""
         memory = self._memory(use)
-        return memory.peak if self.asked else memory.private
+        return memory.peak if self._mapped else memory.private
 
     def _memory(self, use: Use) -> Memory:
         # requests differ by a token: whole blocks of KV are what is allocated anyway

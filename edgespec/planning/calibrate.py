@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.engine import Engine
+from edgespec.errors import first_line
 from edgespec.lanes import Lane
 from edgespec.planning.budget import available_memory
 from edgespec.planning.machine import this_machine
@@ -70,7 +71,7 @@ def calibrate(
     Args:
         bundle: opened.
         options: how it is run.
-        process: resident bytes of the process before it was opened.
+        process: resident bytes of a process before a bundle is opened (``process_bytes``).
         progress: told of every stage.
         clock: seconds.
 
@@ -188,7 +189,8 @@ class Calibrator:
         """One draft step of every method that has one, at the first and at the last depth."""
         wanted = sorted({depths[0], depths[-1]})
         with self._lane() as lane:
-            drafters = [drafter for name in self.engine.methods if (drafter := self._drafter(lane, name))]
+            names = [name for name in self.engine.methods if self._usable(name)]
+            drafters = [drafter for name in names if (drafter := self._drafter(lane, name))]
             steps = {one.name: one.step_once for one in drafters if hasattr(one, "step_once")}
             slots = [one.model for one in drafters if isinstance(getattr(one, "model", None), Slot)]
             found: dict[str, dict[int, float]] = {name: {} for name in steps}
@@ -214,12 +216,15 @@ class Calibrator:
             self.engine.lanes.drop(lane)
 
     def _drafter(self, lane: Lane, method: str) -> Any:
-        """A method's drafter without control; None = it cannot be made here."""
+        """A method's drafter without control; None = it does not draft here."""
         try:
-            return lane.drafter(self.engine.choose(method), None, False, True, DraftOptions())
+            drafter: Any = lane.drafter(self.engine.choose(method), None, False, True, DraftOptions())
+            if step := getattr(drafter, "step_once", None):
+                step()
         except Exception as error:  # as in a request: it costs the method, not the rest
-            self.notes.append(f"{method} was not measured: {error}")
+            self.notes.append(f"{method} was not measured: {first_line(error)}")
             return None
+        return drafter
 
     def _prefill(self, slot: Slot, depths: list[int]) -> dict[int, float]:
         """Tokens a second, by depth."""

@@ -2,9 +2,10 @@
 
 Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
 
-    weights(n) + attention(n) d        weights(1) = bytes of weights / rate, attention(1) = KV bytes of a token / rate
+    weights(n) + attention(n) d        weights(1) = bytes of weights / rate
 
-where weights(n) follows a verify curve, and attention is done for each row.  A profile gives both by least squares.
+where weights(n) follows a verify curve, and attention(n) is that of ``traffic.attention_bytes``.  A profile gives both
+by least squares.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgespec.planning.curves import CURVES, STRICT
-from edgespec.planning.passes import PassTimes, line, rising
+from edgespec.planning.curves import CURVES, STOCK_STEP, STRICT
+from edgespec.planning.passes import PassTimes, Points, line, rising
 from edgespec.planning.profile import Profile, manifest_hash
 from edgespec.planning.traffic import (
+    attention_bytes,
     exit_share,
     group_bytes,
     kept_share,
@@ -25,8 +27,11 @@ from edgespec.planning.traffic import (
 )
 from edgespec.planning.use import Use
 from edgespec.runtimes.attention import default_attention
-from edgespec.runtimes.manifest import HeadGroup, Manifest, SkipSetPart
+from edgespec.runtimes.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
 
+# milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
+# nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
+CONTROL = 0.022
 EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
 
 
@@ -39,6 +44,7 @@ class Costs:
         pass_ms: rows -> a pass of the graph that runs every method, at that depth.
         step_ms: method -> one draft step, or one look at its heads.
         other: what a round takes beside its pass and drafts.
+        control: what deciding how much to draft adds to it.
         prefill: tokens a second; None = not known.
         known: whether times are those of the device in question.
         assumed: what is assumed, in words.
@@ -48,6 +54,7 @@ class Costs:
     pass_ms: Callable[[float], float]
     step_ms: Callable[[str], float]
     other: float = 0.0
+    control: float = 0.0
     prefill: float | None = None
     known: bool = False
     assumed: list[str] = field(default_factory=list)
@@ -55,6 +62,10 @@ class Costs:
     def v(self, rows: float) -> float:
         """Time of a round over so many rows, drafts apart, over one of plain decoding."""
         return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
+
+    def controlled(self, rows: float) -> float:
+        """The same of a method's round."""
+        return self.v(rows) + self.control / (self.plain + self.other)
 
     def c(self, method: str) -> float:
         """Time of a draft step over a round of plain decoding."""
@@ -86,6 +97,7 @@ def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> 
         pass_ms=lambda rows: passes.ms(rows, depth),
         step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
         prefill=_prefill(profile, depth),
         known=True,
     )
@@ -109,22 +121,28 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
-    kv_ratio = kv / profile.kv_bytes if profile.kv_bytes else 0.0
+    theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
+    slower = _slower(profile.operators, use.operators, target.format)
     curve = rising(CURVES[use.operators][target.format])
 
+    def reading(rows: float) -> float:
+        """Attention here over that of the profile."""
+        mine = attention_bytes(target.facts, kv, rows, use.operators)
+        return mine / attention_bytes(profile.facts, theirs, rows, profile.operators)
+
     def pass_ms(rows: float) -> float:
-        if same:
-            here, per_token = passes.split(rows)
-            return here * weights / profile.weight_bytes + per_token * kv_ratio * depth
-        return weights / rate * line(curve, rows) + rows * slope * kv_ratio * depth
+        here, per_token = passes.split(rows)
+        weighed = here * weights / profile.weight_bytes if same else slower * weights / rate * line(curve, rows)
+        return weighed + per_token * reading(rows) * depth
 
     strict = pass_ms(1)
     padded = _padding(use) if profile.operators != "stock" or not profile.strict else _measured_padding(profile, use)
     found = Costs(
         plain=strict / padded,
         pass_ms=pass_ms,
-        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate, slope * kv_ratio / max(kv, 1)),
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate / slower, slope * reading(1) / kv),
         other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
         known=True,
         assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
     )
@@ -132,6 +150,8 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
         found.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
     if not same:
         found.assumed.append(f"the verify curve of {use.operators} {target.format} is another machine's")
+    if use.operators != profile.operators:
+        found.assumed.append(f"{use.operators} operators take {slower:.2g} times a byte what {profile.operators} do")
     if use.threads != profile.threads:
         found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
     if use.device != profile.device:
@@ -148,7 +168,7 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     points = rising(times)
     one = line(points, 1)
-    per_byte = one / (weights + kv * before)
+    per_byte = one / (weights + attention_bytes(target.facts, kv, 1, use.operators) * before)
     step = manifest.cost.get("plain_ms", one)
     padded = max(1.0, one / step) if use.operators == "stock" and use.strict else 1.0
 
@@ -160,11 +180,12 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
         unit = step if use.operators == "stock" else one
         return float(known * unit) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
 
-    pass_ms = _moved(points, kv * per_byte, before, depth)
+    pass_ms = _moved(manifest, use, points, per_byte, before, depth)
     return Costs(
         plain=pass_ms(1) / padded,
         pass_ms=pass_ms,
         step_ms=lambda method: max(step_ms(method), 0.0),
+        control=CONTROL,
         assumed=["this device is like the exporting machine"],
     )
 
@@ -172,9 +193,9 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
 def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
     """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
     target = manifest.target
-    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    weights = read_bytes(target, use.operators)
     points = [(rows, weights * v) for rows, v in rising(CURVES[use.operators][target.format])]
-    pass_ms = _moved(points, kv, 0.0, depth)
+    pass_ms = _moved(manifest, use, points, 1.0, 0.0, depth)
     return Costs(
         plain=pass_ms(1) / _padding(use),
         pass_ms=pass_ms,
@@ -190,13 +211,15 @@ def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
 
 
 def _moved(
-    points: list[tuple[float, float]], per_token: float, before: float, depth: float
+    manifest: Manifest, use: Use, points: Points, per_byte: float, before: float, depth: float
 ) -> Callable[[float], float]:
-    """rows -> a pass at ``depth``, from those at depth ``before``: attention is done for each row."""
+    """rows -> a pass at ``depth``, from those at depth ``before``."""
+    facts, kv = manifest.target.facts, kv_token_bytes(manifest.target, use.operators, use.attention)
 
     def pass_ms(rows: float) -> float:
         known = line(points, rows)
-        return max(known + rows * per_token * (depth - before), known / 2)
+        grown = attention_bytes(facts, kv, rows, use.operators) * per_byte * (depth - before)
+        return max(known + grown, known / 2)
 
     return pass_ms
 
@@ -204,6 +227,12 @@ def _moved(
 def _other_attention(passes: PassTimes, rows: float, depth: float, ratio: float) -> float:
     """A pass where a token's keys and values have ``ratio`` times the bytes."""
     return passes.ms(rows, depth) + passes.split(rows)[1] * depth * (ratio - 1)
+
+
+def _slower(there: Operators, here: Operators, form: Format) -> float:
+    """What a byte of weights takes with some operators over others, where that is known."""
+    known = STOCK_STEP.get(form, 1.0)
+    return 1.0 if there == here else known if here == "stock" else 1 / known
 
 
 def _padding(use: Use) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -34,14 +33,6 @@ def this_machine(device: DeviceName = "cpu") -> Machine:
         library=_digest(library.path) if library.path else "",
         driver="" if device == "cpu" else driver(device),
     )
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process now; 0 where the system does not tell."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError, AttributeError):
-        return 0
 
 
 def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

@@ -140,11 +140,16 @@ def _model(manifest: Manifest, part: ModelPart, use: Use, lead: str) -> list[Mem
     if native:
         scratch = passes.native_scratch(part, use, rows, draft)
     else:
-        scratch = passes.stock_scratch(part, use, rows)
+        scratch = passes.stock_scratch(part, rows)
     logits = passes.logits_bytes(part, use, native) + passes.head_logits(part, use, native, groups)
     return [
-        _weights(part, weights, use, native, groups, lead),
-        MemoryPart(f"{lead}session", fixed.session_bytes(file, not native), note="the graph as it is run"),
+        *_weights(part, weights, use, native, groups, lead),
+        MemoryPart(
+            f"{lead}session",
+            fixed.session_bytes(file, not native),
+            0 if native or draft else fixed.STOCK_CODE,
+            note="the graph as it is run",
+        ),
         MemoryPart(f"{lead}kv", kv.bytes, note=f"{use.batch} x {use.context} tokens, {kv.note}"),
         MemoryPart(f"{lead}scratch", scratch, note=f"of a pass over {rows} rows"),
         MemoryPart(f"{lead}logits", logits, note="rows of logits that leave the LM head"),
@@ -153,17 +158,18 @@ def _model(manifest: Manifest, part: ModelPart, use: Use, lead: str) -> list[Mem
 
 def _weights(
     part: ModelPart, weights: stored.WeightParts, use: Use, native: bool, groups: list[str], lead: str
-) -> MemoryPart:
-    """Mapped and used in place by native operators, packed into memory by stock ones."""
-    tokens = use.batch * min(use.context, part.facts.context)
-    rows = stored.looked_up(weights.table, weights.row, tokens)
-    angles = min(weights.angles, min(use.context, part.facts.context) * weights.position)
+) -> list[MemoryPart]:
+    """Matrices, mapped and used in place by native operators, packed into memory by stock ones; and tables."""
+    context = min(use.context, part.facts.context)
+    rows = stored.looked_up(weights.table, weights.row, use.batch * context)
+    angles = min(weights.angles, context * weights.position)
+    tables = MemoryPart(f"{lead}tables", file=rows + angles, note="rows of the embedding, angles of positions")
     if native:
-        used = stored.needs(part, weights, groups) + rows + angles
-        return MemoryPart(f"{lead}weights", file=used, note=f"{part.format}, mapped, as far as it is used")
+        used = stored.needs(part, weights, groups)
+        return [MemoryPart(f"{lead}weights", file=used, note=f"{part.format}, mapped, as far as it is used"), tables]
     stock = stored.stock_weights(part, weights)
-    note = f"{part.format}, packed by ONNX Runtime"
-    return MemoryPart(f"{lead}weights", stock.packed, stock.mapped + rows + angles, stock.loading, note)
+    note = f"{part.format}, packed by ONNX Runtime; scales stay mapped"
+    return [MemoryPart(f"{lead}weights", stock.packed, stock.mapped, stock.loading, note), tables]
 
 
 def _opening(parts: list[MemoryPart], lead: str) -> int:
@@ -172,14 +178,10 @@ def _opening(parts: list[MemoryPart], lead: str) -> int:
     Pages of weights that are used where they are mapped are not read yet; packed ones are there, and what is packed.
     """
     models = ("", lead) if lead else ("",)
-    names = [
-        "process",
-        "libraries",
-        "tokenizer",
-        *(f"{model}{part}" for model in models for part in ("weights", "session")),
-    ]
-    held = sum(part.private for part in parts if part.name in names)
-    held += sum(
-        part.file for part in parts if part.name in names and (part.private or not part.name.endswith("weights"))
-    )
-    return held + max(part.loading for part in parts if part.name == f"{lead}weights")
+    names = {"process", "libraries", "tokenizer"} | {
+        f"{model}{part}" for model in models for part in ("weights", "session")
+    }
+    there = [part for part in parts if part.name in names]
+    held = sum(part.private for part in there)
+    held += sum(part.file for part in there if part.private)
+    return held + max(part.loading for part in there if part.name == f"{lead}weights")

@@ -327,13 +327,14 @@ def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: 
         f"{own.use.context} tokens, which needs {show_bytes(own.memory.peak)}"
     )
     hints = []
+    coarser = replace(own.use, attention="int8")
     if room := largest_context(closest.option, closest.use, wish):
         hints.append(
             f"a shorter context: --context {room} fits with {closest.format} {closest.use.method}"
             + (" and --attention int8" if closest.approximates else "")
         )
-    elif closest.approximates:
-        hints.append(f"keys and values in int8 bring it to {show_bytes(closest.memory.peak)}: --attention int8")
+    elif wish.attention not in (None, "int8") and _peak(own.option, coarser, wish) <= wish.budget:
+        hints.append("keys and values in 8 bits: --attention int8")
     if wish.batch > 1:
         alone = _peak(own.option, replace(own.use, batch=1), wish)
         hints.append(f"one sequence at a time needs {show_bytes(alone)}")

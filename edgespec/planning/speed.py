@@ -104,7 +104,7 @@ def speed_of(
         notes.append("the gain is the exporting machine's" if known else "no gain: how many tokens exit is not known")
         return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
     guessing = _guessing(manifest, use, trial, text, notes)
-    found = best_gain(guessing, costs.c(use.method), costs.v, width)
+    found = best_gain(guessing, costs.c(use.method), costs.controlled, width)
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
 
@@ -113,19 +113,16 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
 
     Where guessing no longer pays there, control stops, at the price of looking.
     """
-    before, passes = trial.depth, PassTimes(profile.passes)
-
-    def verify(at: float) -> float:
-        return sum(count * passes.ms(rows, at) for rows, count in trial.rows.items()) / trial.rounds
-
+    passes, before = PassTimes(profile.passes), trial.depth
+    now = sum(count * costs.pass_ms(rows) for rows, count in trial.rows.items())
+    then = sum(count * passes.ms(rows, before) for rows, count in trial.rows.items())
     drafts = profile.drafts.get(method)
     grown = line(rising(drafts), depth) / line(rising(drafts), before) if drafts else 1.0
-    plain = of.plain_points(profile)
-    plain_round = trial.speedup * trial.round_ms / trial.tokens_per_round
-    plain_round = max(plain_round + line(plain, depth) - line(plain, before), plain_round / 2)
-    verified = trial.verify_ms * verify(depth) / verify(before)
-    speedup = trial.tokens_per_round * plain_round / (trial.draft_ms * grown + verified + trial.other_ms)
-    rest = 1 / (costs.v(1) * (1 + looking(costs.c(method), costs.v, at_once=method in HEADS)))
+    # a round of plain decoding, there and here
+    plain = trial.speedup * trial.round_ms / trial.tokens_per_round
+    plain = max(plain + costs.plain - line(of.plain_points(profile), before), plain / 2)
+    speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
+    rest = 1 / (costs.controlled(1) * (1 + looking(costs.c(method), costs.controlled, at_once=method in HEADS)))
     return max(speedup, min(rest, trial.speedup))
 
 

@@ -11,6 +11,11 @@ from edgespec.runtimes.manifest import Attention, Format, HeadGroup, ModelFacts,
 _NATIVE: dict[Format, float] = {"int4": 18 / 32, "int8": 34 / 32, "w8a8": 1.0, "fp32": 4.0}
 _STOCK: dict[Format, float] = {"int4": 20 / 32, "int8": 36 / 32, "w8a8": 1.0, "fp32": 4.0}
 
+# What a multiplication of attention takes, in bytes read: at depth 8192 a pass of the 0.5B shape takes 4.9 ms more for
+# each row than at depth 200 (docs/measurements.md), 43008 multiplications a token, while 35 GB/s are read; ONNX
+# Runtime's attention takes 4.5 times as long.
+MULTIPLY_BYTES: dict[Operators, float] = {"native": 0.5, "stock": 2.2}
+
 
 def weight_size(form: Format, operators: Operators) -> float:
     """Bytes of a weight, scales included."""
@@ -44,6 +49,15 @@ def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention |
     if operators == "stock":
         return facts.kv_bytes_per_token
     return ATTENTION[attention or default_attention(part)].block_bytes(facts) // BLOCK
+
+
+def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators) -> float:
+    """What attention of a pass takes for each token before it, in bytes read.
+
+    It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
+    """
+    multiplies = 2 * facts.layers * facts.heads * facts.head_dim
+    return max(kv, rows * multiplies * MULTIPLY_BYTES[operators])
 
 
 def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:

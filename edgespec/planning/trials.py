@@ -14,6 +14,7 @@ from edgespec.planning.profile import Trial
 from edgespec.result import Result
 from edgespec.settings import Settings
 
+LEARN = 2  # texts that control learns from, before those that are timed
 NEW, FEWEST_NEW = 56, 16  # tokens of a text; rounds of the last 64 are known one by one
 TEXTS = 2  # times that every prompt is written at most
 PLAIN = "ar"
@@ -93,7 +94,7 @@ def run_trials(
     clock: Clock = perf_counter,
     tell: Callable[[int, int, str], None] = lambda done, of, what: None,
 ) -> tuple[dict[str, Trial], list[str]]:
-    """Decode prompts plainly and by every method in turn; the first one only so that control has learned.
+    """Decode prompts plainly and by every method in turn; the first ones only for control to learn from.
 
     Args:
         engine: runs the methods.
@@ -113,8 +114,8 @@ def run_trials(
     counts = {name: Counts() for name in (PLAIN, *methods)}
     failed: dict[str, str] = {}
     begun = clock()
-    for number in range(1 + max(1, TEXTS * len(prompts) - 1)):
-        if number > 1 and clock() - begun > seconds:
+    for number in range(LEARN + max(1, TEXTS * len(prompts) - LEARN)):
+        if number > LEARN and clock() - begun > seconds:
             break
         prompt = prompts[number % len(prompts)]
         names = list(counts)
@@ -127,13 +128,13 @@ def run_trials(
             result = where.generate(prompt, settings.changed(method=name))
             if result.stats.dropped_reason:
                 failed[name] = f"{name} failed: {result.stats.dropped_reason}"
-            elif number:
+            elif number >= LEARN:
                 counts[name].add(result)
     found = {name: sums.trial(counts[PLAIN]) for name, sums in counts.items() if name not in failed}
     return found, list(failed.values())
 
 
 def _length(seconds: float, step_ms: float, runs: int, room: int) -> int:
-    """Tokens to write so that three prompts fit into the time: one to learn from, two that are timed."""
-    fitting = int(1000 * seconds / (3 * runs * max(step_ms, 1e-3)))
+    """Tokens to write so that some texts fit into the time: those to learn from, and two that are timed."""
+    fitting = int(1000 * seconds / ((LEARN + 2) * runs * max(step_ms, 1e-3)))
     return max(1, min(NEW, max(FEWEST_NEW, fitting), room - 1))

@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.runtimes.manifest import FileEntry, Format, HeadGroup, ModelPart
 from edgespec.runtimes.packing import BLOCK, Kind, Packed
 
-WINDOW = 64 << 10  # the kernel maps this much around a page that is touched, if it is in the page cache
+WINDOW = 128 << 10  # Linux maps about this much around a page that is touched, if the page cache has it
 _ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank stands in a text; fitted to a text (docs/planning.md)
 _KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
 # bytes of a weight with stock operators: in the file, of those the ones that stay mapped (scales), as ONNX Runtime
@@ -142,8 +142,6 @@ def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
         count = size / (matrix_bytes(kind, 4096, 4096) / 4096**2 if native else per_weight)
         packed += int(count * memory)
         mapped += int(count * scales)
-    # a matrix is there twice while it is packed; those of a branch (of a gated graph) all at once where none is mapped
+    # a matrix is there twice while it is packed
     largest = max(hidden * inner * _STOCK[form][0], hidden * part.facts.vocab * _STOCK[head][0])
-    if part.graphs.get("gated") and form in ("fp32", "w8a8"):
-        largest = max(largest, 3 * hidden * inner * _STOCK[form][0])
     return StockWeights(packed, mapped, int(largest))

@@ -165,6 +165,15 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     assert said[0] == said[1]
 
 
+@pytest.mark.parametrize("where", [".", "onnx"])
+def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tmp_path: Path, where: str) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
+    (alone / where).mkdir(exist_ok=True)
+    (alone / where / "model.onnx").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="cannot be planned"):
+        planned_bundle(alone)
+
+
 # -- beside real exports -----------------------------------------------------------------------------------------------
 
 
@@ -271,6 +280,15 @@ def test_no_weights_of_a_hub_model_are_fetched(
     assert (name, revision) == ("someone/some-model", "v2")
     assert {"config.json", "tokenizer.json"} <= set(patterns)
     assert not [pattern for pattern in patterns if "safetensors" in pattern or pattern in ("*", "*.json")]
+
+
+@pytest.mark.parametrize("form", ["int4", "w8a8", "fp32"])
+@pytest.mark.parametrize("name", SOME)
+def test_graphs_are_estimated(checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format) -> None:
+    write_model(tmp_path, open_model(checkpoint(name), None), form, gated=True)
+    planned = planned_bundle(checkpoint(name), form=form, methods=["self-spec"])
+    for file in ("model.onnx", "model.plain.onnx", "model.native.onnx", "model.weights.json"):
+        assert planned.files[file].size == pytest.approx((tmp_path / file).stat().st_size, rel=0.33), file
 
 
 # -- what is assumed ---------------------------------------------------------------------------------------------------
