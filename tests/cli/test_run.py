@@ -108,6 +108,22 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
     command("run", demo, "--prompt", PROMPT, "--shadow", -1).refused(2, "--shadow")
 
 
+def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.drafters.switch import Switch
+
+    change = Switch._judge
+    monkeypatch.setattr(
+        Switch, "_judge", lambda self: self._change(None, "a test") if self._seen < 20 else change(self)
+    )
+    shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "auto", "--stats")
+    line = next(line for line in shown.err.splitlines() if line.startswith("switched "))
+    assert re.fullmatch(r"switched +round 1\d: [a-z-]+ to plain, a test", line)
+    found = command("run", demo, "--prompt", PROMPT, *SHORT, "--json").json
+    switch = found["stats"]["switches"][0]
+    assert (switch["to"], switch["why"]) == ("plain", "a test")
+    command("run", demo, "--prompt", PROMPT, "--method", "auto", "--proposers", "ngram").refused(2, "--method chain")
+
+
 def test_the_prompt_from_stdin(command: Command, demo: Path) -> None:
     piped = command("run", demo, "--prompt", "-", *SHORT, stdin="Ah\u00e7\u00fa:\n")
     assert piped.code == 0
