@@ -39,6 +39,8 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
         BudgetError: not even plain decoding fits.
     """
     tokens = min(engine.context, prompt + settings.max_new_tokens)
+    fitting = engine.allowance.allowed([one.name for one in choice.candidates], tokens)
+    choice = choice.among(fitting, "no room in memory")
     busy, idle = engine.lanes.held()
     admission = engine.allowance.admit(
         heaviest(choice),
@@ -59,6 +61,6 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
 
 def heaviest(choice: MethodChoice) -> str:
     """The method whose memory counts: of several, the one that holds a model or heads of its own."""
-    names = [one.name for one in choice.proposers] or [choice.name]
+    names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
     order = ("speculative", "blockwise", "medusa", "paradecode")
     return next((name for name in order if name in names), names[0])

@@ -12,6 +12,7 @@ from typing import Any
 
 from edgespec.engine import Engine, Prompt
 from edgespec.errors import InvalidRequest
+from edgespec.methods import AUTO
 from edgespec.result import Result
 from edgespec.settings import Settings
 
@@ -190,7 +191,7 @@ def bench_all(
             if progress:
                 progress(done, of, f"{run.found.method}, {batch} together")
     for number, run in enumerate(runs):
-        run.found.extra_bytes = extra_bytes(run.engine, run.found.method)
+        run.found.extra_bytes = sum(extra_bytes(run.engine, name) for name in _loaded(run.found))
         if run.base == number:
             run.engine.close()
     return [run.found for run in runs]
@@ -224,6 +225,14 @@ def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int
         )
         for name, where, method in named
     ]
+
+
+def _loaded(found: MethodFigures) -> set[str]:
+    """The methods whose parts its runs may have loaded: of auto those that were in use."""
+    if found.method != AUTO:
+        return {found.method}
+    changes = [change for result in found.results for change in result.stats.monitor.control.switches]
+    return {result.method_used for result in found.results}.union(*({at.left, at.taken} for at in changes))
 
 
 def check_plot(path: Path) -> None:

@@ -21,6 +21,8 @@ from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.models import open_draft, open_target, share_target
 from edgespec.planning.allowance import OFF, Allowance
+from edgespec.planning.auto import predictions
+from edgespec.planning.speed import Speed
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
@@ -123,6 +125,7 @@ class Engine:
         self._batches = Batches(self)
         self._rows_exact: bool | None = None
         self._times: Times = {}
+        self._predictions: dict[str, Speed] | None = None
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -235,7 +238,7 @@ class Engine:
 
     def choose(self, method: str | None) -> MethodChoice:
         """The method for a request, with the reason."""
-        return choose_method(self.bundle.manifest, method)
+        return self.choose_for(Settings(method=method))
 
     def choose_for(self, settings: Settings) -> MethodChoice:
         """The same for whole settings: a chain's proposers, or a proposer of the caller's own.
@@ -245,7 +248,10 @@ class Engine:
         """
         check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
-            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts)
+            # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
+            known = None if settings.sampling.seeded_rejection else self.predictions()
+            without = () if self.device == "cpu" else ("swift",)  # see check_device
+            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
             check_device(self.device, choice)
             return choice
         if settings.method is not None or settings.drafts.proposers:
@@ -253,6 +259,20 @@ class Engine:
                 "got a proposer of your own and a method: expected one of them", "leave out the method"
             )
         return own_choice(proposer_name(settings.proposer))
+
+    def predictions(self) -> dict[str, Speed]:
+        """Predicted speeds by method, as this engine runs; looked up once."""
+        if self._predictions is None:
+            self._predictions = predictions(
+                self.bundle.manifest,
+                self.operators.kind,
+                self._threads or default_threads(),
+                self.context,
+                device=self.device,
+                attention=self.attention.name if self.operators.kind == "native" else None,
+                strict=self.strict,
+            )
+        return self._predictions
 
     def forget_skip_sets(self) -> int:
         """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,10 @@ _OFF = 1e-3  # how far the probabilities of a guess may sum from 1
 
 
 class Guard:
-    """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept."""
+    """A drafter that cannot break the request: it is dropped at its first failure, and the reason is kept.
+
+    One that chooses among several (``drafters.switch``) loses the one that failed, and goes on with the others.
+    """
 
     def __init__(self, drafter: Drafter, stats: Stats, eos: frozenset[int], target: Target) -> None:
         self._drafter: Drafter | None = drafter
@@ -33,10 +37,16 @@ class Guard:
 
     def _drop(self, where: str, error: Exception) -> None:
         name = getattr(self._drafter, "name", type(self._drafter).__name__)
-        self._drafter = self._timed = None
         drop = Drop(name, where, f"{type(error).__name__}: {error}")
-        self._stats.dropped_reason = str(drop)
         self._stats.monitor.drops.append(drop)
+        if lose := getattr(self._drafter, "lose", None):
+            try:
+                if lose(str(drop)):
+                    return
+            except Exception as second:  # then the whole of it goes
+                drop = replace(drop, error=f"{drop.error}; {type(second).__name__}: {second}")
+        self._drafter = self._timed = None
+        self._stats.dropped_reason = str(drop)
 
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
     # that failed below a self-draft, its next pass will say so.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -16,7 +17,9 @@ from edgespec.drafters.adaptive import Adaptive
 from edgespec.drafters.compose import Compose
 from edgespec.drafters.custom import Custom, Proposer
 from edgespec.drafters.parts import Parts
+from edgespec.drafters.standing import Candidate
 from edgespec.drafters.store import NGramStore
+from edgespec.drafters.switch import Switch
 from edgespec.methods import MethodChoice, own_choice
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
@@ -40,6 +43,8 @@ BUILDERS = {
     "blockwise": "blockwise",
     "paradecode": "paradecode",
 }
+
+CHEAP = ("ngram",)  # looking at the text costs next to nothing
 
 
 class Lane:
@@ -69,6 +74,7 @@ class Lane:
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
         self._chains: dict[tuple[DraftOptions, int | None, bool, bool], Compose] = {}
+        self._switches: dict[tuple[object, ...], Switch] = {}
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def drafter(
@@ -77,6 +83,8 @@ class Lane:
         """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
         if choice.proposers:
             return self._chain(choice, gamma, adaptive, fallback, options)
+        if choice.candidates and adaptive:
+            return self._switch(choice, gamma, fallback, options)
         inner = self._bare(choice, options)
         if choice.name == "ar" or not adaptive:
             return inner
@@ -103,6 +111,23 @@ class Lane:
             drafters = [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
             self._chains[key] = Compose(drafters)
         return self._chains[key]
+
+    def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
+        """The candidates of method auto; each is loaded at its first turn."""
+        key = tuple((one.name, one.promise) for one in choice.candidates), options, gamma, fallback
+        if key not in self._switches:
+            self._verify_costs(None)  # the passes that this times must come before the prompt is read
+            load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
+            candidates = [
+                Candidate(one.name, one.promise, partial(load, one), one.draws, one.name in CHEAP)
+                for one in choice.candidates
+            ]
+            self._switches[key] = Switch(candidates, self.target, fallback)
+        return self._switches[key]
+
+    def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
+        """The drafter of a method inside control of its own."""
+        return self._controlled(choice, self._bare(choice, options), gamma, fallback)
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
         """The drafter of a method, without control."""

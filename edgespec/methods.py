@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 from edgespec.cost import WORTH
 from edgespec.errors import InvalidRequest
+from edgespec.planning.auto import exported, where
+from edgespec.planning.speed import Speed
 from edgespec.runtimes.manifest import EMITTED, FOREIGN_METHODS, METHODS, Manifest, MethodPart
 from edgespec.settings import DraftOptions
 
 CHAIN = "chain"  # several methods asked in turn: in every bundle
+AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
+CANDIDATES = 3  # most methods that auto chooses from
 DRAWING = ("speculative", "self-spec", "swift", "paradecode")
 
 
@@ -23,6 +28,8 @@ class MethodChoice:
         gamma: most guesses a round.
         reason: why this one.
         proposers: of a chain: its methods.
+        promise: predicted speed over plain decoding; 1 = nothing was predicted.
+        candidates: of auto: the methods to choose from, this one first.
     """
 
     name: str
@@ -30,6 +37,8 @@ class MethodChoice:
     gamma: int
     reason: str
     proposers: tuple[MethodChoice, ...] = ()
+    promise: float = 1.0
+    candidates: tuple[MethodChoice, ...] = ()
 
     @property
     def draws(self) -> bool:
@@ -40,9 +49,38 @@ class MethodChoice:
         """Whether it is that method, or a chain with it."""
         return self.name == method or any(proposer.name == method for proposer in self.proposers)
 
+    def among(self, allowed: Collection[str], why: str) -> MethodChoice:
+        """Auto with the allowed candidates alone; anything else, and auto without any, is as it was.
 
-def choose_method(manifest: Manifest, wanted: str | None, drafts: DraftOptions | None = None) -> MethodChoice:
-    """The wanted method, or the one with the best predicted speed; a chain where only proposers are named.
+        Args:
+            allowed: names of methods.
+            why: the others are not, in words.
+        """
+        kept = [one for one in self.candidates if one.name in allowed]
+        if not kept or len(kept) == len(self.candidates):
+            return self
+        dropped = ", ".join(one.name for one in self.candidates if one.name not in allowed)
+        gamma = max(one.gamma for one in kept)
+        return replace(kept[0], gamma=gamma, reason=f"{dropped}: {why}; {kept[0].reason}", candidates=tuple(kept))
+
+
+def choose_method(
+    manifest: Manifest,
+    wanted: str | None,
+    drafts: DraftOptions | None = None,
+    predictions: Mapping[str, Speed] | None = None,
+    without: Collection[str] = (),
+) -> MethodChoice:
+    """The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay.
+
+    A chain where only proposers are named.
+
+    Args:
+        manifest: of the bundle.
+        wanted: a method; None or "auto" = whatever pays.
+        drafts: a chain's proposers.
+        predictions: by method; None = what the export predicted.
+        without: methods that auto must leave out.
 
     Raises:
         InvalidRequest: the bundle was not exported with that method, or with one of the proposers.
@@ -51,16 +89,35 @@ def choose_method(manifest: Manifest, wanted: str | None, drafts: DraftOptions |
     proposers = drafts.proposers if drafts else ()
     if wanted == CHAIN or (wanted is None and proposers):
         return _chain(manifest, proposers)
-    if wanted is not None:
+    if wanted == AUTO and proposers:
+        raise InvalidRequest(
+            f"method auto and proposers {', '.join(proposers)}: expected one of them",
+            "proposers belong to method chain",
+        )
+    if wanted not in (None, AUTO):
         if wanted not in methods:
             raise InvalidRequest(
                 f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}", _how_to_have(manifest, wanted)
             )
         return _choice(manifest, wanted, "asked for")
-    best = _fastest(manifest)
-    if best is not None and (methods[best].predicted_speedup or 0) >= WORTH:
-        return _choice(manifest, best, f"predicted {methods[best].predicted_speedup:.2f}x on the exporting machine")
-    return _choice(manifest, "ngram", "default: costs little where text does not repeat")
+    return _auto(manifest, exported(manifest) if predictions is None else predictions, without)
+
+
+def _auto(manifest: Manifest, predictions: Mapping[str, Speed], without: Collection[str]) -> MethodChoice:
+    """The candidates by their predictions; n-grams last, unless they are predicted to gain."""
+    usable = [name for name in manifest.methods if name != "ar" and name not in without]
+    speeds = {name: predictions[name] for name in usable if name in predictions}
+    gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= WORTH}
+    names = sorted(gains, key=lambda name: -gains[name])[:CANDIDATES]
+    if "ngram" not in names:
+        names = [*names[: CANDIDATES - 1], "ngram"]
+    chosen = []
+    for name in names:
+        reason = "default: costs little where text does not repeat"
+        if name in gains:
+            reason = f"predicted {gains[name]:.2f}x {where(speeds[name])}"
+        chosen.append(replace(_choice(manifest, name, reason), promise=gains.get(name, 1.0)))
+    return replace(chosen[0], gamma=max(one.gamma for one in chosen), candidates=tuple(chosen))
 
 
 def _fastest(manifest: Manifest) -> str | None:

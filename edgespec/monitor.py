@@ -16,6 +16,30 @@ WINDOW = 64  # rounds that "of late" means
 PLAIN = "plain"
 
 
+@dataclass(frozen=True)
+class Switched:
+    """Method auto went from one method to another; ``PLAIN`` = to plain decoding, or from it.
+
+    Attributes:
+        round: rounds of the request before it.
+        left: the method left.
+        taken: the one taken up.
+        why: in words.
+    """
+
+    round: int
+    left: str
+    taken: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"round {self.round}: {self.left} to {self.taken}, {self.why}"
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON; the keys are stable."""
+        return {"round": self.round, "from": self.left, "to": self.taken, "why": self.why}
+
+
 @dataclass
 class Control:
     """What adaptive control decided and expects (``drafters.adaptive``); a drafter fills it that has ``watch``.
@@ -28,6 +52,7 @@ class Control:
         fallbacks: times a kind of proposal that was drafted ceased to pay.
         recoveries: times one that had ceased to pay is drafted again.
         probes: rounds that drafted only to look again.
+        switches: what method auto changed, in order.
     """
 
     expected: tuple[float, float] | None = None
@@ -37,6 +62,7 @@ class Control:
     fallbacks: int = 0
     recoveries: int = 0
     probes: int = 0
+    switches: list[Switched] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -208,5 +234,6 @@ class Monitor:
             "fallbacks": self.control.fallbacks,
             "recoveries": self.control.recoveries,
             "drops": [asdict(drop) for drop in self.drops],
+            "switches": [switch.as_dict() for switch in self.control.switches],
             "shadow": self.shadow.as_dict(),
         }

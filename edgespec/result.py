@@ -20,8 +20,8 @@ class Result:
         tokens: the new token ids only; the one that ended the text included.
         finish: why it ended.
         stats: counters and times.
-        method_requested: as asked for; None = the default was taken.
-        method_used: what decoded.
+        method_requested: as asked for; None = the default, auto, was taken.
+        method_used: what decoded; of auto the method of most rounds with guesses, else the one in use last.
         reason: why that method, and whether drafting paid.
         lossless: the text has the distribution of plain decoding of this bundle; false by a lossy acceptance rule.
         exact: the text is bit for bit that of plain decoding in strict mode.

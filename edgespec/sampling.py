@@ -91,6 +91,11 @@ class SamplingParams:
         """Whether the token is the argmax of the raw row."""
         return self.temperature == 0 and not self.adjusts
 
+    @property
+    def seeded_rejection(self) -> bool:
+        """Whether the seed decides the text together with how much is guessed: guesses use up random numbers."""
+        return self.seed is not None and not self.greedy and self.acceptance == "rejection"
+
 
 @lru_cache(maxsize=4)
 def _all_tokens(vocab: int) -> NDArray[np.int64]:

@@ -70,7 +70,8 @@ class Settings:
     """What one request may set; each has the default of ``edgespec run``.
 
     Attributes:
-        method: a method of the bundle; None = the one predicted to be clearly faster than plain decoding, else ngram.
+        method: a method of the bundle, chain or auto; None = auto: the one predicted to be clearly faster than plain
+            decoding, else ngram, watched while it decodes and changed where it does not pay.
         max_new_tokens: most tokens to write.
         gamma: most guesses a round; None = the method's own.
         fallback: decode plainly while drafting does not pay.

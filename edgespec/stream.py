@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from edgespec.admission import admit
 from edgespec.decode import Ask, DecodeOptions, Round, rounds, run_pass
 from edgespec.drafters.adaptive import Adaptive
+from edgespec.drafters.switch import Switch
 from edgespec.errors import DeviceError
 from edgespec.lanes import LanePool
 from edgespec.result import Chunk, Finish, Result
@@ -117,20 +118,22 @@ class Stream:
         engine, choice, settings = self._engine, self._choice, self._settings
         sampling = settings.sampling
         own = getattr(self._drafter, "inner", self._drafter)
-        draws = choice.draws or getattr(own, "drew", False)
+        auto = self._drafter if isinstance(self._drafter, Switch) else None
+        draws = auto.drew if auto else choice.draws or getattr(own, "drew", False)
         drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
         # a row's sums run in another order there: near-ties may differ
         trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
         same = settings.accept.lossless and not drawn and not trees
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
-        exact = engine.strict and same and self._lost is None and (choice.name == "ar" or engine.rows_exact())
+        used = auto.used if auto else choice.name
+        exact = engine.strict and same and self._lost is None and (used == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
             finish=self._finish or "cancelled",
             stats=self._stats,
             method_requested=settings.method,
-            method_used=choice.name,
+            method_used=used,
             reason=self._reason(),
             lossless=settings.accept.lossless,
             exact=exact,
@@ -147,7 +150,8 @@ class Stream:
     @property
     def _draft_attention(self) -> str | None:
         """The coarser keys that this request's drafts read."""
-        skipping = self._choice.uses("self-spec") or self._choice.uses("swift")
+        who = self._drafter if isinstance(self._drafter, Switch) else self._choice
+        skipping = who.uses("self-spec") or who.uses("swift")
         return self._engine.attention.draft if skipping else None
 
     def _options(self) -> DecodeOptions:
@@ -191,7 +195,7 @@ class Stream:
         if not self._stats.rounds:
             wanted = len(self._prompt) + self._settings.max_new_tokens
             self.target.reserve(min(self.target.context, wanted))
-        if isinstance(self._drafter, Adaptive):
+        if isinstance(self._drafter, (Adaptive, Switch)):
             self._drafter.share(beside)
         asked = next(self._rounds)
         assert isinstance(asked, Ask)

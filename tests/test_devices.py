@@ -16,6 +16,7 @@ from edgespec.engine import Engine, load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.planning.speed import Speed
 from edgespec.runtimes import devices
 from edgespec.runtimes.device_model import NARROW
 from edgespec.runtimes.repack import cache_folder
@@ -221,6 +222,17 @@ def test_a_kernel_for_many_rows_may_be_wrong_alone(
     again = load(bundle, device="webgpu")
     assert isinstance(again.model, HostModel)
     assert again.model.most_rows == NARROW  # remembered
+
+
+def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine) -> None:
+    made = {name: Speed(1.5, None, None, None, 4, 2.0, None, "calibrated") for name in ("swift", "speculative")}
+    engine._predictions = made
+    assert [one.name for one in engine.choose(None).candidates] == ["speculative", "ngram"]
+    settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
+    result = engine.generate("ROMEO:", method="auto", **settings)
+    assert result.tokens == engine.generate("ROMEO:", method="ar", **settings).tokens
+    assert result.device == "webgpu"
+    assert not result.stats.monitor.drops
 
 
 def test_what_a_device_does_not_do(engine: Engine, bundles: Callable[..., Path]) -> None:

@@ -38,12 +38,13 @@ from edgespec.verify import Rows
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.toy import chi_square
 
-METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain")
+METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain", "auto")
 # chains instead of trees, and exits that are also wrong
 CHAINS: dict[str, dict[str, Any]] = {
     "medusa": {"nodes": 1},
     "paradecode": {"threshold": 0.3},
     "chain": {"proposers": ("ngram", "self-spec", "speculative")},
+    "auto": {"nodes": 1},
 }
 DRAFTING = METHODS[1:]
 TOKENS = 200
@@ -97,7 +98,7 @@ def assert_equals_plain(
     for prompt, tokens in zip(prompts, expected, strict=True):
         result = engine.generate(prompt, method=method, max_new_tokens=len(tokens), ignore_eos=True, **settings)
         assert result.tokens == tokens, f"{method} differs from plain decoding after {prompt!r}"
-        assert result.method_used == method
+        assert result.method_used == method or (method == "auto" and result.method_used in engine.methods)
         assert result.operators == engine.operators.kind
         assert result.stats.dropped_reason is None
         assert result.exact

@@ -95,6 +95,7 @@ def test_the_keys_of_statistics_are_stable() -> None:
         "fallbacks",
         "recoveries",
         "drops",
+        "switches",
         "shadow",
     }
 

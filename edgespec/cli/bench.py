@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @click.command("bench")
 @click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
 @engine_options
-@click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all of the bundle]")
+@click.option("--method", "methods", multiple=True, help="Only these, or auto; may be repeated.  [default: all]")
 @click.option("--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]")
 @click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Most prompts.")
 @click.option(
@@ -123,7 +123,7 @@ def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, severa
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
     if several:
-        wanted = [name for name in wanted if name in engine.methods or name == "chain"]
+        wanted = [name for name in wanted if name in engine.methods or name in ("chain", "auto")]
     for name in wanted:
         engine.choose_for(settings.changed(method=name))
     return wanted

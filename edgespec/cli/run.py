@@ -34,7 +34,11 @@ if TYPE_CHECKING:
     metavar="KEY=VALUE",
     help="For a chat's template, as in enable_thinking=false; may be repeated.",
 )
-@click.option("--method", help="A method of the bundle.  [default: the one predicted to be clearly faster, else ngram]")
+@click.option(
+    "--method",
+    help="A method of the bundle, chain, or auto: whichever is predicted to be faster, changed where it does not pay.  "
+    "[default: auto]",
+)
 @decode_options
 @click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red, as they happen.")
 @click.option("--stats", "show_stats", is_flag=True, help="What was watched: acceptance, speed, work, fall-backs.")
@@ -116,10 +120,15 @@ def summary(result: Result) -> str:
     """One line about a result."""
     stats = result.stats
     return (
-        f"[{result.method_used}] {stats.tokens} tokens, {stats.tokens_per_round:.2f} a round, "
+        f"[{_method(result)}] {stats.tokens} tokens, {stats.tokens_per_round:.2f} a round, "
         f"{stats.tokens_per_second:.1f} tokens/s; accepted {stats.accepted} of {stats.drafted} guesses; "
         f"lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}; {result.reason}"
     )
+
+
+def _method(result: Result) -> str:
+    """The method that decoded, and whether it was chosen here."""
+    return f"auto: {result.method_used}" if result.method_requested in (None, "auto") else result.method_used
 
 
 def _yes(value: bool) -> str:

@@ -18,6 +18,7 @@ def stats_lines(stats: Stats) -> list[str]:
         f"speed        {_speed(monitor)}",
         f"work         {monitor.work_per_token:.2f} rows of the target per token, drafts included (plain decoding: 1)",
         f"control      fell back {_times(control.fallbacks)}, came back {_times(control.recoveries)}",
+        *(f"switched     {switch}" for switch in control.switches),
         *(f"dropped      {drop}" for drop in monitor.drops),
         f"time         prefill {stats.prefill_ms:.0f} ms, drafts {stats.draft_ms:.0f}, passes {stats.verify_ms:.0f}, "
         f"other {stats.other_ms:.0f}",

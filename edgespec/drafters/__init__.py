@@ -21,6 +21,9 @@ and after each round:
 ``watched(rows: int, draft_ms: float, verify_ms: float) -> None``
     instead of ``timed``, where another drafter's proposal was verified (``Compose``).
 
+``lose(why: str) -> bool``
+    one of several drafters inside has failed: leave it out and go on; False = there is none left (``Switch``).
+
 ``step_once() -> None``
     one draft step, which is timed before the first request.
 

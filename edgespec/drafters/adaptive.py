@@ -9,6 +9,8 @@ with a_j = P(guess j accepted | all before it were), learned for each bucket of 
 
 from __future__ import annotations
 
+from math import inf
+
 from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
 from edgespec.drafters.record import LONGEST_WAIT, PRIOR, WAIT, Record
@@ -46,6 +48,7 @@ class Adaptive:
         drafted: rounds with guesses.
         probes: those of them that were probes.
         floor: speed that a proposal must promise: 1 is plain decoding's, more where another drafter would offer more.
+        stake: plain steps that a round may lose if all its guesses are wrong.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class Adaptive:
         self.name = inner.name
         self.plain = self.drafted = self.probes = 0
         self.floor = 1.0
+        self.stake = inf
         self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
         self.trees = bool(getattr(inner, "trees", False))
         self._at_once = bool(getattr(inner, "steps_at_once", False))
@@ -99,10 +103,9 @@ class Adaptive:
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
-        seeded = params.seed is not None and not params.greedy and params.acceptance == "rejection"
-        self._steady = self.frozen or seeded
+        self._steady = self.frozen or params.seeded_rejection
         self._costs = self.cost.given() if self._steady else self.cost
-        if seeded:
+        if params.seeded_rejection:
             self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
         if bind := getattr(self.inner, "bind", None):
             bind(params, noise)
@@ -169,36 +172,61 @@ class Adaptive:
             record.wait, record.sat, record.streak = WAIT, 0, 0
             return max(best, 1)
         # Nothing is known of a new bucket but the prior: it is probed at once.
-        if record.sat >= record.wait or not record.seen[0]:
+        length = self._affordable(rows) if record.sat >= record.wait or not record.seen[0] else 0
+        if length:
             record.sat = 0
             record.probing = True
             record.streak += 1
             self.probes += 1
             self._control.probes += 1
-            return min(_PROBE, len(rows) - 1)
+            return length
         record.sat += 1
         return 0
 
+    def _affordable(self, rows: list[int]) -> int:
+        """Guesses of a probe: as many as its stake allows."""
+        longest = min(_PROBE, len(rows) - 1)
+        return next((n for n in range(longest, 0, -1) if self._steps(n, rows[n]) - 1 <= self.stake), 0)
+
     def _best(self, record: Record, rows: list[int]) -> int:
         """The length of the highest predicted speed."""
-        costs = self._costs
         best, gain, tried = 0, self.floor, 0.0
         tokens = chance = 1.0
-        # the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are waited for
-        width = self._width
-        step = costs.v(width)
-        c = costs.c * width / step
         for length in range(1, len(rows)):
             if rows[length] == rows[length - 1]:
                 break  # the proposal ends here
             chance *= record.rate(length - 1)
             tokens += chance
-            predicted = tokens / ((1 if self._at_once else length) * c + costs.v(width * rows[length]) / step)
+            steps = self._steps(length, rows[length])
+            predicted = tokens / steps
             tried = max(tried, predicted)
-            if predicted > gain:
+            if predicted > gain and steps - 1 <= self.stake:
                 best, gain = length, predicted
         self._last = (best, gain if best else tried, record.rate(0))
         return best
+
+    def _steps(self, depth: int, rows: int) -> float:
+        """Plain steps that drafting so deep and verifying so many rows take.
+
+        In a batch the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are
+        waited for.
+        """
+        costs, width = self._costs, self._width
+        return ((1 if self._at_once else depth) * costs.c * width + costs.v(width * rows)) / costs.v(width)
+
+    def price(self, proposal: Proposal) -> float:
+        """Plain steps that a round over this proposal is expected to take, whatever is accepted."""
+        return self._steps(_deepest(proposal), len(proposal) + 1) if len(proposal) else 1.0
+
+    @property
+    def steady(self) -> bool:
+        """Whether this request is decided by counts and the given costs alone, never by the clock."""
+        return self._steady
+
+    def look(self) -> None:
+        """Probe whatever rests at its next chance: time has passed elsewhere."""
+        for record in self._records.values():
+            record.sat = record.wait
 
     def _expect(self, proposal: Proposal) -> tuple[float, float]:
         """Tokens, and time in plain steps, of a round over ``proposal``."""

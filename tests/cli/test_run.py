@@ -31,7 +31,9 @@ from tests.conftest import OPERATORS, THREADS
 METHODS = ("ar", "ngram", "self-spec", "speculative")
 PROMPT = "ROMEO:"
 SHORT = ("--max-new-tokens", 24)
-SUMMARY = re.compile(r"\[[a-z-]+\] \d+ tokens, .* tokens/s; accepted \d+ of \d+ guesses; lossless: yes, exact: ")
+SUMMARY = re.compile(
+    r"\[(auto: )?[a-z-]+\] \d+ tokens, .* tokens/s; accepted \d+ of \d+ guesses; lossless: yes, exact: "
+)
 RESULT = {
     "text",
     "tokens",
@@ -74,7 +76,7 @@ def test_the_text_comes_piece_by_piece(command: Command, demo: Path, monkeypatch
 
 
 @pytest.mark.parametrize("operators", OPERATORS, indirect=True)
-@pytest.mark.parametrize("method", [None, *METHODS])
+@pytest.mark.parametrize("method", [None, "auto", *METHODS])
 def test_json(command: Command, demo: Path, method: str | None, operators: Operators) -> None:
     wanted = () if method is None else ("--method", method)
     kind = "--operators", operators
@@ -84,7 +86,7 @@ def test_json(command: Command, demo: Path, method: str | None, operators: Opera
     assert result.err == ""
     assert (made["bundle"], made["prompt"]) == (str(demo), PROMPT)
     assert made["method_requested"] == method
-    assert method in (None, made["method_used"])
+    assert method in (None, "auto", made["method_used"])
     assert made["lossless"] is True
     cache = ["float16 keys", "float16 values"] if operators == "native" else []
     assert made["approximations"] == ["int4 weights", "8-bit activations", *cache]
@@ -104,6 +106,22 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
     stats = command("run", demo, "--prompt", PROMPT, *SHORT, "--shadow", 1, "--json").json["stats"]
     assert stats["shadow"]["checked"] == stats["shadow"]["agreeing"] == stats["tokens"]
     command("run", demo, "--prompt", PROMPT, "--shadow", -1).refused(2, "--shadow")
+
+
+def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.drafters.switch import Switch
+
+    change = Switch._judge
+    monkeypatch.setattr(
+        Switch, "_judge", lambda self: self._change(None, "a test") if self._seen < 20 else change(self)
+    )
+    shown = command("run", demo, "--prompt", PROMPT, *SHORT, "--method", "auto", "--stats")
+    line = next(line for line in shown.err.splitlines() if line.startswith("switched "))
+    assert re.fullmatch(r"switched +round 1\d: [a-z-]+ to plain, a test", line)
+    found = command("run", demo, "--prompt", PROMPT, *SHORT, "--json").json
+    switch = found["stats"]["switches"][0]
+    assert (switch["to"], switch["why"]) == ("plain", "a test")
+    command("run", demo, "--prompt", PROMPT, "--method", "auto", "--proposers", "ngram").refused(2, "--method chain")
 
 
 def test_the_prompt_from_stdin(command: Command, demo: Path) -> None:

@@ -1,0 +1,78 @@
+"""What method auto expects of every method: from this device's calibration, else from what the export measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from edgespec.cost import expected_tokens
+from edgespec.errors import EdgespecError
+from edgespec.planning.profile import find_profile
+from edgespec.planning.speed import Speed, speed_of
+from edgespec.planning.use import Use
+from edgespec.runtimes.devices import DeviceName
+from edgespec.runtimes.manifest import Attention, Manifest, Operators
+
+_TYPICAL = 1024  # tokens of a request, prompt and answer: a bundle's context may be many times what is ever held
+
+
+def predictions(
+    manifest: Manifest,
+    operators: Operators,
+    threads: int,
+    context: int,
+    *,
+    device: DeviceName = "cpu",
+    attention: Attention | None = None,
+    strict: bool = True,
+) -> dict[str, Speed]:
+    """Predicted speed by method; plain decoding and methods of which nothing is known are not in it.
+
+    A calibration profile of this bundle on this device counts if there is one.  Nothing here fails for want of it.
+
+    Args:
+        manifest: of the bundle.
+        operators: stock or native, as chosen.
+        threads: of ONNX Runtime.
+        context: most tokens of a sequence.
+        device: where passes run.
+        attention: how keys are kept.
+        strict: whether rows have the same bits in every pass.
+    """
+    profile = find_profile(manifest, operators, threads, device, attention, strict)
+    if profile is None:
+        return exported(manifest)
+    use = Use("ar", operators, min(context, _TYPICAL), attention, threads=threads, strict=strict, device=device)
+    found = {}
+    for name in manifest.methods:
+        if name == "ar":
+            continue
+        try:
+            found[name] = speed_of(manifest, replace(use, method=name), profile)
+        except EdgespecError:  # of this method nothing is known
+            continue
+    return found
+
+
+def exported(manifest: Manifest) -> dict[str, Speed]:
+    """What the exporting machine predicted."""
+    found = {}
+    for name, part in manifest.methods.items():
+        if not part.predicted_speedup:
+            continue
+        acceptance = part.measured[0].acceptance if part.measured else []
+        found[name] = Speed(
+            speedup=part.predicted_speedup,
+            tokens_per_second=None,
+            plain_tokens_per_second=None,
+            prefill_tokens_per_second=None,
+            gamma=part.gamma,
+            tokens_per_round=expected_tokens(acceptance, part.gamma),
+            acceptance=acceptance[0] if acceptance else None,
+            basis="exported",
+        )
+    return found
+
+
+def where(speed: Speed) -> str:
+    """On what machine that holds, in words."""
+    return "on the exporting machine" if speed.basis == "exported" else f"on this device ({speed.basis})"
