@@ -14,7 +14,7 @@ from edgespec.errors import DeviceError
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.device_model import NARROW, WIDE, DeviceModel
 from edgespec.runtimes.devices import DeviceName, driver
-from edgespec.runtimes.manifest import ModelPart
+from edgespec.runtimes.manifest import ModelPart, Precision
 from edgespec.runtimes.operators import choose_operators
 from edgespec.runtimes.repack import cache_folder
 from edgespec.runtimes.session import Model
@@ -24,30 +24,39 @@ LONGEST = 4096  # tokens of a slot on a device, where no context was asked for: 
 WIDE_PROBE = 72  # tokens: more than the kernels for few rows take
 # root mean square of the difference over that of the logits; int4 and int8 products quantize activations, each provider
 # in its own way
-MOST_DIFFERENCE = {"fp32": 1e-3, "int4": 0.03, "int8": 0.03}
+MOST_DIFFERENCE = {
+    "fp32": {"fp32": 1e-3, "int4": 0.03, "int8": 0.03},
+    "fp16": {"fp32": 0.01, "int4": 0.03, "int8": 0.03},
+}
 # the same between passes of few and of many rows on one device, where only last bits differ, and what levels those flip
-MOST_BETWEEN = {"fp32": 1e-4, "int4": 5e-3, "int8": 5e-3}
+MOST_BETWEEN = {
+    "fp32": {"fp32": 1e-4, "int4": 5e-3, "int8": 5e-3},
+    "fp16": {"fp32": 5e-3, "int4": 5e-3, "int8": 5e-3},
+}
 
 
-def open_on_device(bundle: Bundle, device: DeviceName, strict: bool, threads: int | None) -> DeviceModel:
+def open_on_device(
+    bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool, threads: int | None
+) -> DeviceModel:
     """The target on a device, after a golden step where this driver has not made one for this bundle yet.
 
     Raises:
-        BundleError: the bundle has no graphs for the device.
+        BundleError: the bundle has no graphs for the device, or not in this precision.
         DeviceError: the device is not there, or its numbers are wrong.
     """
-    model = DeviceModel(bundle.path, bundle.manifest.target, device, strict)
-    key, known = _key(bundle, device), _known()
+    model = DeviceModel(bundle.path, bundle.manifest.target, device, strict, precision)
+    key, known = _key(bundle, model), _known()
     if key not in known:
         narrow, wide = golden_step(bundle.path, bundle.manifest.target, model, threads)
-        limit = MOST_DIFFERENCE[bundle.manifest.target.format]
+        limit = MOST_DIFFERENCE[model.precision][bundle.manifest.target.format]
         if not narrow <= limit:  # NaN is no agreement either
             raise DeviceError(
                 f"device {device} gives wrong numbers here: its logits differ from the CPU's by {narrow:.1%}, "
                 f"expected at most {limit:.1%} ({driver(device)})",
-                "use device cpu; a newer driver may help",
+                ("load with device precision fp32, or " if model.precision == "fp16" else "")
+                + "use device cpu; a newer driver may help",
             )
-        rows = WIDE if wide <= MOST_BETWEEN[bundle.manifest.target.format] else NARROW
+        rows = WIDE if wide <= MOST_BETWEEN[model.precision][bundle.manifest.target.format] else NARROW
         known[key] = {"difference": narrow, "wide": wide, "rows": rows, "driver": driver(device)}
         _remember(known)
     model.most_rows = int(known[key]["rows"])
@@ -101,11 +110,11 @@ def _difference(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float
     return float(np.sqrt(np.mean(np.square(ours - theirs)))) / max(scale, 1e-9)
 
 
-def _key(bundle: Bundle, device: DeviceName) -> str:
+def _key(bundle: Bundle, model: DeviceModel) -> str:
     part = bundle.manifest.target
     weights = bundle.manifest.files[part.weights].sha256
-    graph = bundle.manifest.files[part.graphs[device].file].sha256
-    return hashlib.sha256(f"{driver(device)} {weights} {graph}".encode()).hexdigest()
+    graph = bundle.manifest.files[model.graph.file].sha256
+    return hashlib.sha256(f"{driver(model.device)} {weights} {graph}".encode()).hexdigest()
 
 
 def _file() -> Path:

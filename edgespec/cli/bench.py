@@ -53,6 +53,7 @@ def command(
     no_check: bool,
     operators: Any,
     device: Any,
+    device_precision: Any,
     attention: str | None,
     draft_attention: str | None,
     ngram_store: Path | None,
@@ -89,7 +90,17 @@ def command(
     entries = []
     for bundle in dict.fromkeys(bundles):
         engine = open_engine(
-            bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
+            bundle,
+            threads,
+            context,
+            strict,
+            no_check,
+            operators,
+            device,
+            device_precision,
+            attention,
+            draft_attention,
+            ngram_store,
         )
         entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)

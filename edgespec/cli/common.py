@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from edgespec.engine import Engine
     from edgespec.runtimes.devices import DeviceName
-    from edgespec.runtimes.manifest import AttentionPart
+    from edgespec.runtimes.manifest import AttentionPart, Precision
     from edgespec.runtimes.operators import Wanted
     from edgespec.settings import Settings
 
@@ -60,6 +60,11 @@ def engine_options(function: F) -> F:
                 default="cpu",
                 show_default=True,
                 help="Where passes run; `edgespec devices` says what is usable here.",
+            ),
+            click.option(
+                "--device-precision",
+                type=click.Choice(["fp32", "fp16"]),
+                help="Of activations there.  [default: fp16 where bundle and device have it]",
             ),
             click.option(
                 "--attention",
@@ -153,6 +158,7 @@ def open_engine(
     no_check: bool,
     operators: Wanted = "auto",
     device: DeviceName = "cpu",
+    device_precision: Precision | None = None,
     attention: str | None = None,
     draft_attention: str | None = None,
     ngram_store: Path | None = None,
@@ -168,6 +174,7 @@ def open_engine(
         check=not no_check,
         operators=operators,
         device=device,
+        device_precision=device_precision,
         attention=attention,
         draft_attention=draft_attention,
         ngram_store=ngram_store,

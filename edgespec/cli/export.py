@@ -77,6 +77,13 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     type=click.Choice(["webgpu"]),
     help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
 )
+@click.option(
+    "--device-precision",
+    "device_precisions",
+    multiple=True,
+    type=click.Choice(["fp32", "fp16"]),
+    help="Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  [default: fp32]",
+)
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
 @json_option
@@ -128,6 +135,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
         head_vocab=rest["head_vocab"],
         draft_vocab=rest["draft_vocab"],
         devices=rest["devices"],
+        device_precisions=rest["device_precisions"],
         adapter=rest["adapter"],
     )
     if dry_run:

@@ -52,6 +52,7 @@ def command(
     no_check: bool,
     operators: Any,
     device: Any,
+    device_precision: Any,
     attention: str | None,
     draft_attention: str | None,
     ngram_store: Path | None,
@@ -91,7 +92,17 @@ def command(
     how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
     text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(
-        bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
+        bundle,
+        threads,
+        context,
+        strict,
+        no_check,
+        operators,
+        device,
+        device_precision,
+        attention,
+        draft_attention,
+        ngram_store,
     )
     if chat:
         messages = [{"role": "system", "content": system}] if system else []

@@ -34,6 +34,7 @@ def command(
     no_check: bool,
     operators: Any,
     device: Any,
+    device_precision: Any,
     attention: str | None,
     draft_attention: str | None,
     ngram_store: Path | None,
@@ -65,7 +66,17 @@ def command(
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(
-        bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
+        bundle,
+        threads,
+        context,
+        strict,
+        no_check,
+        operators,
+        device,
+        device_precision,
+        attention,
+        draft_attention,
+        ngram_store,
     )
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
     if settings.drafts.proposers and not methods:

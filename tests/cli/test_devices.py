@@ -21,7 +21,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_devices_are_listed(command: Command) -> None:
     found = command("devices", "--json").json["devices"]
     assert [state["name"] for state in found] == list(DEVICES)
-    assert all(set(state) == {"name", "usable", "reason", "hint"} for state in found)
+    assert all(set(state) == {"name", "usable", "reason", "hint", "precisions"} for state in found)
     assert found[0]["usable"]
     shown = command("devices").out
     assert all(state["reason"] in shown for state in found)
