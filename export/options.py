@@ -32,8 +32,8 @@ class ExportOptions:
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab, draft_vocab: rows of the
-        heads' and of the draft's LM head: the most frequent tokens of the calibration text; None = all. devices: what to
-        write graphs for, too. device_precisions: of activations there; none = fp32. adapter: LoRA adapter to merge into
+        heads' and of the draft's LM head: the most frequent tokens of the calibration text; None = all. devices: those
+        to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter to merge into
         the target.
     """
 

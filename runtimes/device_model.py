@@ -65,7 +65,7 @@ def choose_precision(
         return "fp16"
     if wanted is None and "fp32" in have:
         return "fp32"
-    other = "load with precision fp32" if "fp32" in have else "export it again with `--device-precision fp32`"
+    other = "load with device precision fp32" if "fp32" in have else "export it again with `--device-precision fp32`"
     raise DeviceError(
         f"device {device}: float16 graphs need shaders with float16 (shader-f16), which this adapter lacks: {why}",
         f"{other}, or use device cpu",
@@ -79,8 +79,7 @@ class DeviceModel(Model):
         folder: the bundle's folder.
         part: the model's entry in the manifest.
         device: where it runs.
-        strict: a pass whose rows may be kept has two at least: a single row goes through other kernels, which round
-            differently.
+        strict: rows have the same bits in every pass: see ``least_rows``.
         precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device such
             shaders, else float32.
 
@@ -119,6 +118,14 @@ class DeviceModel(Model):
         other = copy(self)
         other.strict = False
         return other
+
+    @property
+    def least_rows(self) -> int:
+        """Fewest rows of a pass in strict mode: fewer go through other kernels, which round differently.
+
+        MatMul and attention have one for a single row, MatMulNBits one for fewer than four.
+        """
+        return 1 if not self.strict else 2 if self.part.format == "fp32" else 4
 
     @property
     def approximations(self) -> list[str]:

@@ -19,7 +19,7 @@ from edgespec.runtimes.stock_slot import HIDE
 from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 # Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
-# takes far longer than a pass.  One row goes through other kernels, which round differently: strict passes have two.
+# takes far longer than a pass.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEST = 16  # likeliest tokens that the graphs choose
 
@@ -232,7 +232,7 @@ class DeviceSlot(Slot):
 
     def _rounded(self, n: int, past: int) -> int:
         """Rows that a pass of n has from place ``past`` on."""
-        least = max(n, 2) if self.model.strict else n
+        least = max(n, self.model.least_rows)
         wanted = next((size for size in ROWS if size >= least), least)
         return wanted if past + wanted <= self.capacity and wanted <= self.model.most_rows else least
 

@@ -177,10 +177,10 @@ def test_wrong_numbers_are_not_trusted(bundle: Path, on_host: None, monkeypatch:
 
 
 def test_the_golden_step_is_made_once_a_driver(bundle: Path, on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[float, float]] = []
+    made: list[opening.Golden] = []
     step = opening.golden_step
 
-    def counted(*arguments: Any) -> tuple[float, float]:
+    def counted(*arguments: Any) -> opening.Golden:
         made.append(step(*arguments))
         return made[-1]
 

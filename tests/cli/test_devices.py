@@ -53,6 +53,23 @@ def test_a_bundle_without_graphs_for_a_device(command: Command, tmp_path: Path) 
     assert "devices" in command("info", plain).out
 
 
+def test_graphs_in_both_precisions(command: Command, tmp_path: Path) -> None:
+    both = export(
+        tmp_path / "both", TARGET, "--device", "webgpu", "--device-precision", "fp16", "--device-precision", "fp32"
+    )
+    assert "cpu, webgpu (fp16, fp32)" in command("info", both).out
+    graphs = command("info", both, "--json").json["manifest"]["target"]["graphs"]
+    assert graphs["webgpu"]["precision"] == "fp32"
+    assert graphs["webgpu-fp16"]["precision"] == "fp16"
+    refused = command("run", both, "--device-precision", "fp16", "--prompt", "A")
+    refused.refused(1, "device precision fp16: device cpu has none")
+    output = tmp_path / "none"
+    command("export", TARGET, "-o", output, "--device-precision", "fp16").refused(
+        1, "no --device", "add --device webgpu"
+    )
+    assert not output.exists()
+
+
 def test_a_bundle_says_its_devices(command: Command, bundle: Path) -> None:
     shown = command("info", bundle).out
     assert "cpu, webgpu" in shown
