@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.device_trial import Trial, try_apart
 from edgespec.errors import DeviceError
 from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.device_model import NARROW, WIDE, DeviceModel
+from edgespec.runtimes.device_model import NARROW, WIDE, DeviceModel, have_precisions
 from edgespec.runtimes.devices import DeviceName, driver
 from edgespec.runtimes.manifest import Format, ModelPart, Precision
 from edgespec.runtimes.operators import choose_operators
@@ -60,58 +61,56 @@ def open_on_device(
 
     Raises:
         BundleError: the bundle has no graphs for the device, or not in this precision.
-        DeviceError: the device is not there, or its numbers are wrong.
+        DeviceError: the device is not there, its numbers are wrong, or the trial of it crashed.
     """
-    model = DeviceModel(bundle.path, bundle.manifest.target, device, strict, precision)
-    key, known = _key(bundle, model), _known()
+    target = bundle.manifest.target
+    have_precisions(target, device, precision)
+    key, known = _key(bundle, device, precision, strict), _known()
     if key not in known:
-        found = golden_step(bundle.path, bundle.manifest.target, model, threads)
-        kind = model.precision, bundle.manifest.target.format
-        _check(model, found, MOST_DIFFERENCE[kind], MOST_PASSES[kind])
-        rows = WIDE if found.wide <= MOST_BETWEEN[kind] else NARROW
-        known[key] = {"difference": found.cpu, "passes": found.passes, "wide": found.wide, "rows": rows}
-        known[key] |= {"driver": driver(device)}
+        trial = try_apart(bundle, device, precision, strict, threads)
+        check_trial(device, target.format, trial)
+        rows = WIDE if trial.wide <= MOST_BETWEEN[trial.precision, target.format] else NARROW
+        known[key] = trial._asdict() | {"rows": rows, "driver": driver(device)}
         _remember(known)
+    model = DeviceModel(bundle.path, target, device, strict, known[key]["precision"])
     model.most_rows = int(known[key]["rows"])
     return model
 
 
-def _check(model: DeviceModel, found: Golden, most: float, between: float) -> None:
+def try_here(
+    bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool, threads: int | None
+) -> Trial:
+    """Make the golden step in this process.
+
+    Raises:
+        BundleError, DeviceError: see ``DeviceModel``; also a device that fails in a pass.
+    """
+    target = bundle.manifest.target
+    model = DeviceModel(bundle.path, target, device, strict, precision)
+    return golden_step(bundle.path, target, model, threads)
+
+
+def check_trial(device: DeviceName, form: Format, found: Trial) -> None:
     """Refuse wrong numbers; NaN is wrong, too.
 
     Raises:
         DeviceError: with what differs.
     """
     wrong = ""
+    most, between = MOST_DIFFERENCE[found.precision, form], MOST_PASSES[found.precision, form]
     if not found.cpu <= most:
         wrong = f"its logits differ from the CPU's by {found.cpu:.1%}, expected at most {most:.1%}"
     elif not found.passes <= between:
         wrong = f"rows of one text differ by {found.passes:.1%} between its passes, expected at most {between:.1%}"
     if wrong:
-        other = "load with device precision fp32, or " if model.precision == "fp16" else ""
+        other = "load with device precision fp32, or " if found.precision == "fp16" else ""
         raise DeviceError(
-            f"device {model.device} gives wrong numbers here: {wrong} ({driver(model.device)})",
+            f"device {device} gives wrong numbers here: {wrong} ({driver(device)})",
             f"{other}use device cpu; a newer driver may help",
         )
 
 
-class Golden(NamedTuple):
-    """How far logits are from what they should be; see ``_difference``.
-
-    Attributes:
-        cpu: the device from the CPU, in narrow passes.
-        passes: the worst row of several passes, of a tree and of what it leaves in the cache, from the same row in a
-            pass over the whole text, both on the device: whatever its kernels round, these round it alike.
-        wide: a pass of many rows from passes of few, on the device: attention has another kernel for many rows, and on
-            software Vulkan that one is wrong.
-    """
-
-    cpu: float
-    passes: float
-    wide: float
-
-
-def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int | None) -> Golden:
+def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int | None) -> Trial:
     """Compare the device with the CPU, and with itself."""
     operators = choose_operators("auto", part)
     reference = open_slot(Model(folder, part, operators.graph(part, strict=False), threads), context=128)
@@ -121,7 +120,8 @@ def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int 
         slot = open_slot(model, context=128)
         slot.chunk = NARROW
         logits = _in_passes(slot, text)
-        return Golden(
+        return Trial(
+            model.precision,
             _difference(logits, _in_passes(reference, text)),
             _worst_row(logits, _at_once(slot, text)),
             _difference(_by(slot, text, WIDE), _by(slot, text, NARROW)),
@@ -177,11 +177,13 @@ def _difference(ours: NDArray[np.float32], theirs: NDArray[np.float32]) -> float
     return float(np.sqrt(np.mean(np.square(ours - theirs)))) / max(scale, 1e-9)
 
 
-def _key(bundle: Bundle, model: DeviceModel) -> str:
-    part = bundle.manifest.target
-    weights = bundle.manifest.files[part.weights].sha256
-    graph = bundle.manifest.files[model.graph.file].sha256
-    return hashlib.sha256(f"{driver(model.device)} {model.strict} {weights} {graph}".encode()).hexdigest()
+def _key(bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool) -> str:
+    part, files = bundle.manifest.target, bundle.manifest.files
+    graphs = [
+        files[part.graphs[name].file].sha256 for name in sorted(part.graphs) if part.graphs[name].device == device
+    ]
+    facts = [driver(device), precision, strict, files[part.weights].sha256, graphs]
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 
 def _file() -> Path:

@@ -35,6 +35,23 @@ class Crossed:
         return self.to_device + self.to_host
 
 
+def have_precisions(part: ModelPart, device: DeviceName, wanted: Precision | None) -> list[Precision]:
+    """In which precisions a model has graphs for a device.
+
+    Raises:
+        BundleError: in none, or not in the one that is wanted.
+    """
+    have: list[Precision] = [kind for kind in PRECISIONS if graph_name(device, kind) in part.graphs]
+    if not have:
+        raise BundleError(f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`")
+    if wanted is not None and wanted not in have:
+        raise BundleError(
+            f"this bundle has no {wanted} graphs for device {device}, but {have[0]}",
+            f"export it again with `--device {device} --device-precision {wanted}`",
+        )
+    return have
+
+
 def choose_precision(
     part: ModelPart, device: DeviceName, wanted: Precision | None, without_half: Callable[[], str]
 ) -> Precision:
@@ -50,14 +67,7 @@ def choose_precision(
         BundleError: no graphs for this device, or in this precision.
         DeviceError: only float16 graphs, or those were asked for, and a device without.
     """
-    have: list[Precision] = [kind for kind in PRECISIONS if graph_name(device, kind) in part.graphs]
-    if not have:
-        raise BundleError(f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`")
-    if wanted is not None and wanted not in have:
-        raise BundleError(
-            f"this bundle has no {wanted} graphs for device {device}, but {have[0]}",
-            f"export it again with `--device {device} --device-precision {wanted}`",
-        )
+    have = have_precisions(part, device, wanted)
     if wanted == "fp32" or "fp16" not in have:
         return "fp32"
     why = without_half()

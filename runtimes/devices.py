@@ -88,6 +88,17 @@ def driver(device: DeviceName) -> str:
     return f"{webgpu_state().reason}; onnxruntime {ort.__version__}; provider of {size} bytes"
 
 
+def require_device(device: DeviceName) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        DeviceError: with the reason.
+    """
+    state = webgpu_state()
+    if not state.usable:
+        raise DeviceError(f"device {device}: {state.reason}", state.hint)
+
+
 def make_device_session(path: Path, device: DeviceName) -> onnxruntime.InferenceSession:
     """Open a graph on a device; not a single node may run on the CPU.
 
@@ -96,9 +107,7 @@ def make_device_session(path: Path, device: DeviceName) -> onnxruntime.Inference
     """
     import onnxruntime as ort
 
-    state = webgpu_state()
-    if not state.usable:
-        raise DeviceError(f"device {device}: {state.reason}", state.hint)
+    require_device(device)
     try:
         session = ort.InferenceSession(str(path), _options())
     except Exception as error:
