@@ -1,4 +1,4 @@
-"""Float16 activations on the real WebGPU provider: the same tests as in float32, fewer of them.
+"""Float16 activations on the real WebGPU provider: the same methods as in float32, fewer prompts and models.
 
 Where the adapter has no float16 shaders (SwiftShader), what is said of that.
 """
@@ -21,10 +21,12 @@ from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.device_model import DeviceModel
 from edgespec.runtimes.devices import device_states, webgpu_state, without_half
-from edgespec.runtimes.manifest import SkipSetPart
+from edgespec.runtimes.manifest import PRECISIONS, SkipSetPart
 from edgespec.runtimes.slot import open_slot
-from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, Reference, Written, fixed_skip_set
+from tests.conftest import Reference, Written
 from tests.export.test_architectures import PARENTS, path_to, run
+from tests.heads import make_heads
+from tests.test_webgpu import HEADS, METHODS, PROMPTS
 
 STATE = webgpu_state()
 WITHOUT = without_half() if STATE.usable else STATE.reason
@@ -32,32 +34,27 @@ pytestmark = pytest.mark.skipif(not STATE.usable, reason=f"needs device webgpu: 
 half = pytest.mark.skipif(bool(WITHOUT), reason=f"needs float16 shaders: {WITHOUT}")
 full = pytest.mark.skipif(not WITHOUT, reason="for adapters without float16 shaders")
 
-METHODS: dict[str, dict[str, Any]] = {
-    "ngram": {},
-    "speculative": {},
-    "speculative tree": {"method": "speculative", "branch": (2,), "gamma": 2},
-    "self-spec": {},
-    "medusa": {"nodes": 1},
-    "medusa tree": {"method": "medusa", "nodes": 6},
-    "blockwise": {},
-    "paradecode": {"threshold": 0.3},
-}
+NAME = "llama_tied_llama3_parameters"  # one shape of attention: in float16 lavapipe takes half a minute to compile it
+SLOW = ("speculative",)  # drafts have passes of one row: half a minute more
 ALWAYS: dict[str, Any] = {"max_new_tokens": 20, "ignore_eos": True, "fallback": False}
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("half")
+def bundle(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, source = tmp_path_factory.mktemp("half"), str(checkpoint(NAME))
+    skip = folder / "skip.json"
+    skip.write_text('{"attention": [1], "mlp": []}', "utf-8")
     options = ExportOptions(
-        TARGET,
+        source,
         folder / "bundle",
-        ["speculative", "self-spec", *HEAD_METHODS],
+        ["speculative", "self-spec", *HEADS],
         "int4",
-        draft=DRAFT,
-        skip_set=fixed_skip_set(folder, TARGET),
+        heads=[str(make_heads(folder / kind, kind, source)) for kind in HEADS],
+        draft=source,
+        skip_set=skip,
         threads=1,
         devices=("webgpu",),
-        device_precisions=("fp32", "fp16"),
+        device_precisions=PRECISIONS,
     )
     Exporter(options).run()
     return options.output
@@ -71,11 +68,11 @@ def engine(bundle: Path) -> Engine:
 @pytest.fixture(scope="module")
 def plain(engine: Engine) -> dict[str, list[int]]:
     """Plain decoding on the device, by prompt."""
-    return {prompt: engine.generate(prompt, method="ar", **ALWAYS).tokens for prompt in PROMPTS[3:5]}
+    return {prompt: engine.generate(prompt, method="ar", **ALWAYS).tokens for prompt in PROMPTS[:2]}
 
 
 @half
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name.split()[0] not in SLOW])
 def test_every_method_writes_plain_decodings_text(engine: Engine, plain: dict[str, list[int]], name: str) -> None:
     for prompt, tokens in plain.items():
         settings: dict[str, Any] = {"method": name, "adaptive": False, "gamma": 4} | ALWAYS | METHODS[name]
@@ -93,10 +90,9 @@ def test_rows_have_the_same_bits_in_every_pass(engine: Engine) -> None:
 
 
 @half
-@pytest.mark.parametrize("name", ["gemma3_old", "phi3_long"])
-def test_architectures(writer: Callable[..., Written], reference: Callable[[str], Reference], name: str) -> None:
+def test_passes_equal_transformers(writer: Callable[..., Written], reference: Callable[[str], Reference]) -> None:
     """Prefill, a past, a tree, its accepted path moved, a rollback; transformers' logits, and a fresh prefill's."""
-    written, known = writer("stock", name, "int8"), reference(name)
+    written, known = writer("stock", NAME, "int8"), reference(NAME)
     skip = SkipSetPart(attention=[0])
     part = add_device_graphs(written.folder, written.arch, written.part, "webgpu", skip, precision="fp16")
     model = DeviceModel(written.folder, part, "webgpu")
@@ -117,16 +113,6 @@ def test_architectures(writer: Callable[..., Written], reference: Callable[[str]
     assert _difference(slot.forward(tokens[:2]).logits, fresh.forward(tokens[:2]).logits) < 0.05
     fresh.follow(tokens[:12].tolist())
     assert _difference(rows[path], fresh.forward(tree[path]).logits) < 0.05
-
-
-@half
-def test_a_float32_model(writer: Callable[..., Written], reference: Callable[[str], Reference]) -> None:
-    """Its matrices are cast when the graph is opened."""
-    written, known = writer("stock", "gpt_neox_parallel"), reference("gpt_neox_parallel")
-    part = add_device_graphs(written.folder, written.arch, written.part, "webgpu", None, precision="fp16")
-    logits = run(open_slot(DeviceModel(written.folder, part, "webgpu")), known.tokens[:16].tolist(), [16])
-    at = known.rows[known.rows < 16]
-    assert _difference(logits[at], known.logits[: len(at)]) < 0.02
 
 
 def test_the_device_says_what_it_has() -> None:
