@@ -26,7 +26,8 @@ from edgespec.runtimes.slot import open_slot
 from tests.conftest import Reference, Written
 from tests.export.test_architectures import PARENTS, path_to, run
 from tests.heads import make_heads
-from tests.test_webgpu import HEADS, METHODS, PROMPTS
+from tests.test_lossless_architectures import HEADS
+from tests.test_webgpu import METHODS, PROMPTS
 
 STATE = webgpu_state()
 WITHOUT = without_half() if STATE.usable else STATE.reason

@@ -59,7 +59,9 @@ void Pass::plan_attention(const Step& s) {
   for (const Group& group : groups_)
     splits_ = std::max(splits_, static_cast<int>((group.end + kSplit - 1) / kSplit - group.begin / kSplit));
   item_heads_ = splits_ >= kManySplits ? s.kv : 1;
-  scratch_.partial.get(size_t(in_.rows) * s.heads * splits_ * partial_stride(dim_) * 4);
+  // for the whole cache at once: memory that is given back piece by piece, as the text grows, stays in malloc's hands
+  const size_t most_splits = std::max<size_t>(splits_, (capacity_ + kSplit - 1) / kSplit);
+  scratch_.partial.get(size_t(in_.rows) * s.heads * most_splits * partial_stride(dim_) * 4);
 }
 
 void Pass::prepare_query(const Step& s, int row, int head, const float* q) {

@@ -53,6 +53,8 @@ class Memory {
  public:
   void* get(size_t bytes) {
     if (bytes > size_) {
+      data_.reset();  // not both at once
+      size_ = 0;
       data_.reset(new uint8_t[bytes + bytes / 4 + 64]);
       size_ = bytes + bytes / 4;
     }

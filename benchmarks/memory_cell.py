@@ -1,0 +1,159 @@
+"""One cell of ``benchmarks.memory``, in a process of its own: loads, drafts, fills the context, and says what it took.
+
+    python -m benchmarks.memory_cell BUNDLE METHOD CONTEXT [--operators native] [--gamma 8] [--prefill] [--maps]
+
+The context is filled without a prefill, which would take minutes: all of the cache is written, a row is run at every
+128th position, so that the angles of all positions are read, and the passes of a prefill are run wherever attention
+would get a split more.  ``--prefill`` does run it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime  # noqa: F401  what a run imports later is part of the process
+import tokenizers  # noqa: F401
+from numpy.typing import NDArray
+
+from edgespec.engine import Engine, load
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.native_library import native_library
+from edgespec.runtimes.native_runner import NativeRunner
+from edgespec.runtimes.slot import PREFILL_CHUNK, Slot
+from edgespec.runtimes.stock_slot import StockSlot
+
+STEP = 128  # positions whose angles a page or its neighbours hold
+SPLIT = 512  # tokens that attention takes in one piece
+LEFT = 32  # tokens that are decoded after the prefill
+
+
+def status() -> dict[str, int]:
+    """Resident bytes now: all, private, of files; and the most so far."""
+    text = Path("/proc/self/status").read_text()
+    wanted = {"resident": "VmRSS", "private": "RssAnon", "file": "RssFile", "peak": "VmHWM"}
+    return {name: 1024 * int(re.findall(rf"{key}:\s+(\d+)", text)[0]) for name, key in wanted.items()}
+
+
+def maps() -> dict[str, int]:
+    """Resident bytes by what is mapped: weights, libraries, everything else."""
+    found: dict[str, int] = {}
+    name = ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        fields = line.split()
+        if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
+            path = fields[5] if len(fields) > 5 else "anonymous"
+            weights = path.endswith((".data", ".onnx_data"))
+            name = "/".join(Path(path).parts[-2:]) if weights else "libraries" if path[0] == "/" else path
+        elif fields[0] == "Rss:":
+            found[name] = found.get(name, 0) + 1024 * int(fields[1])
+    return {name: size for name, size in found.items() if size}
+
+
+def write_cache(slot: Slot, tokens: int) -> None:
+    """Put something into the cache of so many tokens: pages that nobody wrote take no memory."""
+    slot.reserve(tokens)
+    if isinstance(slot, NativeRunner):
+        assert slot._cache is not None
+        slot._cache.array[..., : slot.kv.nbytes(slot.model.facts, tokens)] = 0
+    elif isinstance(slot, StockSlot):
+        for bound in slot._kv.values():
+            bound.array[:, :, :tokens] = 0
+
+
+def zipf_text(vocab: int, tokens: int) -> NDArray[np.int64]:  # [tokens]
+    """Tokens of which the one of rank r is as frequent as in a text."""
+    chance = 1 / (np.arange(vocab) + 2.7) ** 1.15
+    return np.random.default_rng(0).choice(vocab, tokens, p=chance / chance.sum())
+
+
+def stand(slot: Slot, text: NDArray[np.int64]) -> None:
+    """Let the slot hold a text."""
+    slot.tokens[:] = text.tolist()
+    if isinstance(slot, NativeRunner):
+        slot._furthest = len(text)
+
+
+def fill(slot: Slot, text: NDArray[np.int64], chunk: int) -> None:
+    """What a prefill of a text leaves behind; [tokens]."""
+    tokens = len(text)
+    write_cache(slot, tokens)
+    for depth in range(0, tokens, STEP):
+        look_up(slot, text[depth : depth + STEP])
+        stand(slot, text[:depth])
+        slot.forward(text[depth : depth + 1])
+        if (depth + STEP) % SPLIT == 0 and depth + chunk <= tokens:
+            stand(slot, text[: depth + STEP - chunk])
+            slot.prefill(text[-chunk:].tolist())
+    stand(slot, text[: max(0, tokens - chunk)])
+    slot.prefill(text[-chunk:].tolist())
+
+
+def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
+    """Read the rows of the embedding."""
+    stand(slot, text[:0])
+    try:
+        slot.forward_layers(text, 0, 0, 0)
+    except InvalidRequest:  # this graph cannot run a part of itself
+        slot.prefill(text.tolist())
+
+
+def slots_of(engine: Engine) -> Iterator[Slot]:
+    """The slots that a request left behind: of the target, and of the draft if there is one."""
+    for lane in engine.lanes._idle:
+        yield lane.target
+        if lane._draft_slot is not None:
+            yield lane._draft_slot
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("method")
+    parser.add_argument("context", type=int)
+    parser.add_argument("--operators", default="native")
+    parser.add_argument("--attention")
+    parser.add_argument("--gamma", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--sampled", action="store_true")
+    parser.add_argument("--prefill", action="store_true")
+    parser.add_argument("--maps", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.operators == "native":
+        native_library()
+    figures: dict[str, Any] = {"process": status()}
+    context = arguments.context
+    engine = load(arguments.bundle, operators=arguments.operators, context=context, threads=arguments.threads,
+                  attention=arguments.attention)  # fmt: skip
+    figures["loaded"] = status()
+    text = zipf_text(engine.bundle.manifest.target.facts.vocab, context - LEFT)
+    prompt = text[: None if arguments.prefill else 64].tolist()
+    temperature = 1.0 if arguments.sampled else 0.0
+    with engine.stream(prompt, method=arguments.method, max_new_tokens=context - len(prompt), gamma=arguments.gamma,
+                       adaptive=False, ignore_eos=True, temperature=temperature) as stream:  # fmt: skip
+        for _ in islice(stream, LEFT // 2):
+            pass
+    figures["decoded"] = status()
+    for slot in slots_of(engine):
+        if not arguments.prefill:
+            fill(slot, text, PREFILL_CHUNK)
+        figures.setdefault("kv", []).append(slot.kv_bytes)
+    with engine.stream(text.tolist(), method=arguments.method, max_new_tokens=LEFT, gamma=arguments.gamma,
+                       adaptive=False, ignore_eos=True, temperature=temperature) as stream:  # fmt: skip
+        for _ in stream:
+            pass
+    result = stream.result
+    figures |= {"end": status(), "drafted": result.stats.drafted, "reused": result.stats.reused_tokens}
+    if arguments.maps:
+        figures["maps"] = maps()
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

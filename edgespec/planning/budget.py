@@ -1,0 +1,207 @@
+"""Budgets of memory: reading what people write, and what the machine, the container and the process allow."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path, PurePosixPath
+
+from edgespec.errors import InvalidRequest
+
+UNITS = {"": 1, "b": 1} | {
+    prefix + ending: base**power
+    for power, prefix in enumerate("kmgt", 1)
+    for ending, base in (("b", 1000), ("ib", 1024))
+}
+_NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([A-Za-z]{0,3})")
+
+
+def parse_bytes(text: str | int) -> int:
+    """ "1.5GiB" -> 1610612736; a number alone is bytes, and fractions of a byte are dropped.
+
+    Raises:
+        InvalidRequest: not a number of bytes, or less than one.
+    """
+    match = _NUMBER.fullmatch(str(text).strip()) if len(str(text)) < 80 else None
+    unit = UNITS.get(match[2].lower()) if match else None
+    found = int(Fraction(match[1]) * unit) if match and unit else 0
+    if found < 1:
+        shown = str(text) if len(str(text)) < 80 else f"{str(text)[:77]}..."
+        raise InvalidRequest(
+            f"{shown!r} is no amount of memory: expected a positive number of bytes",
+            "write it like 1.5GiB, 900MB or 2000000000; units are B, KB, MB, GB, TB and KiB, MiB, GiB, TiB",
+        )
+    return found
+
+
+def show_bytes(count: float) -> str:
+    """Bytes for people: 1610612736 -> "1.50 GiB"."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.{1 if abs(value) >= 100 else 2}f} {unit}"
+
+
+@dataclass(frozen=True)
+class Available:
+    """What this process may take.
+
+    Attributes:
+        total: the smallest of the limits, bytes: more than this no process here can ever have.
+        available: bytes that this process may take beyond what it has now.
+        limit_name: what keeps ``available`` from being more: "the machine", "the cgroup", "RLIMIT_AS", "RLIMIT_DATA".
+        resident: bytes that this process has now; 0 = not known.
+    """
+
+    total: int
+    available: int
+    limit_name: str
+    resident: int = 0
+
+    @property
+    def reachable(self) -> int:
+        """The largest resident memory that this process can reach: what a prediction of its peak compares with."""
+        return self.resident + self.available
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> Available:
+    """What this process may take: the machine's memory, the limits of its control groups, and its own.
+
+    Memory that the system could get back at once, such as the page cache, counts as available.  Of RLIMIT_DATA only
+    private memory counts, so a mapped file may fit where this says that it does not.
+
+    Args:
+        proc: where the process file system is mounted.
+        cgroups: where control groups are.
+    """
+    status, info = _table(proc / "self" / "status"), _table(proc / "meminfo")
+    if "MemTotal" not in info:
+        return _elsewhere()
+    limits = [("the machine", info["MemTotal"], info.get("MemAvailable", info.get("MemFree", 0)))]
+    limits += [("the cgroup", limit, limit - used) for limit, used in _cgroup_limits(proc, cgroups)]
+    limits += [(name, limit, limit - used) for name, limit, used in _own_limits(status)]
+    name, _, left = min(limits, key=lambda limit: limit[2])
+    total = min(limit for _, limit, _ in limits)
+    return Available(total, max(0, left), name, status.get("VmRSS", 0))
+
+
+def check_budget(budget: int, available: Available) -> None:
+    """Refuse a budget that is larger than what there is.
+
+    Raises:
+        InvalidRequest: it is; the message has both figures.
+    """
+    if budget > available.total:
+        raise InvalidRequest(
+            f"a budget of {show_bytes(budget)} is more than the {show_bytes(available.total)} that there are here",
+            f"at most {show_bytes(available.total)}; {show_bytes(available.reachable)} can be had now",
+        )
+
+
+def _table(path: Path) -> dict[str, int]:
+    """Lines such as "VmRSS:  123 kB" -> bytes by name; none where the file cannot be read."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return {}
+    found = re.findall(r"^([\w()]+):\s+(\d+) kB$", text, re.MULTILINE)
+    return {name: int(value) * 1024 for name, value in found}
+
+
+def _own_limits(status: dict[str, int]) -> Iterator[tuple[str, int, int]]:
+    """Limits of the process: (name, bytes, used now)."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    kinds = (("RLIMIT_AS", resource.RLIMIT_AS, "VmSize"), ("RLIMIT_DATA", resource.RLIMIT_DATA, "VmData"))
+    for name, kind, used in kinds:
+        limit = resource.getrlimit(kind)[0]
+        if limit != resource.RLIM_INFINITY and used in status:
+            yield name, limit, status[used]
+
+
+def _cgroup_limits(proc: Path, cgroups: Path) -> Iterator[tuple[int, int]]:
+    """Limits of the process's control groups and all those above: (bytes, used now without page cache)."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if number == "0" and not controllers:
+            bases = cgroups, cgroups / "unified"
+            limiting, current = ["memory.max", "memory.high"], "memory.current"
+        elif "memory" in controllers.split(","):
+            bases = cgroups / "memory", cgroups / controllers
+            limiting, current = ["memory.limit_in_bytes"], "memory.usage_in_bytes"
+        else:
+            continue
+        for folder in (folder for base in bases for folder in _upwards(base, path)):
+            limits = [limit for name in limiting if (limit := _number(folder / name)) is not None]
+            if limits:
+                used = (_number(folder / current) or 0) - _page_cache(folder / "memory.stat")
+                yield min(limits), max(0, used)
+
+
+def _upwards(base: Path, path: str) -> Iterator[Path]:
+    """The folder of a control group, and those above it; a container may see the outer path but not its folders."""
+    parts = [part for part in PurePosixPath(path).parts if part not in ("/", "..", ".")]
+    for count in range(len(parts), -1, -1):
+        yield base.joinpath(*parts[:count])
+
+
+def _number(path: Path) -> int | None:
+    """What a file of a control group says; None = no file, or no limit."""
+    try:
+        text = path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return None
+    return int(text) if re.fullmatch(r"[0-9]{1,20}", text) else None
+
+
+def _page_cache(path: Path) -> int:
+    """Bytes of files that the system can drop; memory that is shared or in tmpfs is not among them."""
+    try:
+        text = path.read_text("utf-8", "replace")
+    except OSError:
+        return 0
+    found = {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", text, re.MULTILINE)}
+    # version 1 counts the groups below under names of their own
+    return sum(found.get(f"total_{name}", found.get(name, 0)) for name in ("active_file", "inactive_file"))
+
+
+def _elsewhere() -> Available:
+    """Of a system without /proc: the machine's memory, of which all counts as available where it does not say."""
+    if sys.platform == "win32":
+        return _windows()
+    total = 0
+    with suppress(ValueError, OSError, AttributeError):
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return Available(total, total, "the machine") if total > 0 else Available(sys.maxsize, sys.maxsize, "nothing known")
+
+
+class _MemoryStatus(ctypes.Structure):
+    """MEMORYSTATUSEX of the Windows API."""
+
+    _fields_ = [("length", ctypes.c_uint32), ("load", ctypes.c_uint32)] + [
+        (name, ctypes.c_uint64)
+        for name in ("total", "available", "page_total", "page_left", "virtual_total", "virtual_left", "extended")
+    ]
+
+
+def _windows() -> Available:
+    status = _MemoryStatus(length=ctypes.sizeof(_MemoryStatus))
+    kernel = getattr(getattr(ctypes, "windll", None), "kernel32", None)
+    if kernel is None or not kernel.GlobalMemoryStatusEx(ctypes.byref(status)):
+        return Available(sys.maxsize, sys.maxsize, "nothing known")
+    return Available(int(status.total), int(status.available), "the machine")
