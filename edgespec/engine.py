@@ -27,7 +27,9 @@ from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.chat import Message
+from edgespec.runtimes.device_model import DeviceModel
 from edgespec.runtimes.devices import DeviceName
+from edgespec.runtimes.manifest import Precision
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.ort import default_threads
 from edgespec.runtimes.probe import rows_exact
@@ -71,6 +73,7 @@ class Engine:
         strict: bool = True,
         operators: Wanted = "auto",
         device: DeviceName = "cpu",
+        device_precision: Precision | None = None,
         attention: str | None = None,
         draft_attention: str | None = None,
         graph: str | None = None,
@@ -86,7 +89,9 @@ class Engine:
         self.device: DeviceName = device
         self.device_lost: str | None = None  # why requests no longer go there
         self._off_device: Engine | None = None
-        self._threads = threads
+        self._threads, self._device_precision = threads, device_precision
+        if device == "cpu" and device_precision is not None:
+            raise InvalidRequest(f"device precision {device_precision}: device cpu has none", "leave it out")
         self.context = context or (facts.context if device == "cpu" else min(facts.context, LONGEST))
         self.codec = TextCodec(bundle.path)
         self.store = ngram_store
@@ -117,7 +122,7 @@ class Engine:
         self.model: Model = (
             share_target(share.model, strict)
             if share
-            else open_target(bundle, device, graph, strict, threads, self.attention.kv)
+            else open_target(bundle, device, device_precision, graph, strict, threads, self.attention.kv)
         )
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
@@ -234,6 +239,8 @@ class Engine:
         """What differs from the source model whatever the method."""
         form = self.bundle.manifest.target.format
         found = [] if form == "fp32" else [f"{form} weights", "8-bit activations"]
+        if isinstance(self.model, DeviceModel):
+            return found + self.model.approximations
         return found + (self.model.kv.approximations if self.operators.kind == "native" else [])
 
     def choose(self, method: str | None) -> MethodChoice:
@@ -349,7 +356,8 @@ class Engine:
 
     def _draft_model(self) -> Model:
         if self._draft is None:
-            self._draft = open_draft(self.bundle, self.device, self._wanted, self.operators, self.model.threads)
+            how = self._device_precision, self._wanted, self.operators, self.model.threads
+            self._draft = open_draft(self.bundle, self.device, *how)
         return self._draft
 
 
@@ -362,6 +370,7 @@ def load(
     check: bool = True,
     operators: Wanted = "auto",
     device: DeviceName = "cpu",
+    device_precision: Precision | None = None,
     attention: str | None = None,
     draft_attention: str | None = None,
     ngram_store: str | os.PathLike[str] | None = None,
@@ -379,6 +388,8 @@ def load(
         operators: auto, stock or native.
         device: cpu, or webgpu where the bundle has graphs for it (``edgespec export --device webgpu``) and this machine
             a GPU; its first use of a bundle is compared with the CPU.
+        device_precision: fp16 or fp32: which of its graphs for the device; None = fp16 where it has them and the
+            device float16 shaders, else fp32.
         attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2 (the last three
             need tables: ``edgespec export --attention``); None = what the bundle was exported for.
         draft_attention: int4, nomad or nomad2: self-drafts read such keys, verification those of ``attention``, so the
@@ -404,6 +415,7 @@ def load(
         strict=strict,
         operators=operators,
         device=device,
+        device_precision=device_precision,
         attention=attention,
         draft_attention=draft_attention,
         ngram_store=None if ngram_store is None else NGramStore(Path(ngram_store), check=check),

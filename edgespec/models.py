@@ -7,6 +7,7 @@ from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.device_model import DeviceModel
 from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.kv import KvFormat
+from edgespec.runtimes.manifest import Precision
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
 from edgespec.runtimes.session import Model
 
@@ -14,13 +15,20 @@ ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
 
 
 def open_target(
-    bundle: Bundle, device: DeviceName, graph: str, strict: bool, threads: int | None, kv: KvFormat | None
+    bundle: Bundle,
+    device: DeviceName,
+    precision: Precision | None,
+    graph: str,
+    strict: bool,
+    threads: int | None,
+    kv: KvFormat | None,
 ) -> Model:
     """The target.
 
     Args:
         bundle: where it is.
         device: where its passes run.
+        precision: on a device: see ``load``.
         graph: on the CPU: which of its graphs.
         strict: on a device: whether rows have the same bits in every pass.
         threads: on the CPU.
@@ -30,7 +38,7 @@ def open_target(
         BundleError, DeviceError: see ``load``.
     """
     if device != "cpu":
-        return open_on_device(bundle, device, strict, threads)
+        return open_on_device(bundle, device, precision, strict, threads)
     return Model(bundle.path, bundle.manifest.target, graph, threads, kv)
 
 
@@ -40,20 +48,26 @@ def share_target(model: Model, strict: bool) -> Model:
 
 
 def open_draft(
-    bundle: Bundle, device: DeviceName, wanted: Wanted, operators: OperatorChoice, threads: int | None
+    bundle: Bundle,
+    device: DeviceName,
+    precision: Precision | None,
+    wanted: Wanted,
+    operators: OperatorChoice,
+    threads: int | None,
 ) -> Model:
     """The draft model; on the CPU where it has no graphs for the device.
 
     Args:
         bundle: where it is.
         device: where the target is.
+        precision: what was asked for there.
         wanted: the operators that were asked for.
         operators: those of the target.
         threads: of the target.
     """
     part = bundle.part("draft")
-    if device in part.graphs:
-        return DeviceModel(bundle.path, part, device, strict=False)
+    if any(graph.device == device != "cpu" for graph in part.graphs.values()):
+        return DeviceModel(bundle.path, part, device, False, precision)
     # a small draft is done before a second thread has woken up
     small = bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
     # operators are the target's, but a graph of optimum has stock ones alone

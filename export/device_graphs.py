@@ -15,9 +15,10 @@ from edgespec.export.emit import FLOAT, INT64
 from edgespec.export.emit_device import DeviceHeads, DeviceOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import GraphBuilder, Stored, WeightFile
+from edgespec.export.half import to_half
 from edgespec.export.heads import HeadPlan
 from edgespec.runtimes.devices import DeviceName
-from edgespec.runtimes.manifest import Graph, ModelPart, SkipSetPart
+from edgespec.runtimes.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
 from edgespec.runtimes.target import SkipSet
 
 FORMATS = ("fp32", "int4", "int8")
@@ -55,7 +56,13 @@ class KnownWeights(WeightFile):
 
 
 def add_device_graphs(
-    folder: Path, arch: Architecture, part: ModelPart, device: DeviceName, skip: SkipSetPart | None, prefix: str = ""
+    folder: Path,
+    arch: Architecture,
+    part: ModelPart,
+    device: DeviceName,
+    skip: SkipSetPart | None,
+    prefix: str = "",
+    precision: Precision = "fp32",
 ) -> ModelPart:
     """Write the graphs of a model for a device into ``folder``.
 
@@ -66,6 +73,7 @@ def add_device_graphs(
         device: which.
         skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
+        precision: of activations, keys and values.
 
     Raises:
         ExportError: a weight format that devices do not have.
@@ -84,10 +92,12 @@ def add_device_graphs(
     found = dict(part.graphs)
 
     def add(which: str, graph: GraphBuilder, **facts: Any) -> None:
-        name = f"{device}/{which}" if which else device
+        name = graph_name(device, precision, which)
+        if precision == "fp16":
+            to_half(graph)
         file = f"model.{name.replace('/', '.')}.onnx"
         graph.save(folder / file)
-        found[name] = Graph(file=prefix + file, device=device, **facts)
+        found[name] = Graph(file=prefix + file, device=device, precision=precision, **facts)
 
     def decoder(which: str, facts: dict[str, Any] | None = None, **kind: Any) -> None:
         ops = DeviceOps(*common, plan=plan, **(shared | kind))

@@ -167,6 +167,10 @@ class GraphBuilder:
         nodes, self._nodes, self._outer, self._memo = self._nodes, self._outer, None, memo
         return helper.make_graph(alive(nodes, {output.name for output in outputs}), name, [], outputs)
 
+    def rewrite(self, change: Callable[[list[onnx.NodeProto]], list[onnx.NodeProto]]) -> None:
+        """Replace the nodes by what ``change`` makes of those that outputs need."""
+        self._nodes = change(alive(self._nodes, {output.name for output in self.outputs}))
+
     def save(self, path: Path) -> None:
         """Write the graph; its weights stay in the weight file beside it."""
         nodes = alive(self._nodes, {output.name for output in self.outputs})

@@ -9,7 +9,7 @@ from pathlib import Path
 from edgespec.errors import ExportError
 from edgespec.export.head_choice import KINDS
 from edgespec.runtimes.devices import DeviceName
-from edgespec.runtimes.manifest import METHODS, Format
+from edgespec.runtimes.manifest import METHODS, Format, Precision
 from edgespec.runtimes.operators import Wanted
 
 ALWAYS = ("ar", "ngram")
@@ -32,8 +32,9 @@ class ExportOptions:
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab, draft_vocab: rows of the
-        heads' and of the draft's LM head: the most frequent tokens of the calibration text; None = all. adapter: LoRA
-        adapter to merge into the target.
+        heads' and of the draft's LM head: the most frequent tokens of the calibration text; None = all. devices: those
+        to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter to merge into
+        the target.
     """
 
     model: str
@@ -58,6 +59,7 @@ class ExportOptions:
     head_vocab: int | None = None
     draft_vocab: int | None = None
     devices: Sequence[DeviceName] = ()
+    device_precisions: Sequence[Precision] = ()
     adapter: str | None = None
 
     def wanted(self) -> list[str]:
@@ -74,6 +76,8 @@ class ExportOptions:
                 f"--device {self.devices[0]} and --format w8a8: its operators run on the CPU only",
                 "choose --format int4, int8 or fp32",
             )
+        if self.device_precisions and not self.devices:
+            raise ExportError("--device-precision was given, but no --device", "add --device webgpu")
         if "speculative" in methods and self.draft is None:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
         if self.draft is not None and "speculative" not in methods:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from dataclasses import dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -157,10 +158,10 @@ class Exporter:
     ) -> tuple[ModelPart, ModelPart | None]:
         """Both models with graphs for the devices that were asked for."""
         skip = methods["self-spec"].skip if "self-spec" in methods else None
-        for device in self.options.devices:
-            target = add_device_graphs(folder, self.arch, target, device, skip)
+        for device, precision in product(self.options.devices, self.options.device_precisions or ("fp32",)):
+            target = add_device_graphs(folder, self.arch, target, device, skip, precision=precision)
             if draft is not None and isinstance(self.draft, Architecture):
-                draft = add_device_graphs(folder / "draft", self.draft, draft, device, None, "draft/")
+                draft = add_device_graphs(folder / "draft", self.draft, draft, device, None, "draft/", precision)
         return target, draft
 
     def _parity(self, written: WrittenModel, slot: Slot, tokens: list[int]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, DeviceError, InvalidRequest, first_line
-from edgespec.runtimes.devices import DeviceName, make_device_session
+from edgespec.runtimes.devices import DeviceName, make_device_session, without_half
 from edgespec.runtimes.kv import ATTENTION
-from edgespec.runtimes.manifest import ModelPart
+from edgespec.runtimes.manifest import PRECISIONS, ModelPart, Precision, graph_name
 from edgespec.runtimes.repack import usable_graph
 from edgespec.runtimes.session import Model
 
@@ -35,6 +35,53 @@ class Crossed:
         return self.to_device + self.to_host
 
 
+def have_precisions(part: ModelPart, device: DeviceName, wanted: Precision | None) -> list[Precision]:
+    """In which precisions a model has graphs for a device.
+
+    Raises:
+        BundleError: in none, or not in the one that is wanted.
+    """
+    have: list[Precision] = [kind for kind in PRECISIONS if graph_name(device, kind) in part.graphs]
+    if not have:
+        raise BundleError(f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`")
+    if wanted is not None and wanted not in have:
+        raise BundleError(
+            f"this bundle has no {wanted} graphs for device {device}, but {have[0]}",
+            f"export it again with `--device {device} --device-precision {wanted}`",
+        )
+    return have
+
+
+def choose_precision(
+    part: ModelPart, device: DeviceName, wanted: Precision | None, without_half: Callable[[], str]
+) -> Precision:
+    """The precision of a model's graphs on a device.
+
+    Args:
+        part: the model.
+        device: where it runs.
+        wanted: None = float16 where both have it.
+        without_half: why the device has no float16; empty if it has.
+
+    Raises:
+        BundleError: no graphs for this device, or in this precision.
+        DeviceError: only float16 graphs, or those were asked for, and a device without.
+    """
+    have = have_precisions(part, device, wanted)
+    if wanted == "fp32" or "fp16" not in have:
+        return "fp32"
+    why = without_half()
+    if not why:
+        return "fp16"
+    if wanted is None and "fp32" in have:
+        return "fp32"
+    other = "load with device precision fp32" if "fp32" in have else "export it again with `--device-precision fp32`"
+    raise DeviceError(
+        f"device {device}: float16 graphs need shaders with float16 (shader-f16), which this adapter lacks: {why}",
+        f"{other}, or use device cpu",
+    )
+
+
 class DeviceModel(Model):
     """The graphs of a model for a device.
 
@@ -42,21 +89,31 @@ class DeviceModel(Model):
         folder: the bundle's folder.
         part: the model's entry in the manifest.
         device: where it runs.
-        strict: a pass whose rows may be kept has two at least: a single row goes through other kernels, which round
-            differently.
+        strict: rows have the same bits in every pass: see ``least_rows``.
+        precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device such
+            shaders, else float32.
+
+    Attributes:
+        number: what keys and values are.
 
     Raises:
-        BundleError: the bundle has no graphs for the device, or the device is not there.
+        BundleError: the bundle has no graphs for the device, or not in this precision.
+        DeviceError: the device is not there, or has no float16.
     """
 
-    def __init__(self, folder: Path, part: ModelPart, device: DeviceName, strict: bool = True) -> None:
-        if device not in part.graphs:
-            raise BundleError(
-                f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`"
-            )
+    def __init__(
+        self,
+        folder: Path,
+        part: ModelPart,
+        device: DeviceName,
+        strict: bool = True,
+        precision: Precision | None = None,
+    ) -> None:
+        self.precision = choose_precision(part, device, precision, self._without_half)
         self.folder, self.part, self.facts, self.device = folder, part, part.facts, device
-        self.graph, self.strict = part.graphs[device], strict
-        self.kv = ATTENTION["f32"]
+        self.graph, self.strict = part.graphs[self.name()], strict
+        self.kv = ATTENTION["f32" if self.precision == "fp32" else "f16"]
+        self.number: type[np.floating[Any]] = np.float32 if self.precision == "fp32" else np.float16
         self.threads, self.memory = 1, device
         self.most_rows = NARROW  # of a pass: until more are known to be computed right (edgespec/devices.py)
         self.huge_page_bytes = 0
@@ -72,20 +129,41 @@ class DeviceModel(Model):
         other.strict = False
         return other
 
+    @property
+    def least_rows(self) -> int:
+        """Fewest rows of a pass in strict mode: fewer go through other kernels, which round differently.
+
+        MatMul and attention have one for a single row, MatMulNBits one for fewer than four.
+        """
+        return 1 if not self.strict else 2 if self.part.format == "fp32" else 4
+
+    @property
+    def approximations(self) -> list[str]:
+        """What float16 changes, for results."""
+        if self.precision == "fp32":
+            return []
+        weights = ["16-bit weights"] if self.part.format == "fp32" else []
+        return [*weights, "16-bit activations", *self.kv.approximations]
+
     def open(self, which: str) -> Any:
         """The session of a graph: "" is the whole decoder, others are parts of it, such as ``heads/medusa``.
 
         Raises:
             InvalidRequest: the bundle has no such graph.
         """
-        name = f"{self.device}/{which}" if which else self.device
+        name = self.name(which)
         if name not in self._opened:
             if name not in self.part.graphs:
-                have = ", ".join(known for known in self.part.graphs if known.startswith(self.device))
+                own = self.part.graphs.items()
+                have = ", ".join(name for name, g in own if (g.device, g.precision) == (self.device, self.precision))
                 raise InvalidRequest(f"this bundle has no graph {name}; it has: {have}", "use device cpu for it")
             path = usable_graph(self.folder, self.part, self.part.graphs[name])
             self._opened[name] = self._make_session(path)
         return self._opened[name]
+
+    def name(self, which: str = "") -> str:
+        """What a graph is called in the manifest."""
+        return graph_name(self.device, self.precision, which)
 
     def inputs(self, which: str) -> frozenset[str]:
         """Names of a graph's inputs."""
@@ -95,6 +173,9 @@ class DeviceModel(Model):
 
     def _make_session(self, path: Path) -> Any:
         return make_device_session(path, self.device)
+
+    def _without_half(self) -> str:
+        return without_half()
 
     def put(self, array: NDArray[Any]) -> Any:
         """An array in the device's memory (an OrtValue).

@@ -19,7 +19,7 @@ from edgespec.runtimes.stock_slot import HIDE
 from edgespec.runtimes.target import Heads, Pass, Resume, SkipSet
 
 # Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
-# takes far longer than a pass.  One row goes through other kernels, which round differently: strict passes have two.
+# takes far longer than a pass.
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 BEST = 16  # likeliest tokens that the graphs choose
 
@@ -37,7 +37,7 @@ class DeviceSlot(Slot):
         self._last = facts.context + part.headroom - 1  # position of the tables
         shape = 1, facts.kv_heads, self.capacity, facts.head_dim
         self._kv = {
-            (layer, kind): model.put(np.zeros(shape, np.float32))
+            (layer, kind): model.put(np.zeros(shape, model.number))
             for layer in range(facts.layers)
             for kind in ("key", "value")
         }
@@ -75,7 +75,7 @@ class DeviceSlot(Slot):
         which = ""
         if skip is not None:
             which = "skip"
-            graph = self.model.part.graphs.get(f"{self.model.device}/skip")
+            graph = self.model.part.graphs.get(self.model.name("skip"))
             known = graph.skip if graph else None
             if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != skip:
                 raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
@@ -127,12 +127,13 @@ class DeviceSlot(Slot):
     def kv_bytes(self) -> int:
         """Bytes of KV allocated, on the device."""
         facts = self.model.facts
-        return 2 * 4 * facts.layers * facts.kv_heads * facts.head_dim * self.capacity
+        size = np.dtype(self.model.number).itemsize
+        return 2 * size * facts.layers * facts.kv_heads * facts.head_dim * self.capacity
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
         return {
-            f"past_key_values.{layer}.{kind}": value.numpy()[0, :, : len(self.tokens)]
+            f"past_key_values.{layer}.{kind}": value.numpy()[0, :, : len(self.tokens)].astype(np.float32)
             for (layer, kind), value in self._kv.items()
         }
 
@@ -231,7 +232,7 @@ class DeviceSlot(Slot):
 
     def _rounded(self, n: int, past: int) -> int:
         """Rows that a pass of n has from place ``past`` on."""
-        least = max(n, 2) if self.model.strict else n
+        least = max(n, self.model.least_rows)
         wanted = next((size for size in ROWS if size >= least), least)
         return wanted if past + wanted <= self.capacity and wanted <= self.model.most_rows else least
 

@@ -5,13 +5,17 @@ The provider is a plugin (Dawn over Vulkan, Metal or Direct3D 12): a package, or
 
 from __future__ import annotations
 
+import base64
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from edgespec.errors import DeviceError, first_line
+from edgespec.runtimes.manifest import Precision
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -21,6 +25,8 @@ DEVICES: tuple[DeviceName, ...] = ("cpu", "webgpu")
 LIBRARY = "EDGESPEC_WEBGPU_LIBRARY"  # environment: a provider library instead of the package's
 REGISTERED = "edgespec.webgpu"
 PROVIDER = "WebGpuExecutionProvider"
+# y = x + x, float16 [2]; tests/test_devices.py writes it out
+HALF_GRAPH = "CAo6OAoOCgF4CgF4EgF5IgNBZGQSBGhhbGZaDwoBeBIKCggIChIECgIIAmIPCgF5EgoKCAgKEgQKAggCQgQKABAV"
 INSTALL = "pip install 'edgespec[webgpu]', or name a provider library in " + LIBRARY
 
 
@@ -33,12 +39,14 @@ class DeviceState:
         usable: whether it can.
         reason: what it is, or why not.
         hint: what would help; empty if nothing is wrong.
+        precisions: of activations: fp16 where its shaders have float16.
     """
 
     name: DeviceName
     usable: bool
     reason: str
     hint: str = ""
+    precisions: tuple[Precision, ...] = ()
 
 
 def device_states() -> list[DeviceState]:
@@ -46,7 +54,10 @@ def device_states() -> list[DeviceState]:
     from edgespec.runtimes.ort import default_threads
 
     cpu = DeviceState("cpu", True, f"{default_threads()} processors")
-    return [cpu, webgpu_state()]
+    webgpu = webgpu_state()
+    if webgpu.usable:
+        webgpu = replace(webgpu, precisions=("fp32",) if without_half() else ("fp32", "fp16"))
+    return [cpu, webgpu]
 
 
 def webgpu_state() -> DeviceState:
@@ -77,6 +88,17 @@ def driver(device: DeviceName) -> str:
     return f"{webgpu_state().reason}; onnxruntime {ort.__version__}; provider of {size} bytes"
 
 
+def require_device(device: DeviceName) -> None:
+    """Refuse a device that is not there.
+
+    Raises:
+        DeviceError: with the reason.
+    """
+    state = webgpu_state()
+    if not state.usable:
+        raise DeviceError(f"device {device}: {state.reason}", state.hint)
+
+
 def make_device_session(path: Path, device: DeviceName) -> onnxruntime.InferenceSession:
     """Open a graph on a device; not a single node may run on the CPU.
 
@@ -85,9 +107,41 @@ def make_device_session(path: Path, device: DeviceName) -> onnxruntime.Inference
     """
     import onnxruntime as ort
 
-    state = webgpu_state()
-    if not state.usable:
-        raise DeviceError(f"device {device}: {state.reason}", state.hint)
+    require_device(device)
+    try:
+        session = ort.InferenceSession(str(path), _options())
+    except Exception as error:
+        raise DeviceError(f"{path}: device {device} does not take this graph: {first_line(error)}") from error
+    if PROVIDER not in session.get_providers():
+        raise DeviceError(f"{path}: expected {PROVIDER}, got {', '.join(session.get_providers())}")
+    return session
+
+
+def without_half() -> str:
+    """Why the WebGPU adapter has no float16 in its shaders; empty if it has.
+
+    The provider says nothing of the adapter's features, so a graph is run that needs them.
+    """
+    library, missing = _library()
+    return missing if library is None else _half_error(library)
+
+
+@lru_cache(maxsize=4)
+def _half_error(library: str) -> str:
+    import onnxruntime as ort
+
+    try:
+        session = ort.InferenceSession(base64.b64decode(HALF_GRAPH), _options())
+        (found,) = session.run(None, {"x": np.array([0.5, 3], np.float16)})
+    except Exception as error:  # ONNX Runtime's exceptions share no public base class
+        return first_line(error).rsplit("Status Message: ", 1)[-1]
+    return "" if found.tolist() == [1.0, 6.0] else f"it computes 0.5 + 0.5, 3 + 3 = {found.tolist()} in float16"
+
+
+def _options() -> onnxruntime.SessionOptions:
+    """Of a session on the adapter; the provider must be there."""
+    import onnxruntime as ort
+
     library, _ = _library()
     assert library is not None
     options = ort.SessionOptions()
@@ -96,13 +150,7 @@ def make_device_session(path: Path, device: DeviceName) -> onnxruntime.Inference
     # without it a node, or a whole session, that the provider refuses would run on the CPU without a word
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     options.add_provider_for_devices(_adapters(library)[:1], {})
-    try:
-        session = ort.InferenceSession(str(path), options)
-    except Exception as error:
-        raise DeviceError(f"{path}: device {device} does not take this graph: {first_line(error)}") from error
-    if PROVIDER not in session.get_providers():
-        raise DeviceError(f"{path}: expected {PROVIDER}, got {', '.join(session.get_providers())}")
-    return session
+    return options
 
 
 @lru_cache(maxsize=4)

@@ -16,9 +16,11 @@ MANIFEST = "edgespec.json"
 Format = Literal["fp32", "int4", "int8", "w8a8"]
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
+Precision = Literal["fp32", "fp16"]
 Origin = Literal["edgespec", "optimum"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 # what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
@@ -79,16 +81,23 @@ class Graph(_Part):
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
     have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.
-    ``device``: what it was written for (docs/devices.md).
+    ``device``: what it was written for (docs/devices.md), and ``precision``: of its activations, keys and values.
     """
 
     file: InsidePath
     device: Literal["cpu", "webgpu"] = "cpu"
+    precision: Precision = "fp32"
     gated: bool = False
     padded: bool = False
     hidden: bool = False
     operators: Operators = "stock"
     skip: SkipSetPart | None = Field(default=None, description="sub-layers that it leaves out")
+
+
+def graph_name(device: str, precision: Precision, which: str = "") -> str:
+    """What a device's graph is called in ``ModelPart.graphs``; see ``DeviceModel.open`` for ``which``."""
+    name = device if precision == "fp32" else f"{device}-{precision}"
+    return f"{name}/{which}" if which else name
 
 
 class AttentionGate(_Part):

@@ -19,6 +19,9 @@ class HostModel(DeviceModel):
         self.memory = "cpu"
         return make_session(path, 1)
 
+    def _without_half(self) -> str:
+        return ""
+
     def put(self, array: NDArray[Any]) -> Any:
         self.memory = "cpu"
         self._alive = [*getattr(self, "_alive", []), np.ascontiguousarray(array)]  # an OrtValue here owns nothing

@@ -59,8 +59,9 @@ def test_public_names_are_imported_on_first_use() -> None:
             edgespec.load,
             "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
             "strict: bool = True, check: bool = True, operators: Wanted = auto, device: DeviceName = cpu, "
-            "attention: str | None = None, draft_attention: str | None = None, "
-            "ngram_store: str | os.PathLike[str] | None = None) -> Engine",
+            "device_precision: Precision | None = None, attention: str | None = None, "
+            "draft_attention: str | None = None, ngram_store: str | os.PathLike[str] | None = None, "
+            "budget: str | int | None = None) -> Engine",
         ),
         (
             Engine.generate,

@@ -60,6 +60,11 @@ def engine_options(function: F) -> F:
                 help="Where passes run; `edgespec devices` says what is usable here.",
             ),
             click.option(
+                "--device-precision",
+                type=click.Choice(["fp32", "fp16"]),
+                help="Of activations there.  [default: fp16 where bundle and device have it]",
+            ),
+            click.option(
                 "--attention",
                 type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
                 help="How native operators keep keys.  [default: what the bundle was exported for]",
@@ -156,6 +161,7 @@ def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
         "strict",
         "operators",
         "device",
+        "device_precision",
         "attention",
         "draft_attention",
         "ngram_store",

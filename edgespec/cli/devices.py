@@ -25,6 +25,7 @@ def command(as_json: bool) -> None:
         emit_json({"devices": [asdict(state) for state in found]})
         return
     for state in found:
-        click.echo(f"{state.name}: {'usable' if state.usable else 'not usable'}: {state.reason}")
+        kinds = f" ({', '.join(state.precisions)})" if state.precisions else ""
+        click.echo(f"{state.name}: {'usable' if state.usable else 'not usable'}: {state.reason}{kinds}")
         if state.hint:
             click.echo(f"  hint: {state.hint}")

@@ -78,6 +78,13 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     type=click.Choice(["webgpu"]),
     help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
 )
+@click.option(
+    "--device-precision",
+    "device_precisions",
+    multiple=True,
+    type=click.Choice(["fp32", "fp16"]),
+    help="Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  [default: fp32]",
+)
 @recipe_option("format, methods, context and the like")
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")

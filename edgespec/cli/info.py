@@ -68,7 +68,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
         ("operators", f"{choice.kind} ({choice.reason})"),
-        ("devices", ", ".join(dict.fromkeys(["cpu", *(g.device for g in manifest.target.graphs.values())]))),
+        ("devices", _devices(manifest)),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
         *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
         ("parity", _parity(manifest.parity)),
@@ -106,6 +106,15 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
 
 
 _SHOWN = ("model", "traits")  # of the provenance, elsewhere in the table
+
+
+def _devices(manifest: Manifest) -> str:
+    """Where it runs, and in which precisions: ``cpu, webgpu (fp32, fp16)``."""
+    found: dict[str, list[str]] = {}
+    for graph in manifest.target.graphs.values():
+        if graph.device != "cpu" and graph.precision not in found.setdefault(graph.device, []):
+            found[graph.device].append(graph.precision)
+    return ", ".join(["cpu", *(f"{device} ({', '.join(kinds)})" for device, kinds in found.items())])
 
 
 def _heads(manifest: Manifest) -> str:

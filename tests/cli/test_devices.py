@@ -21,7 +21,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_devices_are_listed(command: Command) -> None:
     found = command("devices", "--json").json["devices"]
     assert [state["name"] for state in found] == list(DEVICES)
-    assert all(set(state) == {"name", "usable", "reason", "hint"} for state in found)
+    assert all(set(state) == {"name", "usable", "reason", "hint", "precisions"} for state in found)
     assert found[0]["usable"]
     shown = command("devices").out
     assert all(state["reason"] in shown for state in found)
@@ -51,6 +51,23 @@ def test_a_bundle_without_graphs_for_a_device(command: Command, tmp_path: Path) 
     command("run", plain, "--device", "webgpu", "--prompt", "A").refused(1, "export it again with `--device webgpu`")
     command("run", plain, "--device", "npu", "--prompt", "A").refused(2, "npu")
     assert "devices" in command("info", plain).out
+
+
+def test_graphs_in_both_precisions(command: Command, tmp_path: Path) -> None:
+    both = export(
+        tmp_path / "both", TARGET, "--device", "webgpu", "--device-precision", "fp16", "--device-precision", "fp32"
+    )
+    assert "cpu, webgpu (fp16, fp32)" in command("info", both).out
+    graphs = command("info", both, "--json").json["manifest"]["target"]["graphs"]
+    assert graphs["webgpu"]["precision"] == "fp32"
+    assert graphs["webgpu-fp16"]["precision"] == "fp16"
+    refused = command("run", both, "--device-precision", "fp16", "--prompt", "A")
+    refused.refused(1, "device precision fp16: device cpu has none")
+    output = tmp_path / "none"
+    command("export", TARGET, "-o", output, "--device-precision", "fp16").refused(
+        1, "no --device", "add --device webgpu"
+    )
+    assert not output.exists()
 
 
 def test_a_bundle_says_its_devices(command: Command, bundle: Path) -> None:

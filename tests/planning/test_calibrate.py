@@ -237,6 +237,7 @@ def test_a_stand_in_is_a_slot_at_a_depth(opened: Bundle, operators: Any) -> None
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host."""
+    monkeypatch.setattr(opening, "try_apart", opening.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
 
