@@ -1,0 +1,1 @@
+"""Recipes: what to export for which device, and how to run it; data only (docs/recipes.md)."""

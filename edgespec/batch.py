@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from time import perf_counter
+from typing import TYPE_CHECKING
 
+from edgespec.admission import heaviest
 from edgespec.decode import Ask, run_pass
 from edgespec.lanes import Lane, LanePool
 from edgespec.result import Result
@@ -17,7 +19,11 @@ from edgespec.runtimes.kv import LONGEST_PASS
 from edgespec.runtimes.native_batch import BatchSlot, NativeBatch, Wanted
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
+from edgespec.settings import Settings
 from edgespec.stream import Stream
+
+if TYPE_CHECKING:
+    from edgespec.engine import Engine
 
 
 class BatchLanes:
@@ -34,6 +40,56 @@ class BatchLanes:
         self.batch = NativeBatch(model, width, context=context)
         slots = iter(self.batch.slots)
         self.pool: LanePool = LanePool(lambda: make(next(slots)), width)
+
+
+class Batches:
+    """Batches of an engine; idle lanes are kept by width, with what their drafters have learned."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._idle: dict[int, BatchLanes] = {}
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated by idle ones."""
+        return sum(lanes.batch.kv_bytes for lanes in list(self._idle.values()))
+
+    def clear(self) -> None:
+        """Drop the idle ones."""
+        self._idle.clear()
+
+    def run(self, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
+        """Complete prompts, as many at a time as were asked for or fit the memory."""
+        engine = self._engine
+        width = self._width(prompts, settings)
+        lanes = self._take(width) if engine.operators.kind == "native" and len(prompts) > 1 else None
+        pool = lanes.pool if lanes else None
+        try:
+            return run_batch(
+                len(prompts),
+                width,
+                lambda number: Stream(engine.usable, prompts[number], settings, lanes=pool),
+                lanes.batch if lanes else None,
+                engine.lock,
+            )
+        finally:
+            if lanes:
+                self._idle[width] = lanes
+
+    def _width(self, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
+        """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
+        engine = self._engine
+        longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
+        method = heaviest(engine.choose_for(settings))
+        tokens = min(engine.context, longest)
+        return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
+
+    def _take(self, width: int) -> BatchLanes:
+        """Idle lanes of a batch of that width, or new ones."""
+        engine = self._engine
+        with engine.lock:
+            idle = self._idle.pop(width, None)
+        return idle or BatchLanes(engine.model, width, engine.context, engine.new_lane)
 
 
 def run_batch(

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.batch import BatchLanes, run_batch
+from edgespec.admission import make_allowance
+from edgespec.batch import Batches
 from edgespec.conversation import Conversation
 from edgespec.devices import LONGEST
 from edgespec.drafters.custom import proposer_name
@@ -19,12 +20,14 @@ from edgespec.errors import InvalidRequest
 from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.models import open_draft, open_target, share_target
+from edgespec.planning.allowance import OFF, Allowance
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.chat import Message
 from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.operators import OperatorChoice, Wanted, choose_operators
+from edgespec.runtimes.ort import default_threads
 from edgespec.runtimes.probe import rows_exact
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot
@@ -71,6 +74,7 @@ class Engine:
         graph: str | None = None,
         share: Engine | None = None,
         ngram_store: NGramStore | None = None,
+        budget: str | int | None = OFF,
     ) -> None:
         manifest = bundle.manifest
         facts = manifest.target.facts
@@ -102,6 +106,10 @@ class Engine:
                 f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
                 "export it with `--method self-spec`",
             )
+        self.allowance: Allowance = (
+            share.allowance if share else make_allowance(self, threads or default_threads(), budget)
+        )
+        self.allowance.admit_bundle(context)
         start = time.perf_counter()
         graph = graph or self.operators.graph(manifest.target, strict)
         self.model: Model = (
@@ -111,8 +119,8 @@ class Engine:
         )
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
-        self.lanes: LanePool = LanePool(self._new_lane)
-        self._idle_batches: dict[int, BatchLanes] = {}  # by width, kept with what their drafters learned
+        self.lanes: LanePool = LanePool(self.new_lane)
+        self._batches = Batches(self)
         self._rows_exact: bool | None = None
         self._times: Times = {}
 
@@ -177,21 +185,8 @@ class Engine:
             raise InvalidRequest(
                 "generate_batch got one text: expected a list of prompts", "use generate for one prompt"
             )
-        settings = (settings or Settings()).changed(**changes)
         encoded = [self._encode(prompt) for prompt in prompts]
-        lanes = self._take_batch(settings.batch) if self.operators.kind == "native" and len(encoded) > 1 else None
-        pool = lanes.pool if lanes else None
-        try:
-            return run_batch(
-                len(encoded),
-                settings.batch,
-                lambda number: Stream(self.usable, encoded[number], settings, lanes=pool),
-                lanes.batch if lanes else None,
-                self.lock,
-            )
-        finally:
-            if lanes:
-                self._idle_batches[settings.batch] = lanes
+        return self._batches.run(encoded, (settings or Settings()).changed(**changes))
 
     def chat(
         self,
@@ -303,12 +298,12 @@ class Engine:
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
-        return self.lanes.kv_bytes() + sum(lanes.batch.kv_bytes for lanes in list(self._idle_batches.values()))
+        return self.lanes.kv_bytes() + self._batches.kv_bytes
 
     def close(self) -> None:
         """Forget all slots; the sessions go with the engine."""
         self.lanes.clear()
-        self._idle_batches.clear()
+        self._batches.clear()
 
     # -- parts -------------------------------------------------------------------------------------------------------
 
@@ -318,7 +313,8 @@ class Engine:
             raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
         return tokens
 
-    def _new_lane(self, target: Slot | None = None) -> Lane:
+    def new_lane(self, target: Slot | None = None) -> Lane:
+        """A lane over a slot; None = a new one."""
         bundle = self.bundle
         return Lane(
             bundle.path,
@@ -330,12 +326,6 @@ class Engine:
             self.store,
             target,
         )
-
-    def _take_batch(self, width: int) -> BatchLanes:
-        """Idle lanes of a batch of that width, or new ones."""
-        with self.lock:
-            idle = self._idle_batches.pop(width, None)
-        return idle or BatchLanes(self.model, width, self.context, self._new_lane)
 
     def _draft_model(self) -> Model:
         if self._draft is None:
@@ -355,6 +345,7 @@ def load(
     attention: str | None = None,
     draft_attention: str | None = None,
     ngram_store: str | os.PathLike[str] | None = None,
+    budget: str | int | None = None,
 ) -> Engine:
     """Load a bundle.
 
@@ -374,8 +365,12 @@ def load(
             text stays that of plain decoding.
         ngram_store: a file of ``edgespec ngram build``, where method ngram looks too.  It is only read: nothing of a
             request is ever kept.
+        budget: the most memory that this process may take, as in "1.5GiB", mapped files included; requests get a
+            cheaper method, with the reason, or are refused where they would pass it.  None = what is free when loading,
+            of private memory; "off" = nothing is counted.
 
     Raises:
+        BudgetError: the bundle, or the context asked for, does not fit.
         BundleError: something is missing, short, altered or newer than this version, or cannot run here.
         DeviceError: the device is not there, or gives wrong numbers.
         InvalidRequest: a context or an attention that this bundle does not have.
@@ -392,4 +387,5 @@ def load(
         attention=attention,
         draft_attention=draft_attention,
         ngram_store=None if ngram_store is None else NGramStore(Path(ngram_store), check=check),
+        budget=budget,
     )

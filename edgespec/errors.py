@@ -49,8 +49,16 @@ class DeviceError(EdgespecError):
     """A device is not there, gives wrong numbers, or failed in the middle of a pass."""
 
 
+class BudgetError(EdgespecError):
+    """Nothing fits the memory budget, or what was asked for does not."""
+
+
 class StoreError(EdgespecError):
     """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
+
+
+class ProfileError(EdgespecError):
+    """A device profile cannot be read or written: not a profile, damaged, or of another version."""
 
 
 class InvalidRequest(EdgespecError):

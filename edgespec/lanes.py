@@ -62,7 +62,9 @@ class Lane:
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = target or open_slot(model, context=context)
+        self._most_rows = self.target.chunk
         self._draft_slot: Slot | None = None
+        self._draft_rows = 0
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
@@ -118,6 +120,17 @@ class Lane:
         return control
 
     @property
+    def chunk(self) -> int:
+        """Most rows of a prefill's pass."""
+        return self.target.chunk
+
+    @chunk.setter
+    def chunk(self, rows: int) -> None:
+        self.target.chunk = min(rows, self._most_rows)
+        if self._draft_slot is not None:
+            self._draft_slot.chunk = min(rows, self._draft_rows)
+
+    @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
         return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
@@ -125,6 +138,8 @@ class Lane:
     def _open_draft(self) -> Slot:
         if self._draft_slot is None:
             self._draft_slot = open_slot(self._draft())
+            self._draft_rows = self._draft_slot.chunk
+            self._draft_slot.chunk = min(self._draft_rows, self.target.chunk)
         return self._draft_slot
 
     def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
@@ -194,6 +209,12 @@ class LanePool:
         """Bytes of KV of all lanes."""
         with self._lock:
             return sum(lane.kv_bytes for lane in [*self._idle, *self._busy])
+
+    def held(self) -> tuple[int, int]:
+        """Bytes of KV of lanes that are in use, and of idle ones but the largest, which the next request may take."""
+        with self._lock:
+            idle = sorted(lane.kv_bytes for lane in self._idle)
+            return sum(lane.kv_bytes for lane in self._busy), sum(idle[:-1])
 
     def longest(self) -> int:
         """Capacity of the longest target slot, in tokens."""

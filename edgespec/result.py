@@ -31,6 +31,8 @@ class Result:
         device_lost: why the request went on on the CPU; None = it did not have to.
         draft_attention: the coarser keys that drafts read; None = those of verification.  No approximation of the text.
         logprobs: log-probability of each token by the unadjusted model, if asked for.
+        peak_bytes: largest resident memory of the process so far; 0 = the system does not tell.
+        predicted_bytes: what was predicted for this request before it began; 0 = nothing was counted.
     """
 
     text: str
@@ -49,6 +51,7 @@ class Result:
     draft_attention: str | None = None
     logprobs: list[float] | None = None
     peak_bytes: int = 0
+    predicted_bytes: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -64,7 +67,7 @@ class Result:
             "approximations": self.approximations,
             "operators": self.operators,
             "device": self.device,
-            "stats": self.stats.as_dict() | {"peak_bytes": self.peak_bytes},
+            "stats": self.stats.as_dict() | {"peak_bytes": self.peak_bytes, "predicted_bytes": self.predicted_bytes},
         }
         if self.device_lost is not None:
             found["device_lost"] = self.device_lost

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from edgespec.admission import admit
 from edgespec.decode import Ask, DecodeOptions, Round, rounds, run_pass
 from edgespec.drafters.adaptive import Adaptive
 from edgespec.errors import DeviceError
@@ -38,7 +39,8 @@ class Stream:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
         self._cancel = cancel or threading.Event()
-        self._choice = engine.choose_for(settings)
+        choice = engine.choose_for(settings)
+        self._choice, self._admission = admit(engine, choice, len(self._prompt), settings)
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
@@ -62,6 +64,7 @@ class Stream:
     def _begin(self) -> None:
         """Take up the request where it stands, on the lane that is there."""
         settings = self._settings
+        self._lane.chunk = self._admission.chunk
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
@@ -138,6 +141,7 @@ class Stream:
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
+            predicted_bytes=self._admission.predicted,
         )
 
     @property

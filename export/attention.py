@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.kv_tables import learn_tables
+from edgespec.export.layout import TABLES as TABLES  # beside what writes them
 from edgespec.runtimes.attention import exact_attention
 from edgespec.runtimes.kv import ATTENTION, LEARNT, KvFormat
 from edgespec.runtimes.manifest import Attention, AttentionGate, AttentionPart, ModelPart
@@ -20,7 +21,6 @@ from edgespec.runtimes.operators import NATIVE, Wanted
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
 
-TABLES = "kv/tables.safetensors"
 MOST_PERPLEXITY_CHANGE = 0.01  # the gate: relative, against float16 keys of the same bundle
 LEAST_AGREEMENT = 0.95  # of the likeliest token
 SCORED = 2048  # positions, at most

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.emit import FLOAT, INT64
 from edgespec.export.emit_device import DeviceHeads, DeviceOps
@@ -53,19 +52,6 @@ class KnownWeights(WeightFile):
             ExportError: always.
         """
         raise ExportError(f"{self.path}: has no {name}, which the graph for a device needs", "export the bundle again")
-
-
-def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
-    """Refuse models that a device's operators compute wrongly.
-
-    Raises:
-        UnsupportedModel: capped scores: the provider's attention leaves the cap out.
-    """
-    if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
-        raise UnsupportedModel(
-            f"--device {devices[0]}: this model's attention caps its scores, which the provider's attention does not",
-            "use it on the CPU",
-        )
 
 
 def add_device_graphs(

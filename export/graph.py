@@ -13,6 +13,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
+from edgespec.export.layout import aligned
 from edgespec.runtimes.packing import Packed
 
 T = TypeVar("T")
@@ -20,8 +21,6 @@ MICROSOFT = "com.microsoft"
 EDGESPEC = "edgespec"  # runtimes/native
 OPSET = 23  # RMSNormalization and RotaryEmbedding as operators
 IR_VERSION = 11
-INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
-SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class WeightFile:
         """Store a tensor that arrives as consecutive pieces of its bytes, in row order."""
         dtype = np.dtype(dtype)
         length = int(np.prod(dims)) * dtype.itemsize
-        align = LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN
-        offset = -(-self._end // align) * align
+        offset = aligned(self._end, length)
         self._end = offset + length
         if self._file:
             self._file.seek(offset)

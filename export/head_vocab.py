@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
+from edgespec.export.layout import HEAD_TOKENS
 from edgespec.runtimes.manifest import HeadVocab
-
-FILE = "head_vocab.bin"
 
 
 def frequent_tokens(
@@ -34,8 +33,7 @@ def frequent_tokens(
     Raises:
         ExportError: a size outside 2 to the vocabulary.
     """
-    if not 2 <= size <= vocab:
-        raise ExportError(f"{option} {size}: expected 2 to {vocab}, the model's vocabulary")
+    check_size(size, vocab, option)
     counts = Counter(tokens)
     wanted = list(dict.fromkeys(token for token in always if token < vocab))
     wanted += sorted(counts, key=lambda token: (-counts[token], token))
@@ -47,7 +45,17 @@ def frequent_tokens(
     return np.sort(np.fromiter(chosen, np.int64)[:size])
 
 
+def check_size(size: int, vocab: int, option: str) -> None:
+    """Refuse a number of tokens that a cut LM head cannot score.
+
+    Raises:
+        ExportError: it is outside 2 to the vocabulary.
+    """
+    if not 2 <= size <= vocab:
+        raise ExportError(f"{option} {size}: expected 2 to {vocab}, the model's vocabulary")
+
+
 def write_tokens(folder: Path, prefix: str, tokens: NDArray[np.int64]) -> HeadVocab:  # [size]
     """Write the tokens beside the weights; ``prefix``: path of ``folder`` inside the bundle."""
-    tokens.astype("<i4").tofile(folder / FILE)
-    return HeadVocab(file=prefix + FILE, size=len(tokens))
+    tokens.astype("<i4").tofile(folder / HEAD_TOKENS)
+    return HeadVocab(file=prefix + HEAD_TOKENS, size=len(tokens))

@@ -69,6 +69,13 @@ class HeadsFile(BaseModel):
     ranks: dict[str, list[list[float]]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
 
+    @property
+    def groups(self) -> tuple[HeadGroup, ...]:
+        """The groups that a graph computes."""
+        if self.kind == "paradecode":
+            return tuple(HeadGroup(name=f"exit.{at}", kind="exit", count=1, layer=at) for at in self.exits)
+        return (HeadGroup(name=self.kind, kind=self.kind, count=self.count, inner=self.inner, own=self.own),)
+
 
 @dataclass(frozen=True)
 class TrainedHeads:
@@ -85,10 +92,7 @@ class TrainedHeads:
     @property
     def groups(self) -> tuple[HeadGroup, ...]:
         """The groups that a graph computes."""
-        file = self.file
-        if file.kind == "paradecode":
-            return tuple(HeadGroup(name=f"exit.{at}", kind="exit", count=1, layer=at) for at in file.exits)
-        return (HeadGroup(name=file.kind, kind=file.kind, count=file.count, inner=file.inner, own=file.own),)
+        return self.file.groups
 
 
 @dataclass(frozen=True)

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from math import prod
 from pathlib import Path
 
-from edgespec.errors import ExportError
-from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.architectures import Architecture
 from edgespec.export.emit import GraphOps
 from edgespec.export.formats import Errors, linear_format
 from edgespec.export.graph import WeightFile
 from edgespec.export.heads import HeadPlan
+from edgespec.export.model_part import INDEX, NATIVE, WEIGHTS, model_part, stock_graphs
+from edgespec.export.model_part import open_model as open_model  # beside what writes it
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.quantizers import LevelSource
-from edgespec.export.source import Checkpoint
-from edgespec.export.vectors import HEADROOM
-from edgespec.runtimes.manifest import Format, Graph, HeadVocab, Layout, ModelPart
-
-WEIGHTS = "model.data"
-MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
-INDEX = "model.weights.json"
+from edgespec.runtimes.manifest import Format, HeadVocab, Layout, ModelPart
 
 
 @dataclass(frozen=True)
@@ -31,25 +25,6 @@ class WrittenModel:
 
     part: ModelPart
     errors: Errors
-
-
-def open_model(path: Path, context: int | None, adapter: Path | None = None) -> Architecture:
-    """Open a checkpoint as one of the supported architectures, limited to ``context`` tokens.
-
-    Args:
-        path: a model's folder or .gguf file.
-        context: None = as far as the model was made for.
-        adapter: folder of a LoRA adapter to merge into it.
-
-    Raises:
-        ExportError: unreadable, unsupported, or a context beyond what the model was made for.
-    """
-    arch = architecture(Checkpoint.open(path, adapter))
-    if context is not None:
-        if not 1 < context <= arch.most_context:
-            raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
-        arch.facts = arch.facts.model_copy(update={"context": context})
-    return arch
 
 
 def write_model(
@@ -91,10 +66,7 @@ def write_model(
     head_linear = linear_format(head, chosen) if head else linear
     errors: Errors = {}
     plan, hidden = plan or HeadPlan(), plan is not None and not draft
-    strict = Graph(file=prefix + MAIN, gated=gated, padded=True, hidden=hidden)
-    graphs = {"plain": Graph(file=prefix + (MAIN if draft else PLAIN))}
-    if not draft:
-        graphs = {"gated" if gated else "strict": strict} | graphs
+    graphs = stock_graphs(gated, draft, hidden, prefix)
     with WeightFile(folder / WEIGHTS, plan=layout != "stock") as weights:
         for graph in graphs.values():  # the second graph finds every tensor already stored
             kind = {"gates": graph.gated, "padded": graph.padded, "hidden": graph.hidden}
@@ -105,23 +77,18 @@ def write_model(
         native = NativeOps(arch, NativeFormat(form, arch, head or form, chosen), packed, errors, plan)
         arch.build(native)
         native.graph.save(folder / NATIVE)
-    graphs["native"] = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     _write_index(folder / INDEX, weights, packed)
-    facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
-    part = ModelPart(
-        facts=facts,
-        format=form,
+    part = model_part(
+        arch,
+        form,
+        head=head,
         quantizer=chosen.quantizer_name if chosen else "rtn",
-        head_format=head,
         graphs=graphs,
-        weights=prefix + WEIGHTS,
-        index=prefix + INDEX,
-        layout=layout,
-        headroom=HEADROOM,
         min_rows=max(linear.min_rows, head_linear.min_rows),
-        heads=list(plan.groups),
+        plan=plan,
+        prefix=prefix,
+        layout=layout,
         head_vocab=head_vocab,
-        cut=plan.only,
     )
     return WrittenModel(part, errors)
 

@@ -18,13 +18,15 @@ from edgespec.export.architectures.traits import traits
 from edgespec.export.attention import check_attention, prepare_attention
 from edgespec.export.calibrate import chosen_levels
 from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
-from edgespec.export.device_graphs import add_device_graphs, check_devices
+from edgespec.export.device_graphs import add_device_graphs
 from edgespec.export.foreign.model import ForeignModel, is_foreign
 from edgespec.export.foreign.write import write_foreign
 from edgespec.export.head_choice import HeadChoice, choose_heads, cut_draft
 from edgespec.export.head_vocab import frequent_tokens, write_tokens
+from edgespec.export.heads import HeadPlan
 from edgespec.export.method_parts import MethodMeasurer, Progress, digest
-from edgespec.export.model import WrittenModel, open_model, write_model
+from edgespec.export.model import WrittenModel, write_model
+from edgespec.export.model_part import check_devices, check_layers, open_model
 from edgespec.export.options import GATED, ExportOptions
 from edgespec.export.parity import parity_report
 from edgespec.export.plan import describe_export
@@ -64,11 +66,7 @@ class Exporter:
         self.arch = self._open_target()
         self.notes = list(self.arch.source.notes)
         self._check_devices()
-        if "swift" in self.methods and self.arch.facts.layers < 3:
-            raise ExportError(
-                f"swift leaves out layers between first and last, but the model has {self.arch.facts.layers} layers",
-                "use another method",
-            )
+        check_layers(self.methods, self.arch.facts)
         self.codec = open_codec(self.arch.source.path)
         self.tokenizer = tokenizer_facts(self.arch, self.codec)  # early: it refuses what does not fit
         self.draft: Architecture | ForeignModel | None = None
@@ -83,6 +81,9 @@ class Exporter:
         self.heads = HeadChoice(heads, self._frequent(options.head_vocab, self.arch, "--head-vocab"))
         self.heads.extend(self.arch)
         self.draft_tokens = self._frequent(options.draft_vocab, self.draft or self.arch, "--draft-vocab")
+        self.draft_plan: HeadPlan | None = None
+        if self.draft_tokens is not None and isinstance(self.draft, Architecture):
+            self.draft_plan = cut_draft(self.draft, self.draft_tokens)
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
 
     def plan(self) -> dict[str, Any]:
@@ -179,7 +180,7 @@ class Exporter:
         kind: dict[str, Any] = {"draft": True, "prefix": "draft/"}
         if self.draft_tokens is not None:
             kind["head_vocab"] = write_tokens(folder / "draft", "draft/", self.draft_tokens)
-            kind["plan"] = cut_draft(self.draft, self.draft_tokens)
+            kind["plan"] = self.draft_plan
         return self._write(folder / "draft", self.draft, "draft", **kind).part
 
     def _write_foreign(self, folder: Path, model: ForeignModel, what: str, **kind: Any) -> WrittenModel:
@@ -256,7 +257,8 @@ class Exporter:
         return self.codec.encode(self.text)[: max(limit, MIN_TOKENS)]
 
     def _described(self) -> dict[str, Any]:
-        plan = describe_export(self.arch, self.choice, self.methods, self.draft, self._layout())
+        kind: dict[str, Any] = {"layout": self._layout(), "plan": self.heads.plan, "draft_plan": self.draft_plan}
+        plan = describe_export(self.arch, self.choice, self.methods, self.draft, **kind)
         return plan | {"model": str(self.path), "notes": self.notes}
 
     def _memory(self, target: ModelPart, draft: ModelPart | None) -> dict[str, Any]:

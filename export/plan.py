@@ -2,52 +2,67 @@
 
 from __future__ import annotations
 
-from math import prod
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.extended import ExtendedCheckpoint
-from edgespec.export.foreign.model import ForeignModel
-from edgespec.export.heads import is_head
-from edgespec.export.quantize import BLOCK
-from edgespec.export.vectors import HEADROOM
+from edgespec.export.heads import HeadPlan
+from edgespec.export.native.sizes import NativeSizes
+from edgespec.export.sizes import FileSizes, StockSizes
 from edgespec.export.weights import WeightChoice
 from edgespec.runtimes.manifest import Format, Layout
 
-
-def weight_bytes(arch: Architecture, form: Format, head: Format | None = None, layout: Layout = "native") -> int:
-    """Bytes of the weight file, from shapes alone; alignment and, in the native layout, padding apart."""
-    total, rest = 0, form
-    scale = 2 if layout == "native" else 4  # bytes
-    for name, shape in arch.tensors.items():
-        form = head if head and name == arch.head.weight else rest
-        if len(shape) == 1 or form == "fp32" or name == arch.positions:
-            size = 4 * prod(shape)
-        elif form == "w8a8" or (name == arch.embedding and not arch.facts.tied and shape[1] % BLOCK):
-            size = shape[0] * (shape[1] + 4)
-        else:
-            bits = 4 if form == "int4" else 8
-            size = shape[0] * -(-shape[1] // BLOCK) * (BLOCK * bits // 8 + scale)
-            if name == arch.embedding and arch.facts.tied and shape[1] % BLOCK:  # rows to look up are stored apart
-                size += shape[0] * (shape[1] + 4)
-        total += size
-    return total + sum(4 * (arch.facts.context + HEADROOM) * rotary.dims for rotary in arch.rotaries.values())
+if TYPE_CHECKING:  # it needs onnx, and a plan does not
+    from edgespec.export.foreign.model import ForeignModel
 
 
-def head_bytes(arch: Architecture, form: Format, head: Format | None = None, layout: Layout = "native") -> int:
-    """Bytes of what the heads, or a cut LM head, add to the weight file."""
+def weight_bytes(
+    arch: Architecture,
+    form: Format,
+    head: Format | None = None,
+    layout: Layout = "native",
+    plan: HeadPlan | None = None,
+) -> int:
+    """Bytes of the weight file, exactly; with ``plan`` that of a checkpoint extended by its heads."""
+    return file_sizes(arch, form, head, plan, extra_shapes(arch))[layout].end
+
+
+def file_sizes(
+    arch: Architecture, form: Format, head: Format | None, plan: HeadPlan | None, extra: Mapping[str, tuple[int, ...]]
+) -> dict[str, FileSizes]:
+    """Weight files by layout, ``stock`` and ``native``.
+
+    Args:
+        arch: the model; its tensors' shapes are those that config.json implies.
+        form: of its matrices.
+        head: of its LM heads; None = ``form``.
+        plan: heads beside the LM head; None = none.
+        extra: shapes of their tensors.
+    """
+    found, shapes = {}, {**arch.tensors, **extra}
+    for layout, kind in (("stock", StockSizes), ("native", NativeSizes)):
+        sizes = kind(arch, form, head or form, plan or HeadPlan(), shapes)
+        arch.build(sizes)
+        found[layout] = sizes.file
+    return found
+
+
+def extra_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shapes of the heads' tensors beside the model's own."""
     if not isinstance(arch.source, ExtendedCheckpoint):
-        return 0
-    scale, total = 2 if layout == "native" else 4, 0
-    for name, tensor in arch.source.extra.items():
-        shape, kind = tensor.shape, head if head and is_head(name, arch) else form
-        if len(shape) == 1 or kind == "fp32":
-            total += 4 * shape[0] * (shape[1] if len(shape) > 1 else 1)
-        elif kind == "w8a8":
-            total += shape[0] * (shape[1] + 4)
-        else:
-            total += shape[0] * -(-shape[1] // BLOCK) * (BLOCK * (4 if kind == "int4" else 8) // 8 + scale)
-    return total
+        return {}
+    return {name: tensor.shape for name, tensor in arch.source.extra.items()}
+
+
+def model_bytes(
+    arch: Architecture, form: Format, head: Format | None, layout: Layout, plan: HeadPlan | None
+) -> tuple[int, int]:
+    """Bytes of the model itself, and those that heads or a cut LM head for them add."""
+    if plan is None or plan.only:
+        return weight_bytes(arch, form, head, layout, plan), 0
+    alone = weight_bytes(arch, form, head, layout)
+    return alone, weight_bytes(arch, form, head, layout, plan) - alone
 
 
 def describe_export(
@@ -56,16 +71,30 @@ def describe_export(
     methods: list[str],
     draft: Architecture | ForeignModel | None,
     layout: Layout = "native",
+    plan: HeadPlan | None = None,
+    draft_plan: HeadPlan | None = None,
 ) -> dict[str, Any]:
-    """The plan as a JSON object; bytes are estimates good to a few percent."""
-    sizes = {}
-    for name, model in (("target", arch), ("draft", draft)):
-        if isinstance(model, ForeignModel):
-            sizes[name] = model.weight_bytes(choice)
+    """The export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
+
+    Args:
+        arch: the target.
+        choice: how matrices are stored.
+        methods: all of the bundle.
+        draft: the draft, if there is one.
+        layout: of the weights.
+        plan: heads of the target, whose tensors its checkpoint has.
+        draft_plan: the cut LM head of the draft.
+    """
+    sizes: dict[str, int] = {}
+    heads = 0
+    for name, model, its in (("target", arch, plan), ("draft", draft, draft_plan)):
+        if isinstance(model, Architecture):
+            sizes[name], extra = model_bytes(model, choice.format, choice.head, layout, its)
+            heads += extra
         elif model is not None:
-            sizes[name] = weight_bytes(model, choice.format, choice.head, layout)
-    if isinstance(arch, Architecture) and (extra := head_bytes(arch, choice.format, choice.head, layout)):
-        sizes["heads"] = extra
+            sizes[name] = model.weight_bytes(choice)
+    if heads:
+        sizes["heads"] = heads
     return {
         "model": str(arch.source.path),
         "architecture": arch.facts.architecture,

@@ -41,7 +41,12 @@ def read_heads(folder: Path) -> TrainedHeads:
     return _published(found, _tensors(found))
 
 
-def _read_own(folder: Path) -> TrainedHeads:
+def read_description(folder: Path) -> HeadsFile:
+    """What a folder of ours says of its heads; no tensor is read.
+
+    Raises:
+        ExportError: not such a description.
+    """
     path = folder / DESCRIPTION
     try:
         file = HeadsFile.model_validate(json.loads(path.read_text("utf-8")))
@@ -53,6 +58,11 @@ def _read_own(folder: Path) -> TrainedHeads:
         raise ExportError(f"{path}: not readable as JSON: {error}", "train the heads again") from error
     if file.schema_version > SCHEMA:
         raise ExportError(f"{path}: schema {file.schema_version} is newer than this edgespec, which reads {SCHEMA}")
+    return file
+
+
+def _read_own(folder: Path) -> TrainedHeads:
+    file = read_description(folder)
     heads = TrainedHeads(file, {name: Held(value) for name, value in _tensors(folder / TENSORS).items()})
     _check_shapes(heads, folder)
     return heads

@@ -14,12 +14,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, first_line
+from edgespec.export.json_object import read_object
 from edgespec.export.tensors.base import Stored, Temporary
 from edgespec.export.tensors.opening import open_adapter, open_source
 from edgespec.runtimes.manifest import MANIFEST
 
 BUILTIN = "builtin:"
+HUB_SMALL_FILES = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja",
+]  # fmt: skip
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -45,9 +51,14 @@ def _builtin_with(file: str) -> list[str]:
     return sorted(item.name for item in folder.iterdir() if (item / file).is_file()) if folder.is_dir() else []
 
 
-def resolve(model: str, revision: str | None = None) -> Path:
+def resolve(model: str, revision: str | None = None, weights: bool = True) -> Path:
     """Find the folder or .gguf file of a model, or the folder of trained heads: a local path, ``builtin:NAME``, or a
     hub id (downloaded to the hub's own cache).
+
+    Args:
+        model: the name.
+        revision: of a hub model.
+        weights: whether they are needed; else only configuration and tokenizer are downloaded.
 
     Raises:
         ExportError: nothing of that name; the message lists what was tried.
@@ -75,7 +86,8 @@ def resolve(model: str, revision: str | None = None) -> Path:
     try:
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
+        files = HUB_FILES if weights else HUB_SMALL_FILES
+        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
     except Exception as error:  # the hub client raises many kinds: network, not found, gated
         raise ExportError(
             f"{model}: no local folder of that name, and the hub could not provide it: {first_line(error)}",
@@ -175,3 +187,30 @@ class Checkpoint:
             hint = f"a similar name is {near[0]}" if near else "is it a base model without a language-model head?"
             raise ExportError(f"{self.path}: tensor {name} is missing from the checkpoint", hint)
         return self.tensors[name]
+
+
+class ConfigOnly(Checkpoint):
+    """A model known by its config.json alone: every tensor is taken to be there, and none can be read.
+
+    Of a model that says untied and yet holds no LM head it cannot be known that it is tied.
+    """
+
+    @staticmethod
+    def suits(path: Path) -> bool:
+        """Whether a folder has a config.json and no weights of any kind."""
+        if not (path / "config.json").is_file():
+            return False
+        return not any(next(path.glob(pattern), None) for pattern in WEIGHT_FILES)
+
+    @classmethod
+    def open(cls, path: Path, adapter: Path | None = None) -> ConfigOnly:
+        """Read the folder's config.json; an adapter changes no shape.
+
+        Raises:
+            ExportError: not a JSON object.
+        """
+        return cls(path, read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file"))
+
+    def has(self, name: str) -> bool:
+        """See the class."""
+        return True

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.graph import INLINE_BYTES, GraphBuilder
+from edgespec.export.graph import GraphBuilder
+from edgespec.export.layout import HEADROOM, INLINE_BYTES
 from edgespec.export.ops import Linear
 from edgespec.export.source import Checkpoint
-
-HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 
 
 def vector(graph: GraphBuilder, source: Checkpoint, name: str) -> str:

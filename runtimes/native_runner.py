@@ -65,6 +65,13 @@ class NativeRunner(Slot):
     def kv_bytes(self) -> int:
         return 0 if self._cache is None else self._cache.array.nbytes
 
+    def stand_in(self, tokens: int) -> None:
+        self.reserve(tokens)
+        assert self._cache is not None
+        self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
+        self.tokens, self._moves = [0] * tokens, []
+        self._furthest = max(self._furthest, tokens)
+
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         assert self._cache is not None
         self._settle()

@@ -123,6 +123,14 @@ class Slot(ABC):
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
 
+    def stand_in(self, tokens: int) -> None:
+        """Hold so many tokens, of whatever keys and values: passes at a depth can be timed without a prefill.
+
+        A slot whose memory cannot be written from here is prefilled.
+        """
+        same = self.follow([0] * tokens)
+        self.prefill([0] * (tokens - same))
+
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""

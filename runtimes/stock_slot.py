@@ -178,6 +178,12 @@ class StockSlot(Slot):
         """Bytes of KV allocated."""
         return sum(bound.array.nbytes for bound in self._kv.values())
 
+    def stand_in(self, tokens: int) -> None:
+        self.reserve(tokens)
+        for bound in self._kv.values():
+            bound.array[:, :, :tokens] = 0  # untouched pages would cost no reading
+        self.tokens = [0] * tokens
+
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
         return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}

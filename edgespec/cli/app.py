@@ -14,6 +14,8 @@ from edgespec import __version__
 COMMANDS = {
     "export": "Turn a Hugging Face model into a bundle.",
     "models": "Show which models can be exported, or what a model is.",
+    "plan": "Say what fits a memory budget, how fast it will be, and why.",
+    "calibrate": "Measure this device with a bundle.",
     "train": "Train heads or a draft for a model.",
     "run": "Generate text from a bundle.",
     "bench": "Compare every method of a bundle with plain decoding.",
@@ -88,6 +90,10 @@ def main() -> None:
             raise
         click.echo(f"error: this command needs {error.name}, which is not installed", err=True)
         click.echo(f"hint: pip install 'edgespec[{EXTRAS[error.name]}]'", err=True)
+        sys.exit(1)
+    except MemoryError as error:
+        click.echo(f"error: out of memory: {error or 'the system has no more'}", err=True)
+        click.echo("hint: --budget keeps within a limit, and `edgespec plan` says what fits", err=True)
         sys.exit(1)
     except OSError as error:
         click.echo(f"error: {error}", err=True)

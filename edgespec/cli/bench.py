@@ -47,15 +47,6 @@ if TYPE_CHECKING:
 @json_option
 def command(
     bundles: tuple[Path, ...],
-    threads: int | None,
-    context: int | None,
-    strict: bool,
-    no_check: bool,
-    operators: Any,
-    device: Any,
-    attention: str | None,
-    draft_attention: str | None,
-    ngram_store: Path | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -88,9 +79,7 @@ def command(
         check_plot(plot)  # before minutes of measuring
     entries = []
     for bundle in dict.fromkeys(bundles):
-        engine = open_engine(
-            bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
-        )
+        engine = open_engine(bundle, options)
         entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
     with progress() as report:
@@ -118,7 +107,7 @@ def command(
             }
         )
     else:
-        _show(rows, _padded(engine), strict, advice, settings.accept.approximations)
+        _show(rows, _padded(engine), engine.strict, advice, settings.accept.approximations)
     if plot:  # last: whatever goes wrong, the figures are out
         if len(entries) > 1:
             for figure in figures:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgespec.engine import Engine
-    from edgespec.runtimes.devices import DeviceName
     from edgespec.runtimes.manifest import AttentionPart
-    from edgespec.runtimes.operators import Wanted
     from edgespec.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,6 +73,9 @@ def engine_options(function: F) -> F:
                 "--ngram-store",
                 type=click.Path(path_type=Path),
                 help="A file of `edgespec ngram build`, where method ngram looks too; it is only read.",
+            ),
+            click.option(
+                "--budget", help="Most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"
             ),
         ]
     ):
@@ -145,33 +146,22 @@ def decode_options(function: F) -> F:
     return function
 
 
-def open_engine(
-    bundle: Path,
-    threads: int | None,
-    context: int | None,
-    strict: bool,
-    no_check: bool,
-    operators: Wanted = "auto",
-    device: DeviceName = "cpu",
-    attention: str | None = None,
-    draft_attention: str | None = None,
-    ngram_store: Path | None = None,
-) -> Engine:
-    """Load a bundle with the options of ``load_options``."""
+def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
+    """Load a bundle with the options of ``engine_options``."""
     from edgespec.engine import load
 
-    return load(
-        bundle,
-        threads=threads,
-        context=context,
-        strict=strict,
-        check=not no_check,
-        operators=operators,
-        device=device,
-        attention=attention,
-        draft_attention=draft_attention,
-        ngram_store=ngram_store,
+    same = (
+        "threads",
+        "context",
+        "strict",
+        "operators",
+        "device",
+        "attention",
+        "draft_attention",
+        "ngram_store",
+        "budget",
     )
+    return load(bundle, check=not options["no_check"], **{name: options[name] for name in same})
 
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:

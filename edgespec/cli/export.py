@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, progress
+from edgespec.cli.recipes import recipe_option, with_recipe
 
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 QUANTIZERS = ("rtn", "mse", "awq", "gptq")
@@ -77,6 +78,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     type=click.Choice(["webgpu"]),
     help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
 )
+@recipe_option("format, methods, context and the like")
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
 @json_option
@@ -95,6 +97,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     edgespec export ./base --adapter ./lora
     edgespec export ./target --method speculative --draft ./draft --context 4096
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
+    edgespec export ./Llama-3.2-3B --recipe laptop-3b-chat --draft ./Llama-3.2-1B
     edgespec export ./model --dry-run --json
     """
     from edgespec.export.foreign.pipeline import make_exporter
@@ -105,31 +108,11 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     if target.resolve() == Path.cwd():
         raise click.UsageError("the bundle cannot take the place of the current folder: name another with -o")
     search = target.parent / f".{target.name}.search"  # kept when interrupted: the next try goes on from there
-    options = ExportOptions(
-        model=model,
-        output=target,
-        methods=rest["methods"],
-        format=form,
-        quantizer=rest["quantizer"],
-        head_format=rest["head_format"],
-        draft=rest["draft"],
-        context=rest["context"],
-        calibration=rest["calibration"],
-        skip_set=rest["skip_set"],
-        trials=rest["trials"],
-        seed=rest["seed"],
-        threads=rest["threads"],
-        overwrite=rest["overwrite"],
-        revision=rest["revision"],
-        keep_search=search,
-        operators=rest["operators"],
-        attention=rest["attention"],
-        heads=rest["heads"],
-        head_vocab=rest["head_vocab"],
-        draft_vocab=rest["draft_vocab"],
-        devices=rest["devices"],
-        adapter=rest["adapter"],
-    )
+    recipe, name = None, rest.pop("recipe")
+    asked: dict[str, Any] = {"model": model, "output": target, "format": form, "keep_search": search, **rest}
+    if name is not None:
+        recipe, asked = with_recipe(name, model, asked)
+    options = ExportOptions(**asked)
     if dry_run:
         plan = make_exporter(options).plan()
         _show_plan(plan, as_json)
@@ -171,7 +154,11 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
             )
     for note in manifest.provenance.get("notes", []):
         click.echo(f"note: {note}")
-    click.echo(f"next: edgespec run {shlex.quote(str(target))} --prompt '...'")
+    quoted = shlex.quote(str(target))
+    if recipe is not None:
+        click.echo(f"recipe {recipe.name}: {recipe.reason}")
+    run = f"edgespec run {quoted} --prompt '...'" if recipe is None else recipe.run_command(quoted, manifest)
+    click.echo(f"next: {run}")
 
 
 def default_output(model: str) -> Path:

@@ -17,7 +17,7 @@ VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, g
 def command(model: str | None, context: int | None, revision: str | None, as_json: bool) -> None:
     """Show which architectures can be exported, or what a MODEL is.
 
-    MODEL is a local folder, a hub id, or builtin:NAME; its weights are not read.
+    MODEL is a local folder, a hub id, or builtin:NAME; its weights are not read, and need not be there.
 
     \b
     edgespec models
@@ -57,7 +57,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     from edgespec.cli.common import human_bytes
     from edgespec.export.architectures.traits import traits
     from edgespec.export.foreign.model import ForeignModel, is_foreign
-    from edgespec.export.model import open_model
+    from edgespec.export.model_part import open_described
     from edgespec.export.plan import weight_bytes
     from edgespec.export.source import resolve
     from edgespec.export.weights import WeightChoice
@@ -70,7 +70,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
         sizes: dict[str, int] = {form: foreign.weight_bytes(WeightChoice.of(form, None, None)) for form in forms}
         facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(FOREIGN_METHODS)}"]
     else:
-        arch = open_model(path, context)
+        arch = open_described(path, context)
         facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}
         found = traits(arch)
     if as_json:

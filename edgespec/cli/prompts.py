@@ -26,8 +26,16 @@ def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:
         if not prompts:
             raise InvalidRequest("this bundle has no prompts of its own", "give some with --prompts FILE")
         return prompts[:limit]
-    texts = _read(file, "prompts", "one prompt a line, or .jsonl with `prompt`", lambda text: text.splitlines())
-    return list(texts[:limit])
+    return list(read_prompt_file(file)[:limit])
+
+
+def read_prompt_file(file: Path) -> list[str]:
+    """Prompts of a file, as ``read_prompts`` has them.
+
+    Raises:
+        InvalidRequest: the file cannot be read or has no prompts.
+    """
+    return _read(file, "prompts", "one prompt a line, or .jsonl with `prompt`", lambda text: text.splitlines())
 
 
 def read_texts(file: Path) -> list[str]:

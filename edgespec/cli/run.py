@@ -46,15 +46,6 @@ if TYPE_CHECKING:
 @json_option
 def command(
     bundle: Path,
-    threads: int | None,
-    context: int | None,
-    strict: bool,
-    no_check: bool,
-    operators: Any,
-    device: Any,
-    attention: str | None,
-    draft_attention: str | None,
-    ngram_store: Path | None,
     prompt: str | None,
     chat: bool,
     system: str | None,
@@ -90,9 +81,7 @@ def command(
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
     text = _read_stdin() if prompt == "-" else prompt
-    engine = open_engine(
-        bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
-    )
+    engine = open_engine(bundle, options)
     if chat:
         messages = [{"role": "system", "content": system}] if system else []
         _converse(engine, engine.conversation(messages, settings, **how), show_drafts, show_stats)

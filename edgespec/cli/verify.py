@@ -28,15 +28,6 @@ from edgespec.cli.common import (
 @json_option
 def command(
     bundle: Path,
-    threads: int | None,
-    context: int | None,
-    strict: bool,
-    no_check: bool,
-    operators: Any,
-    device: Any,
-    attention: str | None,
-    draft_attention: str | None,
-    ngram_store: Path | None,
     methods: tuple[str, ...],
     prompts: Path | None,
     limit: int,
@@ -64,15 +55,13 @@ def command(
         raise click.UsageError("--accept and --min-block give losslessness away: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
-    engine = open_engine(
-        bundle, threads, context, strict, no_check, operators, device, attention, draft_attention, ngram_store
-    )
+    engine = open_engine(bundle, options)
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
     for name in wanted:
         engine.choose_for(settings.changed(method=name))
-    if strict and not engine.exact_rows:
+    if engine.strict and not engine.exact_rows:
         click.echo("rows of this graph depend on their neighbours here: near-ties may differ", err=True)
     strict = engine.exact_rows
     texts = read_prompts(engine, prompts, limit)

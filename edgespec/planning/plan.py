@@ -1,3 +1,354 @@
 """Which method, format and context for a budget: candidates, and the pick with its reason."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from edgespec.cost import WORTH
+from edgespec.errors import InvalidRequest
+from edgespec.planning.budget import show_bytes
+from edgespec.planning.memory import Memory, memory_of
+from edgespec.planning.profile import Profile
+from edgespec.planning.speed import Speed, speed_of
+from edgespec.planning.use import Use
+from edgespec.runtimes.manifest import Attention, Manifest, Operators
+
+Goal = Literal["chat", "batch", "memory", "quality", "auto"]
+GOALS: tuple[Goal, ...] = ("auto", "chat", "batch", "memory", "quality")
+CONTEXT = 4096  # tokens that are planned for where none are asked for
+LEAST_CONTEXT = 512
+NEAR = 0.02  # speeds closer than that are taken for equal: the smaller one wins
+PRECISION = ("int4", "w8a8", "int8", "fp32")  # from coarse to fine
+
+
+@dataclass(frozen=True)
+class Option:
+    """A bundle that is there, or one that an export would make.
+
+    Attributes:
+        manifest: its manifest, or the planned one.
+        name: the bundle's folder, or the model's name.
+        export: options of ``edgespec export`` that make it; None = it is there.
+        needs: by method: what has to be made or given first, in words.
+        profile: what was measured with this very bundle; None = the wish's.
+    """
+
+    manifest: Manifest
+    name: str
+    export: tuple[str, ...] | None = None
+    needs: dict[str, str] = field(default_factory=dict)
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked of a plan.
+
+    Attributes:
+        budget: bytes.
+        goal: what matters most.
+        context: tokens to hold; None = ``CONTEXT``, or what fits.
+        batch: sequences together.
+        operators: those of this machine, by manifest.
+        attention: how keys are kept; None = the bundle's default, and int8 where only that fits.
+        threads: of ONNX Runtime.
+        profile: the device; None = nothing was measured of it.
+        device: where passes run.
+    """
+
+    budget: int
+    goal: Goal = "auto"
+    context: int | None = None
+    batch: int = 1
+    operators: Callable[[Manifest], Operators] = lambda manifest: "native"
+    attention: Attention | None = None
+    threads: int = 2
+    profile: Profile | None = None
+    device: Literal["cpu", "webgpu"] = "cpu"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to run one bundle, with what it is predicted to take.
+
+    ``approximates``: keys are kept coarser than anybody asked for, which changes the text.
+    """
+
+    option: Option
+    use: Use
+    memory: Memory
+    speed: Speed
+    fits: bool
+    approximates: bool = False
+
+    @property
+    def format(self) -> str:
+        """Of the weights."""
+        return self.option.manifest.target.format
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, or a figure in proportion to it where nothing is known of the device."""
+        return self.speed.tokens_per_second or self.speed.speedup / _relative_step(self.option.manifest)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return {
+            "bundle": self.option.name,
+            "method": self.use.method,
+            "format": self.format,
+            "operators": self.use.operators,
+            "attention": self.use.attention,
+            "context": self.use.context,
+            "batch": self.use.batch,
+            "lossless": True,  # every method with the exact rule of acceptance is
+            "fits": self.fits,
+            "needs": self.option.needs.get(self.use.method),
+            "export": None if self.option.export is None else list(self.option.export),
+            "memory": self.memory.as_dict(),
+            "speed": self.speed.as_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The answer.
+
+    Attributes:
+        wish: what was asked for.
+        candidates: all that were considered, those that fit first, the best first.
+        pick: the best that fits; None = nothing does.
+        reason: why, in words.
+        hints: what would make it fit, or what else could be had.
+    """
+
+    wish: Wish
+    candidates: tuple[Candidate, ...]
+    pick: Candidate | None
+    reason: str
+    hints: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return {
+            "budget": self.wish.budget,
+            "goal": self.wish.goal,
+            "pick": None if self.pick is None else self.pick.as_dict(),
+            "reason": self.reason,
+            "hints": list(self.hints),
+            "candidates": [candidate.as_dict() for candidate in self.candidates],
+            "profiles": [_identified(profile) for profile in self._profiles()],
+        }
+
+    def _profiles(self) -> list[Profile]:
+        """What the speeds rest on, each once."""
+        options = {id(candidate.option): candidate.option for candidate in self.candidates}.values()
+        used = [option.profile or self.wish.profile for option in options]
+        return list({id(profile): profile for profile in used if profile is not None}.values())
+
+
+def _identified(profile: Profile) -> dict[str, Any]:
+    """What tells a profile from others."""
+    return {"machine": profile.machine.model_dump(), "bundle": profile.name, "created": profile.created}
+
+
+def make_plan(options: Sequence[Option], wish: Wish) -> Plan:
+    """Choose among ways to run ``options`` within a budget.
+
+    Raises:
+        InvalidRequest: no option, a context that none of them has, or a batch below 1.
+    """
+    if not options:
+        raise InvalidRequest("nothing to plan for: expected at least one bundle or model")
+    if wish.batch < 1:
+        raise InvalidRequest(f"batch {wish.batch}: expected at least one sequence")
+    most = max(option.manifest.target.facts.context for option in options)
+    if wish.context is not None and not 1 < wish.context <= most:
+        raise InvalidRequest(f"context {wish.context}: expected 2 to {most}, what the model was made for")
+    for context in _contexts(wish, most):
+        tried = [_candidate(option, use, wish) for option in options for use in _uses(option, wish, context)]
+        if any(candidate.fits for candidate in tried):
+            break
+    ranked = tuple(sorted(tried, key=lambda candidate: _order(candidate, wish.goal)))
+    fitting = [candidate for candidate in ranked if candidate.fits]
+    if not fitting:
+        return Plan(wish, ranked, None, *_nothing_fits(ranked, options, wish))
+    pick = _pick(fitting, wish.goal)
+    ranked = (pick, *(candidate for candidate in ranked if candidate is not pick))
+    return Plan(wish, ranked, pick, *_why(pick, fitting, ranked, wish, most))
+
+
+def largest_context(option: Option, use: Use, wish: Wish) -> int:
+    """Most tokens that fit the budget when run in this way; 0 = not even ``LEAST_CONTEXT``."""
+    low, high = 0, option.manifest.target.facts.context
+    if _peak(option, replace(use, context=high), wish) <= wish.budget:
+        return high
+    while high - low > 64:
+        middle = (low + high) // 2
+        fits = _peak(option, replace(use, context=middle), wish) <= wish.budget
+        low, high = (middle, high) if fits else (low, middle)
+    return low if low >= LEAST_CONTEXT else 0
+
+
+# -- candidates --------------------------------------------------------------------------------------------------------
+
+
+def _contexts(wish: Wish, most: int) -> Iterable[int]:
+    """Contexts to try, the wanted one first; halves of it only where nobody asked for one."""
+    context = wish.context or min(CONTEXT, most)
+    yield context
+    while wish.context is None and context > LEAST_CONTEXT:
+        context = max(LEAST_CONTEXT, context // 2)
+        yield context
+
+
+def _uses(option: Option, wish: Wish, context: int) -> Iterable[Use]:
+    """Ways to run one bundle."""
+    manifest = option.manifest
+    operators = wish.operators(manifest) if wish.device == "cpu" else "stock"
+    for method, part in manifest.methods.items():
+        if wish.device != "cpu" and method == "swift":  # chooses its graph while it runs
+            continue
+        use = Use(
+            method,
+            operators,
+            min(context, manifest.target.facts.context),
+            wish.attention,
+            batch=wish.batch,
+            threads=wish.threads,
+            device=wish.device,
+        )
+        yield replace(use, gamma=max(part.gamma, use.gamma)) if method in ("speculative", "medusa") else use
+        if wish.attention is None and operators == "native" and _coarser(manifest):
+            yield replace(use, attention="int8")
+
+
+def _coarser(manifest: Manifest) -> bool:
+    """Whether int8 keys and values would take less than what the bundle was made for."""
+    part = manifest.target.attention
+    return manifest.target.origin == "edgespec" and (part is None or part.default in ("f32", "f16"))
+
+
+def _candidate(option: Option, use: Use, wish: Wish) -> Candidate:
+    profile = option.profile or wish.profile
+    memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
+    speed = speed_of(option.manifest, use, profile)
+    coarser = use.attention is not None and wish.attention is None
+    return Candidate(option, use, memory, speed, memory.peak <= wish.budget, coarser)
+
+
+def _peak(option: Option, use: Use, wish: Wish) -> int:
+    profile = option.profile or wish.profile
+    return memory_of(option.manifest, use, profile.process_bytes if profile else None).peak
+
+
+def _relative_step(manifest: Manifest) -> float:
+    """Bytes that a plain step reads, for comparing formats on a device of which nothing is known."""
+    return float(manifest.files[manifest.target.weights].size)
+
+
+# -- the pick ----------------------------------------------------------------------------------------------------------
+
+
+def _order(candidate: Candidate, goal: Goal) -> tuple[float, ...]:
+    """Sorts the best first: what fits, what keeps the bundle's own text, what can be run at once, then the goal."""
+    first = (not candidate.fits, candidate.approximates)
+    ready = candidate.use.method in candidate.option.needs
+    if goal == "memory":
+        return (*first, ready, candidate.memory.peak, -candidate.rate)
+    if goal == "quality":
+        return (*first, -PRECISION.index(candidate.format), ready, -candidate.rate)
+    return (*first, ready, -candidate.rate, candidate.memory.peak)
+
+
+def _pick(fitting: Sequence[Candidate], goal: Goal) -> Candidate:
+    """The best that fits; plain decoding where nothing is clearly faster, the smaller one of equals."""
+    best = fitting[0]
+    rivals = [
+        one
+        for one in fitting
+        if one.approximates == best.approximates
+        and (one.use.method in one.option.needs) == (best.use.method in best.option.needs)
+        and (goal != "quality" or one.format == best.format)
+    ]
+    if goal == "memory":
+        # a little memory for a clearly faster method is no saving worth having
+        return max((one for one in rivals if one.memory.peak <= 1.02 * best.memory.peak), key=lambda one: one.rate)
+    plain = [one for one in rivals if one.use.method == "ar"]
+    if plain and best.rate < WORTH * max(one.rate for one in plain):
+        return max(plain, key=lambda one: one.rate)
+    near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
+    return min(near, key=lambda one: one.memory.peak)
+
+
+def _why(
+    pick: Candidate, fitting: Sequence[Candidate], ranked: Sequence[Candidate], wish: Wish, most: int
+) -> tuple[str, tuple[str, ...]]:
+    """The reason, and hints."""
+    goals = {
+        "auto": "the fastest that fits",
+        "chat": "the fastest for one sequence that fits",
+        "batch": f"the most tokens a second for {wish.batch} sequences",
+        "memory": "the least memory",
+        "quality": "the finest format that fits, and the fastest with it",
+    }
+    words = [goals[wish.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(wish.budget)}"]
+    if pick.use.method == "ar":
+        words.append("no method is predicted to be clearly faster than plain decoding")
+    else:
+        words.append(f"predicted {pick.speed.speedup:.2f}x plain decoding ({pick.speed.basis})")
+    better = [one for one in ranked if not one.fits and one.rate > WORTH * pick.rate and not one.approximates]
+    if better:
+        best = max(better, key=lambda one: one.rate)
+        words.append(f"{best.format} {best.use.method} would be faster but needs {show_bytes(best.memory.peak)}")
+    if wish.context is None and pick.use.context < min(CONTEXT, most):
+        words.append(f"context cut to {pick.use.context} tokens to fit")
+    if pick.approximates:
+        words.append("with the bundle's own keys nothing fits: int8 keys and values change its text a little")
+    if pick.speed.assumed:
+        words.append(f"assumed: {', '.join(pick.speed.assumed)}")
+    hints = [f"room for {largest_context(pick.option, pick.use, wish)} tokens of context in this budget"]
+    for one in ranked:
+        need = one.option.needs.get(one.use.method)
+        if need and one.fits and one.rate > WORTH * pick.rate and not one.approximates:
+            hints.append(f"{one.format} {one.use.method}: predicted {one.speed.speedup:.2f}x, but {need}")
+            break
+    return "; ".join(words), tuple(hints)
+
+
+def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: Wish) -> tuple[str, tuple[str, ...]]:
+    """What is closest, and what would make it fit."""
+    closest = min(ranked, key=lambda candidate: candidate.memory.peak)
+    own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
+    reason = (
+        f"nothing fits {show_bytes(wish.budget)}: closest is {own.format} {own.use.method} with a context of "
+        f"{own.use.context} tokens, which needs {show_bytes(own.memory.peak)}"
+    )
+    hints = []
+    coarser = replace(own.use, attention="int8")
+    if room := largest_context(closest.option, closest.use, wish):
+        hints.append(
+            f"a shorter context: --context {room} fits with {closest.format} {closest.use.method}"
+            + (" and --attention int8" if closest.approximates else "")
+        )
+    elif wish.attention not in (None, "int8") and _peak(own.option, coarser, wish) <= wish.budget:
+        hints.append("keys and values in 8 bits: --attention int8")
+    if wish.batch > 1:
+        alone = _peak(own.option, replace(own.use, batch=1), wish)
+        hints.append(f"one sequence at a time needs {show_bytes(alone)}")
+    finest = min(PRECISION.index(option.manifest.target.format) for option in options)
+    if finest > 0:
+        hints.append("a smaller format: export with --format int4")
+    if own.use.method != "ar" and own.memory.peak < max(one.memory.peak for one in ranked):
+        hints.append(f"without extras: method {own.use.method} is the smallest of this model")
+    hints.append(f"a budget of {show_bytes(closest.memory.peak)}")
+    return reason, tuple(hints)
+
+
+def label(candidate: Candidate) -> str:
+    """A candidate in a few words."""
+    use = candidate.use
+    keys = f" {use.attention} keys" if use.attention else ""
+    return f"{candidate.format} {use.method}{keys}"

@@ -74,7 +74,7 @@ class ForeignModel:
         config = read_object(home / "config.json", "copy the whole export, or give a model folder")
         if file is None:
             if missing := optimum_missing():
-                raise _unsupported(path, config, missing)
+                raise unsupported(path, config, missing)
             Checkpoint.open(path)  # weights are there, and no pickles
         facts = _facts(home / "config.json", config, context)
         model = cls(Folder(home), config, facts, file)
@@ -192,7 +192,8 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
     )
 
 
-def _unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
+def unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
+    """The error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
     return UnsupportedModel(
         f"{path}: architecture {describe(config)!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}; "
         f"others go through optimum, but {missing}",

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgespec.export.model import MAIN, PLAIN
+from edgespec.export.model_part import MAIN, PLAIN
 from edgespec.runtimes.manifest import Graph, ModelPart
 
 _KEPT = ("Transpose", "Identity", "Cast")  # of a constant: still one

@@ -15,8 +15,10 @@ from edgespec.export import quantize
 from edgespec.export.foreign.graph import ForeignGraph, Matrix
 from edgespec.export.foreign.strict import double_last_rows
 from edgespec.export.formats import Errors, add_error
-from edgespec.export.graph import INLINE_BYTES, MICROSOFT, WeightFile, alive, reads
-from edgespec.export.model import MAIN, PLAIN, WEIGHTS, WrittenModel
+from edgespec.export.graph import MICROSOFT, WeightFile, alive, reads
+from edgespec.export.layout import INLINE_BYTES
+from edgespec.export.model import WrittenModel
+from edgespec.export.model_part import MAIN, PLAIN, WEIGHTS
 from edgespec.export.weights import BITS, WeightChoice
 from edgespec.runtimes.manifest import Graph, ModelFacts, ModelPart
 

@@ -12,12 +12,11 @@ from edgespec.export.architectures.base import Architecture
 from edgespec.export.formats import EmbeddingTable, Errors, add_error
 from edgespec.export.graph import WeightFile
 from edgespec.export.heads import is_head
+from edgespec.export.layout import PACKED_KINDS
 from edgespec.export.quantizers import QUANTIZERS, DirectLevels, LevelSource
 from edgespec.export.source import Checkpoint
 from edgespec.runtimes.manifest import Format
 from edgespec.runtimes.packing import Kind, Packed
-
-KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
 
 
 class NativeFormat:
@@ -36,7 +35,7 @@ class NativeFormat:
 
     def kind(self, name: str) -> Kind:
         """How the matrix ``name`` is stored."""
-        return KINDS[self.head_form if is_head(name, self.arch) else self.form]
+        return PACKED_KINDS[self.head_form if is_head(name, self.arch) else self.form]
 
     def can_lookup(self, k: int, tied: bool) -> bool:
         """Whether an embedding of this width is stored as a matrix rather than as rows, as the stock graphs do."""

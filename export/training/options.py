@@ -181,7 +181,7 @@ def draft_shape(options: TrainOptions, facts: ModelFacts) -> DraftShape:
     hidden = options.draft_hidden or _up(facts.hidden / 4)
     if hidden % 2:
         raise TrainingError(f"--draft-hidden: expected an even number, got {hidden}")
-    heads = options.draft_heads or max(1, hidden // facts.head_dim)
+    heads = options.draft_heads or _heads(hidden, facts.head_dim)
     if hidden % heads or (hidden // heads) % 2:
         raise TrainingError(
             f"--draft-heads: {heads} heads do not divide a width of {hidden} into even parts",
@@ -204,6 +204,13 @@ def learning_rate(options: TrainOptions, hidden: int) -> float:
 
 def _up(size: float) -> int:
     return max(1, math.ceil(size / MULTIPLE)) * MULTIPLE
+
+
+def _heads(hidden: int, head_dim: int) -> int:
+    """As many heads of about ``head_dim`` as divide the width into sizes that attention takes, multiples of 8."""
+    most = max(1, hidden // head_dim)
+    fitting = [number for number in range(1, most + 1) if hidden % (8 * number) == 0]
+    return max(fitting, default=most)
 
 
 def _divisor(heads: int, wanted: float) -> int:

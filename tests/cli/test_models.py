@@ -52,3 +52,14 @@ def test_what_is_not_supported(command: Command, checkpoint: Callable[[str], Pat
     (tmp_path / "model.safetensors").write_bytes((checkpoint("llama_tied_gqa") / "model.safetensors").read_bytes())
     command("models", tmp_path).refused(1, "'mamba' is not supported", "gemma3_text")
     command("models", tmp_path / "nothing").refused(1, "no such folder")
+
+
+def test_a_config_alone_is_enough(command: Command, checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    whole = checkpoint("phi3_long")
+    (tmp_path / "config.json").write_bytes((whole / "config.json").read_bytes())
+    said = [command("models", folder, "--json").json for folder in (whole, tmp_path)]
+    assert said[0].pop("model") != said[1].pop("model")
+    assert said[0] == said[1]
+    assert "longrope" in command("models", tmp_path).out
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    command("models", tmp_path).refused(1, "weights only as pickle")

@@ -19,7 +19,8 @@ from safetensors.numpy import save_file
 
 from edgespec.export import formats, quantize
 from edgespec.export.formats import EmbeddingTable, Errors, linear_format
-from edgespec.export.graph import LARGE_ALIGN, SMALL_ALIGN, GraphBuilder, WeightFile
+from edgespec.export.graph import GraphBuilder, WeightFile
+from edgespec.export.layout import LARGE_ALIGN, SMALL_ALIGN
 from edgespec.export.ops import Linear
 from edgespec.export.quantize import BLOCK, EMBEDDING_LEVELS
 from edgespec.export.reference import Array, NumpyOps

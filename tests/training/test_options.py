@@ -101,6 +101,10 @@ def test_the_shape_of_a_draft() -> None:
     assert shape.heads * shape.head_dim == shape.hidden
     given = draft_shape(options(method="draft", draft_hidden=96, draft_heads=6, draft_intermediate=128), FACTS)
     assert (given.hidden, given.intermediate, given.heads, given.kv_heads, given.head_dim) == (96, 128, 6, 3, 16)
+    # heads of 64 do not divide a quarter of 896 (Qwen2.5-0.5B), heads of 112 do
+    odd = FACTS.model_copy(update={"hidden": 896, "heads": 14, "kv_heads": 2, "head_dim": 64, "intermediate": 4864})
+    shape = draft_shape(options(method="draft"), odd)
+    assert (shape.hidden, shape.heads, shape.head_dim, shape.kv_heads) == (224, 2, 112, 1)
     with pytest.raises(TrainingError, match="7 heads do not divide a width of 64"):
         draft_shape(options(method="draft", draft_heads=7), FACTS)
 

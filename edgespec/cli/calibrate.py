@@ -1,0 +1,169 @@
+"""``edgespec calibrate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from edgespec.cli.common import emit_json, json_option, progress, table_console
+
+if TYPE_CHECKING:
+    from edgespec.planning.profile import Profile
+
+
+@click.command("calibrate")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it there too, for `plan --device`.")
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]")
+@click.option("--context", type=click.IntRange(min=2), help="Deepest pass that is timed.  [default: the bundle's]")
+@click.option(
+    "--strict/--no-strict",
+    default=True,
+    show_default=True,
+    help="Rows with the same bits in every pass, as `run` has it.",
+)
+@click.option(
+    "--operators",
+    type=click.Choice(["auto", "native", "stock"]),
+    default="auto",
+    show_default=True,
+    help="edgespec's own, or ONNX Runtime's.",
+)
+@click.option(
+    "--device", type=click.Choice(["cpu", "webgpu"]), default="cpu", show_default=True, help="Where passes run."
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
+    help="How native operators keep keys.  [default: what the bundle was exported for]",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1, max=3600), help="How long to measure, loading apart.  [default: 15]"
+)
+@click.option(
+    "--prompts",
+    type=click.Path(path_type=Path),
+    help="Try methods on these: one a line, or .jsonl.  [default: the bundle's]",
+)
+@click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
+@click.option("--force", is_flag=True, help="Measure again, even where a profile was kept.")
+@json_option
+def command(
+    bundle: Path, output: Path | None, prompts: Path | None, no_check: bool, force: bool, as_json: bool, **options: Any
+) -> None:
+    """Measure this device with a bundle: passes, drafts, prefill, every method.
+
+    The profile is kept, and used by method auto and by `edgespec plan`, until the machine, ONNX Runtime, the operators
+    or the bundle change.  A file of it lets another machine plan for this one.
+
+    \b
+    edgespec calibrate demo
+    edgespec calibrate demo --seconds 30 --force
+    edgespec calibrate demo -o phone.json --json
+    """
+    from edgespec.planning.process import process_bytes
+    from edgespec.planning.profile import find_profile, write_profile
+    from edgespec.planning.profile_cache import Setting, profile_path, save_profile, why_none
+    from edgespec.runtimes.bundle import Bundle
+
+    opened = Bundle.open(bundle, check=not no_check)
+    how = {name: options[name] for name in ("operators", "threads", "device", "attention", "strict")}
+    setting = Setting.of(opened.manifest, **how)
+    _check_output(output)
+    options["prompts"] = _prompts(bundle, prompts)
+    profile = None if force else find_profile(opened.manifest, **how)
+    reasons: list[str] = []
+    if profile is not None and (reasons := _unlike(profile, options)):
+        profile = None
+    cached = profile is not None
+    if profile is None:
+        reasons = reasons or (["asked for"] if force else why_none(setting, bundle.resolve().name))
+        if reasons and not as_json:
+            click.echo(f"calibrating again: {'; '.join(reasons)}", err=True)
+        profile = _measure(opened, options, process_bytes())
+        save_profile(profile)
+    if output is not None:
+        write_profile(profile, output)
+    file = profile_path(setting)
+    if as_json:
+        data = profile.model_dump(mode="json")
+        emit_json({"bundle": str(bundle), "cached": cached, "reasons": reasons, "file": str(file), "profile": data})
+    else:
+        _show(profile, cached, file, output)
+
+
+def _measure(opened: Any, options: dict[str, Any], process: int) -> Profile:
+    from edgespec.planning.calibrate import SECONDS, CalibrateOptions, calibrate
+
+    seconds = options.pop("seconds") or SECONDS
+    with progress() as report:
+        return calibrate(opened, CalibrateOptions(**options, seconds=seconds), process, report)
+
+
+def _check_output(output: Path | None) -> None:
+    """Refuse early what cannot be written."""
+    from edgespec.errors import ProfileError
+
+    if output is not None and (output.is_dir() or not output.resolve().parent.is_dir()):
+        what = "is a folder" if output.is_dir() else f"there is no folder {output.resolve().parent}"
+        raise ProfileError(f"{output}: cannot be written: {what}", "name a file in a folder that exists")
+
+
+def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
+    """Token ids of a file's prompts."""
+    if file is None:
+        return ()
+    from edgespec.cli.prompts import read_prompt_file
+    from edgespec.runtimes.text import TextCodec
+
+    codec = TextCodec(bundle)
+    return tuple(tuple(codec.encode(text)) for text in read_prompt_file(file))
+
+
+def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:
+    """What is asked for that a kept profile does not have; what nobody asked for may be as it is."""
+    from edgespec.planning.profile import prompts_digest
+
+    found = []
+    if options["context"] is not None and profile.context < options["context"]:
+        found.append(f"measured for a context of {profile.context} tokens only")
+    if options["prompts"] and profile.prompts != prompts_digest(options["prompts"]):
+        found.append("methods were tried on other prompts")
+    return found
+
+
+def _show(profile: Profile, cached: bool, file: Path, output: Path | None) -> None:
+    from rich.table import Table
+
+    console, machine = table_console(), profile.machine
+    console.print(f"{machine.processor}, {profile.threads} threads, {profile.operators} operators, {profile.device}")
+    sizes = sorted({rows for times in profile.passes.values() for rows in times})
+    table = Table("depth", *(f"{rows} row{'s' * (rows > 1)}" for rows in sizes), "prefill", box=None, pad_edge=False)
+    for depth, times in sorted(profile.passes.items()):
+        rate = profile.prefill.get(depth)
+        cells = [f"{times[rows]:.2f} ms" if rows in times else "-" for rows in sizes]
+        table.add_row(str(depth), *cells, f"{rate:.0f} tok/s" if rate else "-")
+    console.print(table)
+    methods = Table("method", "draft step", "tok/round", "accepted", "speed-up", box=None, pad_edge=False)
+    for name in dict.fromkeys([*profile.drafts, *profile.trials]):
+        step, trial = profile.drafts.get(name, {}), profile.trials.get(name)
+        methods.add_row(
+            name,
+            f"{step[min(step)]:.2f} ms" if step else "-",
+            f"{trial.tokens_per_round:.2f}" if trial else "-",
+            f"{100 * trial.accepted / trial.drafted:.0f} %" if trial and trial.drafted else "-",
+            f"{trial.speedup:.2f}x" if trial else "-",
+        )
+    console.print(methods)
+    console.print(f"weights are read at {profile.bandwidth / 1e9:.1f} GB/s")
+    console.print(f"verified rows have plain decoding's bits here: {'yes' if profile.rows_exact else 'NO'}")
+    for note in profile.notes:
+        console.print(note)
+    if cached:
+        console.print(f"measured {profile.created}, kept since; --force measures again")
+    else:
+        console.print(f"measured in {profile.seconds:.1f} s, kept in {file}")
+    if output is not None:
+        console.print(f"written to {output}")

@@ -1,0 +1,229 @@
+"""``edgespec plan``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.recipes import recipe_option
+
+if TYPE_CHECKING:
+    from edgespec.planning.plan import Candidate, Option, Plan, Wish
+    from edgespec.planning.profile import Profile
+    from edgespec.runtimes.manifest import Manifest, Operators
+
+MOST_LINES = 12
+FORMATS = ("int4", "int8", "w8a8", "fp32")
+
+
+@click.command("plan")
+@click.argument("sources", metavar="MODEL|BUNDLE...", nargs=-1, required=True)
+@click.option("--budget", help="Most memory, as in 1.5GiB.  [default: what is free here, or the device's]")
+@click.option("--context", type=int, help="Tokens to hold.  [default: 4096, fewer where they do not fit]")
+@click.option("--batch", type=click.IntRange(min=1), help="Sequences together.  [default: 1; for goal batch 4]")
+@click.option(
+    "--goal",
+    type=click.Choice(["auto", "chat", "batch", "memory", "quality"]),
+    default="auto",
+    show_default=True,
+    help="Most tokens a second (auto, chat), of several sequences, least memory, or the finest format that fits.",
+)
+@click.option(
+    "--device",
+    "device",
+    default="cpu",
+    show_default=True,
+    help="cpu, webgpu, or a file of `calibrate -o`.",
+)
+@click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]")
+@click.option(
+    "--operators",
+    type=click.Choice(["auto", "native", "stock"]),
+    default="auto",
+    show_default=True,
+    help="edgespec's own, or ONNX Runtime's.",
+)
+@click.option(
+    "--attention",
+    type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
+    help="How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
+)
+@click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Of a model: only these.")
+@click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all]")
+@click.option("--draft", help="Of a model: the draft for method speculative: folder, hub id or builtin:NAME.")
+@click.option("--revision", help="Of a hub model.")
+@recipe_option("context, methods, format and budget")
+@click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG.")
+@click.option("--all", "everything", is_flag=True, help="Show every candidate.  [default: the best 12]")
+@json_option
+def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Path | None, **options: Any) -> None:
+    """Say what fits a memory budget, how fast it will be, and why.
+
+    Nothing is loaded: a bundle is planned by its manifest, a model by its config.json.  Speeds rest on what
+    `edgespec calibrate` measured of the device, else on the export's figures or on assumptions, which are named.
+
+    \b
+    edgespec plan demo --budget 1GiB
+    edgespec plan ./Qwen2.5-0.5B-Instruct --budget 1.5GiB --context 4096 --goal quality
+    edgespec plan builtin:shakespeare --budget 300MB --json
+    edgespec plan demo --device phone.json --plot memory.png
+    """
+    from edgespec.planning.plan import make_plan
+
+    start = time.perf_counter()
+    if plot is not None:
+        from edgespec.bench import check_plot
+
+        check_plot(plot)
+    options = _by_recipe(options, sources)
+    profile = _foreign(options["device"])
+    found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
+    plan = make_plan(
+        found, _wish(options, profile or next((one.profile for one in found if one.profile), None), profile)
+    )
+    if plot is not None:
+        from edgespec.planning.plot import plot_plan
+
+        plot_plan(plan, plot)
+    if as_json:
+        emit_json({"sources": list(sources), "seconds": time.perf_counter() - start} | plan.as_dict())
+    else:
+        _show(plan, everything)
+    if plan.pick is None:
+        from edgespec.errors import BudgetError
+
+        raise BudgetError(plan.reason, "; ".join(plan.hints))
+
+
+def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Any]:
+    """Options with those of a recipe where none were given; a bundle has its format already."""
+    name = options.pop("recipe")
+    if name is None:
+        return options
+    from edgespec.cli.plan_options import is_bundle
+    from edgespec.planning.recipes import plan_defaults
+
+    given = {key: value for key, value in options.items() if value not in (None, ())}
+    source = click.get_current_context().get_parameter_source
+    asked = {key: value for key, value in given.items() if source(key) is not ParameterSource.DEFAULT}
+    found = plan_defaults(name)
+    if any(is_bundle(source) for source in sources):
+        del found["formats"]
+    return options | found | asked
+
+
+def _foreign(device: str) -> Profile | None:
+    """The profile of another device, where a file was named."""
+    if device in ("cpu", "webgpu"):
+        return None
+    from edgespec.planning.profile import read_profile
+
+    return read_profile(Path(device))
+
+
+def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
+    """What there is to choose from; ``here``: for this machine, whose calibration counts."""
+    from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
+    from edgespec.planning.profile import find_profile
+
+    if not is_bundle(source):
+        names = ("formats", "methods", "draft", "context", "revision")
+        # what was measured here with another bundle tells how fast the machine is
+        profile = find_profile(None, device=options["device"], threads=options["threads"]) if here else None
+        return model_options(source, profile=profile, **{name: options[name] for name in names})
+    for name in ("formats", "draft", "revision"):
+        if options[name]:
+            raise click.UsageError(f"--{name.rstrip('s')} is for models that are not exported yet")
+    how = {name: options[name] for name in ("device", "threads", "operators", "attention")} if here else None
+    return [bundle_option(source, options["methods"], how)]
+
+
+def _wish(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> Wish:
+    """What is asked for: the budget and the device."""
+    from edgespec.errors import InvalidRequest
+    from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
+    from edgespec.planning.plan import Wish
+    from edgespec.runtimes.operators import choose_operators
+    from edgespec.runtimes.ort import default_threads
+
+    if options["budget"] is None:
+        budget = foreign.machine.memory if foreign else available_memory().reachable
+    else:
+        budget = parse_bytes(options["budget"])
+        if not foreign:
+            check_budget(budget, available_memory())
+        elif budget > foreign.machine.memory:
+            raise InvalidRequest(
+                f"a budget of {show_bytes(budget)}: the device of {options['device']} has "
+                f"{show_bytes(foreign.machine.memory)}",
+                "give a smaller budget, or none",
+            )
+    wanted = options["operators"]
+
+    def operators(manifest: Manifest) -> Operators:
+        if foreign and wanted == "auto":
+            return foreign.operators
+        return choose_operators(wanted, manifest.target).kind
+
+    return Wish(
+        budget,
+        options["goal"],
+        options["context"],
+        options["batch"] or (4 if options["goal"] == "batch" else 1),
+        operators,
+        options["attention"],
+        options["threads"] or (profile.threads if profile else default_threads()),
+        foreign,
+        foreign.device if foreign else options["device"],
+    )
+
+
+def _show(plan: Plan, everything: bool) -> None:
+    from rich.table import Table
+
+    from edgespec.cli.plan_options import export_command
+    from edgespec.planning.budget import show_bytes
+    from edgespec.planning.plan import label
+
+    table = Table(box=None, pad_edge=False)
+    for title in ("", "format", "method", "keys", "context", "peak", "private", "mapped", "tok/s", "speed-up", "basis"):
+        side: Any = "right" if title in ("context", "peak", "private", "mapped", "tok/s", "speed-up") else "left"
+        table.add_column(title, justify=side, no_wrap=True)
+    shown = plan.candidates if everything else _shown(plan)
+    for one in shown:
+        rate = one.speed.tokens_per_second
+        table.add_row(
+            "pick" if one is plan.pick else "" if one.fits else "too large",
+            one.format,
+            one.use.method,
+            one.use.attention or "",
+            str(one.use.context),
+            *(show_bytes(count) for count in (one.memory.peak, one.memory.private, one.memory.file)),
+            f"{rate:.1f}" if rate else "-",
+            f"{one.speed.speedup:.2f}x",
+            one.speed.basis,
+        )
+    console = table_console()
+    console.width = max(console.width, 110)  # a narrower table says nothing
+    console.print(table)
+    if left := len(plan.candidates) - len(shown):
+        click.echo(f"{left} more with --all or --json; every one is lossless")
+    if plan.pick is None:
+        return
+    click.echo(f"pick: {label(plan.pick)}: {plan.reason}")
+    if typed := export_command(plan.pick.option, plan.pick.use.method):
+        click.echo(f"make it: {typed}")
+    for hint in plan.hints:
+        click.echo(f"hint: {hint}")
+
+
+def _shown(plan: Plan) -> Sequence[Candidate]:
+    """The candidates worth a line: coarser keys only where they are the way out."""
+    coarser = plan.pick is None or plan.pick.approximates
+    return [one for one in plan.candidates if coarser or not one.approximates][:MOST_LINES]

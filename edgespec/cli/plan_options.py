@@ -1,0 +1,107 @@
+"""What there is to plan for: a bundle, or the bundles that an export could make of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.planning.plan import Option
+from edgespec.planning.profile import Profile
+from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
+
+WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
+HEADS = ("medusa", "blockwise", "paradecode")
+DRAFT = "draft"  # folder of a draft that is still to be trained
+
+
+def is_bundle(source: str) -> bool:
+    """Whether this is a bundle's folder rather than a model."""
+    return (Path(source) / MANIFEST).is_file()
+
+
+def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] | None = None) -> Option:
+    """A bundle that is there; only its manifest is read, and what was measured with it.
+
+    Args:
+        source: its folder.
+        methods: which of its methods; none = all.
+        how: device, threads, operators and attention it was calibrated with on this machine; None = do not look.
+
+    Raises:
+        BundleError: it cannot be read, or has nothing for the device.
+        InvalidRequest: a method that it does not have.
+    """
+    from edgespec.planning.profile import find_profile
+
+    manifest = read_manifest(Path(source))
+    device = "cpu" if how is None else how["device"]
+    if device != "cpu" and device not in manifest.target.graphs:
+        raise BundleError(f"{source}: has no graphs for {device}", f"export it again with `--device {device}`")
+    profile = None if how is None else find_profile(Path(source), **how)
+    if unknown := [name for name in methods if name not in manifest.methods]:
+        raise InvalidRequest(
+            f"method {unknown[0]!r} is not in {source}; it has: {', '.join(manifest.methods)}",
+            f"export it with `--method {unknown[0]}`",
+        )
+    if methods:
+        kept = {name: part for name, part in manifest.methods.items() if name in methods}
+        manifest = manifest.model_copy(update={"methods": kept})
+    return Option(manifest, source, profile=profile)
+
+
+def model_options(
+    source: str,
+    *,
+    formats: Sequence[Format] = (),
+    methods: Sequence[str] = (),
+    draft: str | None = None,
+    context: int | None = None,
+    revision: str | None = None,
+    profile: Profile | None = None,
+) -> list[Option]:
+    """The bundles that an export of a model could make, one for each format; from its config.json.
+
+    Args:
+        source: the model's folder, hub id, .gguf file or builtin:NAME.
+        formats: which; none = all.
+        methods: which; none = all that are possible, those with heads marked as needing them.
+        draft: a draft model, for speculative.
+        context: most tokens of a sequence; None = the model's own limit.
+        revision: of a hub model.
+        profile: what was measured of the device with another bundle.
+
+    Raises:
+        ExportError: unreadable or unsupported.
+    """
+    from edgespec.export.planned import planned_bundle
+
+    wanted = tuple(methods) or (*WITHOUT_TRAINING, *HEADS, *(("speculative",) if draft else ()))
+    found = []
+    for form in formats or FORMATS:
+        planned = planned_bundle(source, form=form, methods=wanted, draft=draft, context=context, revision=revision)
+        needs = {
+            name: f"needs trained heads: edgespec train {name} {source} -o {name}-heads"
+            for name in planned.methods
+            if name in HEADS
+        }
+        if "speculative" in planned.methods and draft is None:
+            needs["speculative"] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
+        command = ["--format", form, *(("--context", str(context)) if context else ())]
+        found.append(Option(planned, source, tuple(command), needs, profile))
+    return found
+
+
+def export_command(option: Option, method: str) -> str | None:
+    """What to type to get a bundle with that method; None = it is there."""
+    if option.export is None:
+        return None
+    words = ["edgespec", "export", option.name, *option.export]
+    if method not in ("ar", "ngram"):
+        words += ["--method", method]
+    if method in HEADS:
+        words += ["--heads", f"{method}-heads"]
+    if method == "speculative":
+        words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]
+    return " ".join(words)

@@ -1,0 +1,105 @@
+"""``--recipe`` of commands: the option, its list, and what a recipe makes of the options of an export."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from edgespec.cli.common import table_console
+
+if TYPE_CHECKING:
+    from edgespec.planning.recipes import Recipe
+
+F = TypeVar("F", bound=Callable[..., Any])
+LIST = "list"
+
+
+def recipe_option(what: str) -> Callable[[F], F]:
+    """``--recipe NAME``; ``--recipe list`` shows all and ends.  ``what``: what is taken from it."""
+    text = f"Take {what} from a recipe, a name or a JSON file; options that are given win.  `list` shows all."
+    return click.option("--recipe", callback=_listed, is_eager=True, help=text)
+
+
+def _listed(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    if value == LIST and not context.resilient_parsing:
+        show_recipes()
+        context.exit()
+    return value
+
+
+def show_recipes() -> None:
+    """Print the recipes as a table."""
+    from rich.table import Table
+
+    from edgespec.planning.recipes import recipe_table
+
+    table = Table(box=None, pad_edge=False)
+    rows = recipe_table()
+    shown = [title for title in rows[0] if title != "summary"]  # the name says it in short
+    for title in shown:
+        table.add_column(title, no_wrap=title == "recipe", overflow="fold")
+    for row in rows:
+        table.add_row(*(row[title] for title in shown))
+    table_console().print(table)
+
+
+def with_recipe(name: str, model: str, options: dict[str, Any]) -> tuple[Recipe, dict[str, Any]]:
+    """Options of an export with a recipe's where none were given on the command line.
+
+    Args:
+        name: the recipe.
+        model: what is exported; the recipe's sizes are cut to its own.
+        options: by the names of ``ExportOptions``, defaults included.
+
+    Raises:
+        InvalidRequest: no such recipe.
+        ExportError: a draft or heads are missing that the recipe's methods need; unreadable models.
+    """
+    from edgespec.planning.recipes import apply_recipe, read_recipe
+
+    recipe = read_recipe(name)
+    source = click.get_current_context().get_parameter_source
+    names = {"format": "form"}
+    default = click.core.ParameterSource.DEFAULT
+    given = {key: value for key, value in options.items() if source(names.get(key, key)) is not default}
+    made = options | _fitted(apply_recipe(recipe, given), given, model, options["revision"])
+    _complete(recipe, made)
+    return recipe, made
+
+
+def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision: str | None) -> dict[str, Any]:
+    """What a recipe asks for, as far as it can be had: no more than the model's context and vocabulary, and coded keys
+    only where native operators can measure them."""
+    from edgespec.errors import UnsupportedModel
+    from edgespec.export.model_part import open_described
+    from edgespec.export.source import resolve
+    from edgespec.runtimes.native_library import native_library
+
+    found = dict(options)
+    if "attention" not in given and native_library().path is None:
+        found["attention"] = ()
+    try:
+        arch = open_described(resolve(model, revision, weights=False), None)
+    except UnsupportedModel:
+        return found  # it goes through optimum, or is refused with what can be done
+    if "context" not in given and found.get("context", 0) > arch.most_context:
+        found["context"] = None
+    for key in ("draft_vocab", "head_vocab"):
+        if key not in given and (found.get(key) or 0) >= arch.facts.vocab:
+            found[key] = None
+    return found
+
+
+def _complete(recipe: Recipe, options: dict[str, Any]) -> None:
+    from edgespec.errors import ExportError
+    from edgespec.export.source import BUILTIN
+    from edgespec.planning.recipes import missing_parts
+
+    heads = bool(options["heads"]) or options["model"].startswith(BUILTIN)
+    for method, what in missing_parts(recipe, tuple(options["methods"]), bool(options["draft"]), heads).items():
+        raise ExportError(
+            f"recipe {recipe.name}: method {method} needs {what}",
+            "or choose other methods: --method ngram prepares none beside plain and n-gram decoding",
+        )

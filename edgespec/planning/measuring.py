@@ -1,0 +1,50 @@
+"""Timing many things within a limit: they take turns, and what time there is decides how often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from statistics import median
+from time import perf_counter
+from typing import TypeVar
+
+Clock = Callable[[], float]  # seconds
+K = TypeVar("K", bound=Hashable)
+LEAST, MOST = 3, 15  # timed turns of each
+
+
+def take_turns(
+    runs: Mapping[K, Callable[[], object]],
+    seconds: float,
+    clock: Clock = perf_counter,
+    prepare: Callable[[K], object] | None = None,
+    least: int = LEAST,
+    most: int = MOST,
+) -> dict[K, float]:
+    """Median time of each run, after one that is not timed.
+
+    They take turns, so that a slow moment of the machine hits all of them.
+
+    Args:
+        runs: what to time.
+        seconds: no turn begins after so long, once there were ``least``.
+        clock: seconds.
+        prepare: called before each run; its time does not count for the run.
+        least: timed turns, however long they take.
+        most: timed turns, however much time is left.
+
+    Returns:
+        {name: milliseconds}.
+    """
+    times: dict[K, list[float]] = {name: [] for name in runs}
+    begun = clock()
+    for turn in range(1 + most):
+        if turn > least and clock() - begun > seconds:
+            break
+        for name, run in runs.items():
+            if prepare:
+                prepare(name)
+            start = clock()
+            run()
+            if turn:
+                times[name].append(1000 * (clock() - start))
+    return {name: median(taken) for name, taken in times.items() if taken}

@@ -1,0 +1,284 @@
+"""Recipes: what to export of a kind of model for a kind of device, and how to run it; data in edgespec/configs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from edgespec.errors import InvalidRequest
+from edgespec.planning.budget import parse_bytes, show_bytes
+from edgespec.runtimes.devices import DeviceName
+from edgespec.runtimes.manifest import METHODS, Attention, Format, Manifest, ModelFacts, Operators
+
+HEADS = ("medusa", "blockwise", "paradecode")  # methods that need trained heads
+Goal = Literal["chat", "batch", "memory", "quality"]
+
+
+def _amount(text: str) -> str:
+    try:
+        parse_bytes(text)
+    except InvalidRequest as error:
+        raise ValueError(error.message) from error
+    return text
+
+
+def _method(name: str) -> str:
+    if name not in METHODS:
+        raise ValueError(f"unknown method {name!r}; methods: {', '.join(METHODS)}")
+    return name
+
+
+Amount = Annotated[str, AfterValidator(_amount)]
+Method = Annotated[str, AfterValidator(_method)]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DeviceClass(_Part):
+    """What a recipe was made for.
+
+    Attributes:
+        name: of the class.
+        memory: of the whole device, as ``4GiB``.
+        budget: what one process may take of it.
+        threads: of ONNX Runtime.
+        assumptions: what is assumed of it; `edgespec calibrate` on the device replaces them.
+    """
+
+    name: str
+    memory: Amount
+    budget: Amount
+    threads: int = Field(gt=0)
+    assumptions: list[str] = Field(min_length=1)
+
+
+class Models(_Part):
+    """The models a recipe was made for; others are not refused.
+
+    Attributes:
+        architectures: as in config.json.
+        parameters: fewest and most.
+        examples: well-known ones.
+    """
+
+    architectures: list[str] = Field(min_length=1)
+    parameters: tuple[int, int]
+    examples: list[str]
+
+    def suit(self, facts: ModelFacts) -> bool:
+        """Whether a model is one of them."""
+        return facts.architecture in self.architectures and self.parameters[0] <= facts.parameters <= self.parameters[1]
+
+
+class ExportPart(_Part):
+    """Options of ``edgespec export``; ``draft`` says in words which draft model suits."""
+
+    format: Format
+    head_format: Literal["int4", "int8"] | None = None
+    quantizer: Literal["rtn", "mse", "awq", "gptq"] | None = None
+    methods: list[Method]
+    draft: str | None = None
+    draft_vocab: int | None = Field(default=None, ge=2)
+    head_vocab: int | None = Field(default=None, ge=2)
+    context: int = Field(ge=2)
+    attention: list[Attention] = Field(default_factory=list)
+    devices: list[DeviceName] = Field(default_factory=list)
+    operators: Literal["auto", "native", "stock"] = "auto"
+
+
+class RunPart(_Part):
+    """How the bundle is meant to be run; ``gamma`` None = what the method has found best."""
+
+    method: Method
+    context: int = Field(ge=2)
+    operators: Operators = "native"
+    attention: Attention | None = None
+    gamma: int | None = Field(default=None, gt=0)
+    batch: int = Field(default=1, gt=0)
+
+
+class Recipe(_Part):
+    """A recipe; see the module.
+
+    Attributes:
+        name: of the recipe, and of its file.
+        summary: a line for people.
+        goal: what it is best at.
+        reason: why these choices; figures are those of docs/measurements.md.
+    """
+
+    name: str
+    summary: str
+    goal: Goal
+    device: DeviceClass
+    models: Models
+    export: ExportPart
+    run: RunPart
+    reason: str = Field(min_length=20)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Recipe:
+        export, run = self.export, self.run
+        prepared = ("ar", "ngram", *export.methods)
+        rules = {
+            f"run.method {run.method} is not among export.methods": run.method in prepared,
+            "run.context is beyond export.context": run.context <= export.context,
+            "run.attention is not among export.attention": run.attention in (None, "f16", *export.attention),
+            "the budget is beyond the device's memory": self.budget <= parse_bytes(self.device.memory),
+            "head_format is for int4 and int8": export.head_format is None or export.format in ("int4", "int8"),
+            "draft_vocab is for speculative": export.draft_vocab is None or "speculative" in prepared,
+            "speculative needs draft: which model suits": "speculative" not in prepared or bool(export.draft),
+            "head_vocab is for heads": export.head_vocab is None or bool(set(HEADS) & set(prepared)),
+            "devices run no w8a8": not export.devices or export.format != "w8a8",
+            "attention needs native operators": not export.attention or export.operators != "stock",
+            "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
+        }
+        for rule, kept in rules.items():
+            if not kept:
+                raise ValueError(rule)
+        return self
+
+    @property
+    def budget(self) -> int:
+        """Bytes that a process may take."""
+        return parse_bytes(self.device.budget)
+
+    def run_command(self, bundle: str, manifest: Manifest) -> str:
+        """What to type to run its bundle, as far as that was exported so."""
+        run = self.run
+        if run.batch > 1:  # sequences together are the library's
+            return f"edgespec bench {bundle} --batch {run.batch}"
+        words = ["edgespec", "run", bundle, "--context", str(min(run.context, manifest.target.facts.context))]
+        words += ["--method", run.method] if run.method in manifest.methods else []
+        words += ["--attention", run.attention] if run.attention else []
+        words += ["--gamma", str(run.gamma)] if run.gamma else []
+        return " ".join([*words, "--prompt '...'"])
+
+
+def recipes() -> tuple[str, ...]:
+    """Names of all recipes that come with edgespec."""
+    folder = resources.files("edgespec") / "configs"
+    return tuple(sorted(item.name.removesuffix(".json") for item in folder.iterdir() if item.name.endswith(".json")))
+
+
+def read_recipe(name: str | Path) -> Recipe:
+    """A recipe that comes with edgespec, or one of a JSON file.
+
+    Raises:
+        InvalidRequest: neither, or a file that is no recipe; the message names what there is.
+    """
+    path = Path(name)
+    if str(name) in recipes():
+        text, where = (resources.files("edgespec") / "configs" / f"{name}.json").read_text("utf-8"), str(name)
+    elif path.suffix == ".json" or path.is_file():
+        where = str(path)
+        try:
+            text = path.read_text("utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidRequest(f"{path}: cannot read a recipe: {error}", _known()) from error
+    else:
+        raise InvalidRequest(f"there is no recipe {str(name)!r}", _known())
+    try:
+        return Recipe.model_validate(json.loads(text))
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise InvalidRequest(f"{where}: {f'{at}: ' if at else ''}{said}", "see docs/recipes.md") from error
+    except ValueError as error:
+        raise InvalidRequest(f"{where}: not valid JSON: {error}", "see docs/recipes.md") from error
+
+
+def recipe_table() -> list[dict[str, str]]:
+    """All recipes, a row each, for people."""
+    rows = []
+    for recipe in map(read_recipe, recipes()):
+        low, high = (f"{count / 1e9:g}B" for count in recipe.models.parameters)
+        rows.append(
+            {
+                "recipe": recipe.name,
+                "budget": show_bytes(recipe.budget),
+                "models": f"{low} to {high}",
+                "goal": recipe.goal,
+                "weights": recipe.export.format,
+                "methods": ", ".join(recipe.export.methods) or "ngram",
+                "summary": recipe.summary,
+            }
+        )
+    return rows
+
+
+def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of an export: those given, and the recipe's for the rest.
+
+    What of the recipe does not go with a given option is left out.
+
+    Args:
+        recipe: the recipe.
+        given: options that somebody chose, by the names of ``ExportOptions``; they always win.
+    """
+    export = recipe.export.model_dump(exclude={"draft"}, exclude_none=True)
+    found = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()} | dict(given)
+    methods, form = set(found["methods"]), found["format"]
+    drop = {
+        "head_format": form not in ("int4", "int8"),
+        "quantizer": form not in ("int4", "int8"),
+        "draft_vocab": "speculative" not in methods,
+        "head_vocab": not methods & set(HEADS),
+        "attention": found["operators"] == "stock",
+        "devices": form == "w8a8",
+    }
+    return {name: value for name, value in found.items() if name in given or not drop.get(name)}
+
+
+def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: bool) -> dict[str, str]:
+    """What an export with these methods still needs: in words, by method.
+
+    Args:
+        recipe: the recipe, which says what draft suits.
+        methods: of the export.
+        draft: whether a draft was given.
+        heads: whether heads were given, or come with the model.
+    """
+    found = {}
+    if "speculative" in methods and not draft:
+        suits = recipe.export.draft or "a small model with the same tokenizer"
+        found["speculative"] = (
+            f"a draft model, --draft MODEL2: {suits}; or train one: `edgespec train draft MODEL -o draft`"
+        )
+    for name in HEADS:
+        if name in methods and not heads:
+            found[name] = f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"
+    return found
+
+
+def plan_defaults(name: str | Path) -> dict[str, Any]:
+    """A recipe as options of ``edgespec plan``.
+
+    Raises:
+        InvalidRequest: no such recipe.
+    """
+    recipe = read_recipe(name)
+    run, export = recipe.run, recipe.export
+    found: dict[str, Any] = {
+        "budget": recipe.device.budget,
+        "context": run.context,
+        "goal": recipe.goal,
+        "formats": (export.format,),
+        "methods": tuple(dict.fromkeys(("ar", "ngram", *export.methods))),
+        "threads": recipe.device.threads,
+    }
+    if run.attention is not None:
+        found["attention"] = run.attention
+    return found | ({"batch": run.batch} if run.batch > 1 else {})
+
+
+def _known() -> str:
+    return f"recipes: {', '.join(recipes())}; or give a JSON file (docs/recipes.md)"

@@ -1,0 +1,147 @@
+"""Loading and decoding within a budget, on real graphs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import edgespec
+from edgespec.engine import Engine, load
+from edgespec.errors import BudgetError, InvalidRequest
+from edgespec.planning.allowance import CHUNKS
+from edgespec.planning.memory import Memory, memory_of
+from edgespec.planning.use import Use
+from edgespec.runtimes.manifest import Operators, read_manifest
+from tests.cli.conftest import Command
+from tests.conftest import OPERATORS, PROMPTS, THREADS
+
+NEW = 24
+
+
+def peak(bundle: Path, method: str, operators: Operators, tokens: int, **more: Any) -> Memory:
+    attention = more.pop("attention", None)
+    use = Use(method, operators, tokens, attention, threads=THREADS, **more)
+    return memory_of(read_manifest(bundle), use)
+
+
+def opened(bundle: Path, operators: Operators, budget: str | int | None) -> Engine:
+    return load(bundle, operators=operators, threads=THREADS, budget=budget, check=False)
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_a_request_within_its_budget_is_as_without_one(demo: Path, operators: Operators) -> None:
+    free = opened(demo, operators, "off").generate(PROMPTS[1], method="speculative", max_new_tokens=NEW)
+    engine = opened(demo, operators, "2GiB")
+    bound = engine.generate(PROMPTS[1], method="speculative", max_new_tokens=NEW)
+    assert bound.tokens == free.tokens
+    assert bound.method_used == "speculative"
+    assert free.predicted_bytes == 0
+    assert 0 < bound.predicted_bytes < 2 << 30
+    assert bound.as_dict()["stats"]["predicted_bytes"] == bound.predicted_bytes
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_a_method_that_does_not_fit_gives_way(demo: Path, operators: Operators) -> None:
+    tokens = 64 * 4
+    limit = peak(demo, "ngram", operators, tokens, chunk=CHUNKS[-1]).peak + (64 << 10)
+    assert limit < peak(demo, "speculative", operators, tokens, chunk=CHUNKS[-1]).peak
+    engine = opened(demo, operators, limit)
+    result = engine.generate([5] * 100, method="speculative", max_new_tokens=tokens - 100 - 1)
+    assert (result.method_requested, result.method_used) == ("speculative", "ngram")
+    assert result.reason.startswith("speculative needs")
+    assert "ngram instead" in result.reason
+    plain = opened(demo, operators, "off").generate([5] * 100, method="ar", max_new_tokens=tokens - 100 - 1)
+    assert result.tokens == plain.tokens
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_prefills_are_cut_smaller_where_that_makes_room(
+    demo: Path, operators: Operators, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokens = 64 * 4
+    sizes = {chunk: peak(demo, "ar", operators, tokens, chunk=chunk).peak for chunk in CHUNKS}
+    assert sizes[128] > sizes[32]
+    engine = opened(demo, operators, sizes[32])
+    seen: list[int] = []
+    lane = engine.lanes.take([])
+    fill = type(lane.target)._fill
+
+    def spy(slot: Any, chunk: Any) -> None:
+        seen.append(len(chunk))
+        fill(slot, chunk)
+
+    monkeypatch.setattr(type(lane.target), "_fill", spy)
+    engine.lanes.give_back(lane)
+    engine.generate([5] * 200, method="ar", max_new_tokens=4)
+    assert max(seen) <= 32
+    seen.clear()
+    opened(demo, operators, "off").generate([5] * 200, method="ar", max_new_tokens=4)
+    assert max(seen) == 128
+
+
+def test_what_cannot_fit_is_refused_before_it_is_loaded(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a session was opened")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    with pytest.raises(BudgetError, match="needs at least") as caught:
+        load(demo, budget="5MiB")
+    assert "edgespec plan" in str(caught.value)
+    least = peak(demo, "ar", "stock", 64, chunk=CHUNKS[-1]).peak
+    with pytest.raises(BudgetError, match="a context of 512 tokens needs"):
+        load(demo, operators="stock", context=512, budget=least + 4096, threads=THREADS)
+
+
+def test_requests_that_cannot_fit_are_refused_and_leave_a_sound_engine(demo: Path) -> None:
+    limit = peak(demo, "ar", "stock", 128, chunk=CHUNKS[-1]).peak
+    engine = opened(demo, "stock", limit)
+    with pytest.raises(BudgetError, match="tokens of prompt and answer need"):
+        engine.generate([5] * 300, max_new_tokens=100)
+    assert engine.generate([5] * 100, max_new_tokens=20).tokens
+
+
+@pytest.mark.parametrize("budget", ["0", "-3", "1 potato", "", "nan", 0])
+def test_nonsense(demo: Path, budget: str | int) -> None:
+    with pytest.raises(InvalidRequest, match="memory"):
+        load(demo, budget=budget)
+
+
+def test_a_budget_beyond_the_machine(demo: Path) -> None:
+    with pytest.raises(InvalidRequest, match="more than"):
+        load(demo, budget=1 << 60)
+
+
+def test_idle_conversations_make_room(demo: Path) -> None:
+    """KV that earlier requests have left is dropped where the next one needs the memory."""
+    tokens = 448
+    engine = opened(demo, "stock", "off")
+    for first in (5, 6, 7):
+        with engine.stream([first] * 400, max_new_tokens=8) as stream:  # noqa: SIM117
+            with engine.stream([first + 50] * 400, max_new_tokens=8) as other:
+                next(iter(stream)), next(iter(other))
+    held = engine.kv_bytes()
+    assert held > 2 * engine.bundle.manifest.target.facts.kv_bytes_per_token * 400
+    engine.allowance.asked = engine.allowance._mapped = True
+    engine.allowance.limit = peak(demo, "ngram", "stock", tokens).peak + (64 << 10)
+    engine.generate([9] * 400, method="ngram", max_new_tokens=tokens - 401)
+    assert engine.kv_bytes() < held
+
+
+def test_from_the_command_line(command: Command, demo: Path) -> None:
+    words = ("run", demo, "--prompt", "ROMEO:", "--max-new-tokens", "8", "--no-check", "--json")
+    found = command(*words, "--budget", "1GiB").json
+    assert 0 < found["stats"]["predicted_bytes"] < 1 << 30
+    assert command(*words, "--budget", "off").json["stats"]["predicted_bytes"] == 0
+    command(*words, "--budget", "5MiB").refused(1, "needs at least", "5.00 MiB", "edgespec plan")
+    command(*words, "--budget", "1 potato").refused(1, "'1 potato' is no amount of memory")
+    command("bench", demo, "--budget", "5MiB").refused(1, "needs at least")
+    command("verify", demo, "--budget", "5MiB").refused(1, "needs at least")
+
+
+def test_the_package_says_it_in_its_help(command: Command) -> None:
+    for name in ("run", "bench", "verify"):
+        assert "--budget" in command(name, "--help").out
+    assert json.dumps(edgespec.load.__doc__).count("budget")

@@ -1,0 +1,158 @@
+"""``edgespec calibrate``: what it prints, the cache, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.planning import machine, profile_cache
+from edgespec.planning.machine import this_machine
+from edgespec.planning.profile import Machine, Profile, Trial, read_profile
+from edgespec.runtimes import devices
+from edgespec.runtimes.manifest import MANIFEST
+from tests.cli.conftest import Command, export
+from tests.conftest import TARGET, THREADS
+
+SHORT = ("--seconds", "0.3", "--context", "200", "--threads", str(THREADS))
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_bundle_from_end_to_end(command: Command, demo: Path, tmp_path: Path) -> None:
+    first = command("calibrate", demo, *SHORT, "--json")
+    found = first.json
+    assert list(found) == ["bundle", "cached", "reasons", "file", "profile"]
+    assert (found["bundle"], found["cached"], found["reasons"]) == (str(demo), False, [])
+    assert list(found["profile"]) == [
+        "schema_version", "machine", "bundle", "name", "facts", "format", "head_format", "weight_bytes", "kv_bytes",
+        "operators", "device", "threads", "attention", "strict", "context", "passes", "plain", "drafts", "trials",
+        "prompts", "prefill", "bandwidth", "rows_exact", "process_bytes", "seconds", "notes", "created",
+    ]  # fmt: skip
+    assert list(found["profile"]["machine"]) == list(Machine.model_fields)
+    assert set(found["profile"]["trials"]) == {"ar", "ngram", "speculative", "self-spec"}
+    assert all(list(trial) == list(Trial.model_fields) for trial in found["profile"]["trials"].values())
+    assert found["profile"]["process_bytes"] > 0
+    assert found["profile"]["name"] == demo.resolve().name
+    assert Path(found["file"]).is_file()
+    assert "passes: depth 64" in first.err  # progress is not on stdout
+
+    again = command("calibrate", demo, *SHORT, "--json")
+    assert again.json == found | {"cached": True}
+    assert again.err == ""
+
+    forced = command("calibrate", demo, *SHORT, "--force", "--json").json
+    assert (forced["cached"], forced["reasons"]) == (False, ["asked for"])
+    assert forced["profile"]["passes"] != found["profile"]["passes"]
+    assert forced["file"] == found["file"]
+
+
+def test_what_people_see(command: Command, demo: Path, tmp_path: Path) -> None:
+    output = tmp_path / "phone.json"
+    first = command("calibrate", demo, *SHORT, "-o", output)
+    assert first.code == 0
+    for part in ("depth", "17 rows", "prefill", "self-spec", "ngram", "GB/s", "measured in", str(output)):
+        assert part in first.out.replace("\n", "")
+    made = read_profile(output)
+    assert set(made.passes) == {64, 182}
+    again = command("calibrate", demo, *SHORT, "-o", output)
+    assert "kept since; --force measures again" in again.out
+    assert read_profile(output) == made
+    forced = command("calibrate", demo, *SHORT, "--force")
+    assert "calibrating again: asked for" in forced.err
+
+
+def test_another_setting_is_measured_again(command: Command, demo: Path) -> None:
+    command("calibrate", demo, *SHORT)
+    other = command("calibrate", demo, *SHORT[:-1], "1", "--json").json
+    assert not other["cached"]
+    assert other["reasons"] == [f"threads {THREADS}, here 1"]
+    stock = command("calibrate", demo, *SHORT, "--operators", "stock", "--json").json
+    assert not stock["cached"]
+    assert stock["profile"]["operators"] == "stock"
+    assert command("calibrate", demo, *SHORT, "--json").json["cached"]
+
+
+def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, demo: Path, tmp_path: Path) -> None:
+    command("calibrate", demo, *SHORT)
+    longer = command("calibrate", demo, *SHORT, "--context", "300", "--json")
+    assert longer.json["reasons"] == ["measured for a context of 200 tokens only"]
+    assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # it holds for a shorter one
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("ROMEO:\nJULIET:\nThe\n")
+    own = command("calibrate", demo, *SHORT, "--prompts", prompts, "--json")
+    assert own.json["reasons"] == ["methods were tried on other prompts"]
+    assert own.json["profile"]["prompts"]
+    assert command("calibrate", demo, *SHORT, "--prompts", prompts, "--json").json["cached"]
+    assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # nobody asked for others
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"onnxruntime": "0.1"}, "onnxruntime"),
+        ({"processor": "a phone"}, "measured on"),
+        ({"library": "x"}, "operators"),
+    ],
+)
+def test_what_is_stale_is_measured_again_and_says_why(
+    command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
+) -> None:
+    command("calibrate", demo, *SHORT)
+    now = this_machine().model_copy(update=change)
+    monkeypatch.setattr(profile_cache, "this_machine", lambda device="cpu": now)
+    again = command("calibrate", demo, *SHORT)
+    assert again.code == 0
+    assert "calibrating again: " in again.err
+    assert reason in again.err
+
+
+def test_rubbish_in_the_cache_is_measured_again(command: Command, demo: Path) -> None:
+    file = Path(command("calibrate", demo, *SHORT, "--json").json["file"])
+    file.write_text(file.read_text()[:200])
+    again = command("calibrate", demo, *SHORT)
+    assert "the profile that was kept is unusable" in again.err
+    Profile.model_validate_json(file.read_text())
+
+
+def test_a_bundle_that_was_exported_again(command: Command, tmp_path: Path) -> None:
+    bundle = export(tmp_path / "bundle", TARGET)
+    command("calibrate", bundle, *SHORT)
+    manifest = json.loads((bundle / MANIFEST).read_text())
+    manifest["provenance"]["note"] = "changed"
+    (bundle / MANIFEST).write_text(json.dumps(manifest))
+    again = command("calibrate", bundle, *SHORT, "--json")
+    assert again.json["reasons"] == ["the bundle has changed"]
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_written_is_said_before_measuring(command: Command, demo: Path, tmp_path: Path) -> None:
+    missing = command("calibrate", demo, *SHORT, "-o", tmp_path / "none" / "phone.json")
+    missing.refused(1, "cannot be written", "there is no folder", "hint: ")
+    command("calibrate", demo, *SHORT, "-o", tmp_path).refused(1, "is a folder")
+    assert not list(profile_cache.profile_folder().glob("*"))
+
+
+def test_bad_input(command: Command, demo: Path, tmp_path: Path) -> None:
+    command("calibrate", tmp_path / "none").refused(1, "expected a bundle")
+    command("calibrate", demo, "--context", str(10**9)).refused(1, "what the bundle was exported for")
+    command("calibrate", demo, "--seconds", "0").refused(2, "--seconds")
+    command("calibrate", demo, "--attention", "int4").refused(1, "--attention")
+    command("calibrate", demo, "--prompts", tmp_path / "none.txt").refused(1, "cannot read prompts")
+
+
+def test_a_device_that_is_not_there(
+    command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(devices.LIBRARY, str(tmp_path / "none.so"))
+    machine.this_machine.cache_clear()
+    refused = command("calibrate", demo, "--device", "webgpu")
+    refused.refused(1, "webgpu")
+    machine.this_machine.cache_clear()

@@ -1,0 +1,194 @@
+"""``edgespec plan``: what it prints, what it rests on, and what it refuses; it never loads a model."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.export.source import resolve
+from edgespec.planning.profile import Profile
+from edgespec.runtimes.manifest import read_manifest
+from tests.cli.conftest import Command
+from tests.conftest import TARGET
+from tests.planning.profiles import profile
+
+KEYS = ["sources", "seconds", "budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
+CANDIDATE = ["bundle", "method", "format", "operators", "attention", "context", "batch", "lossless", "fits", "needs",
+             "export", "memory", "speed"]  # fmt: skip
+SPEED = ["speedup", "tokens_per_second", "plain_tokens_per_second", "prefill_tokens_per_second", "gamma",
+         "tokens_per_round", "acceptance", "basis", "assumed"]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Planning is for before anything is loaded; and what this machine was calibrated to be is none of a test's."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a plan opened a session")
+
+    monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
+    monkeypatch.setattr("edgespec.export.tensors.base.Stored.read", refuse, raising=False)
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def config_alone(tmp_path: Path) -> Path:
+    """The embedded model's config.json and nothing else."""
+    folder = tmp_path / "config-alone"
+    folder.mkdir()
+    shutil.copy(resolve(TARGET) / "config.json", folder)
+    return folder
+
+
+def written(path: Path, found: Profile) -> Path:
+    path.write_text(found.model_dump_json(), "utf-8")
+    return path
+
+
+def methods(found: dict[str, Any]) -> set[str]:
+    return {candidate["method"] for candidate in found["candidates"]}
+
+
+def test_a_bundle(command: Command, demo: Path) -> None:
+    found = command("plan", demo, "--budget", "1GiB", "--json").json
+    assert list(found) == KEYS
+    assert all(list(candidate) == CANDIDATE for candidate in found["candidates"])
+    assert list(found["pick"]["speed"]) == SPEED
+    assert (found["budget"], found["goal"], found["sources"]) == (1 << 30, "auto", [str(demo)])
+    assert methods(found) == set(read_manifest(demo).methods)
+    assert found["pick"] == found["candidates"][0]
+    memory = found["pick"]["memory"]
+    assert memory["peak"] <= 1 << 30
+    assert memory["private"] == sum(part["private"] for part in memory["parts"])
+    assert {"weights", "kv", "process"} <= {part["name"] for part in memory["parts"]}
+    assert {candidate["speed"]["basis"] for candidate in found["candidates"]} == {"exported"}
+    assert found["pick"]["export"] is None
+
+
+def test_what_people_see(command: Command, demo: Path) -> None:
+    shown = command("plan", demo, "--budget", "1GiB")
+    assert shown.code == 0
+    assert "pick" in shown.out.splitlines()[1]
+    for part in ("speculative", "self-spec", "private", "mapped", "predicted peak", "room for"):
+        assert part in shown.out
+    assert "int8" not in shown.out  # coarser keys, while those of the bundle fit
+    assert "int8" in command("plan", demo, "--budget", "1GiB", "--all").out
+
+
+def test_a_model_by_its_config_alone(command: Command, config_alone: Path) -> None:
+    found = command("plan", config_alone, "--budget", "1GiB", "--context", "256", "--json").json
+    assert {candidate["format"] for candidate in found["candidates"]} == {"int4", "int8", "w8a8", "fp32"}
+    assert {candidate["speed"]["basis"] for candidate in found["candidates"]} == {"assumed"}
+    assert all(candidate["speed"]["assumed"] for candidate in found["candidates"] if candidate["method"] != "ar")
+    needs = {candidate["method"] for candidate in found["candidates"] if candidate["needs"]}
+    assert needs == {"medusa", "blockwise", "paradecode"}
+    shown = command("plan", config_alone, "--budget", "1GiB", "--format", "int4", "--method", "self-spec")
+    assert "make it: edgespec export" in shown.out
+    assert "fp32" not in shown.out
+
+
+def test_what_is_to_be_typed_makes_the_bundle_of_the_plan(command: Command, tmp_path: Path,
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    shown = command("plan", TARGET, "--budget", "1GiB", "--context", "256", "--format", "int8").out
+    (line,) = (line for line in shown.splitlines() if line.startswith("make it: "))
+    words = line.removeprefix("make it: edgespec ").split()
+    monkeypatch.undo()
+    made = command(*words, "-o", tmp_path / "made", "--trials", "1")
+    assert made.code == 0, made.err
+    assert read_manifest(tmp_path / "made").target.format == "int8"
+    assert read_manifest(tmp_path / "made").target.facts.context == 256
+
+
+def test_a_draft_makes_speculation_a_candidate(command: Command) -> None:
+    found = command("plan", TARGET, "--draft", "builtin:shakespeare-draft", "--budget", "1GiB", "--json").json
+    assert "speculative" in methods(found)
+
+
+def test_where_nothing_fits(command: Command, demo: Path) -> None:
+    refused = command("plan", demo, "--budget", "10MiB")
+    assert refused.code == 1
+    for part in ("nothing fits 10.00 MiB", "closest is", "which needs", "hint: ", "a budget of"):
+        assert part in refused.err
+    assert "too large" in refused.out
+    found = command("plan", demo, "--budget", "10MiB", "--json")
+    assert found.code == 1
+    value = json.loads(found.out)
+    assert value["pick"] is None
+    assert not any(candidate["fits"] for candidate in value["candidates"])
+    enough = value["hints"][-1].removeprefix("a budget of ").replace(" ", "")
+    assert command("plan", demo, "--budget", f"{float(enough.rstrip('MiB')) + 0.1}MiB").code == 0
+
+
+@pytest.mark.parametrize("budget", ["0", "-1", "1 potato", "", "inf", "99999GiB"])
+def test_budgets_that_are_nonsense(command: Command, demo: Path, budget: str) -> None:
+    command("plan", demo, "--budget", budget).refused(1, "error: ", "hint: ")
+
+
+def test_other_nonsense(command: Command, demo: Path, tmp_path: Path) -> None:
+    command("plan", demo, "--context", "1").refused(1, "context 1: expected 2 to")
+    command("plan", demo, "--context", "99999999").refused(1, "expected 2 to")
+    command("plan", demo, "--method", "telepathy").refused(1, "'telepathy' is not in")
+    command("plan", demo, "--format", "int4").refused(2, "--format is for models")
+    command("plan", demo, "--plot", tmp_path / "picture.gif").refused(1, ".png")
+    command("plan", tmp_path / "nothing").refused(1)
+    command("plan", demo, "--goal", "fame").refused(2)
+    command("plan", demo, "--batch", "0").refused(2)
+    command("plan").refused(2)
+
+
+def test_several_bundles(command: Command, demo: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(demo, tmp_path / "copy")
+    found = command("plan", demo, copy, demo, "--budget", "1GiB", "--json").json
+    assert {candidate["bundle"] for candidate in found["candidates"]} == {str(demo), str(copy)}
+    assert len(found["candidates"]) == 2 * len([c for c in found["candidates"] if c["bundle"] == str(demo)])
+
+
+def test_for_another_device(command: Command, demo: Path, tmp_path: Path) -> None:
+    made = profile(read_manifest(demo))
+    phone = made.model_copy(update={"machine": made.machine.model_copy(update={"memory": 600 << 20})})
+    file = written(tmp_path / "phone.json", phone)
+    found = command("plan", demo, "--device", file, "--json").json
+    assert found["budget"] == 600 << 20  # what the phone has
+    assert found["profiles"][0]["machine"]["processor"] == phone.machine.processor
+    assert found["pick"]["operators"] == phone.operators
+    assert all(candidate["speed"]["tokens_per_second"] for candidate in found["candidates"])
+    command("plan", demo, "--device", file, "--budget", "1GiB").refused(1, "1.00 GiB", "600.0 MiB")
+
+
+def test_profiles_that_are_none(command: Command, demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "phone.json"
+    command("plan", demo, "--device", file).refused(1, "phone.json")
+    file.write_text("{", "utf-8")
+    command("plan", demo, "--device", file).refused(1, "phone.json")
+    file.write_text('{"schema_version": 99}', "utf-8")
+    command("plan", demo, "--device", file).refused(1, "phone.json")
+
+
+def test_for_the_gpu(command: Command, demo: Path, config_alone: Path) -> None:
+    found = command("plan", config_alone, "--device", "webgpu", "--budget", "1GiB", "--json").json
+    assert {candidate["operators"] for candidate in found["candidates"]} == {"stock"}
+    assert "swift" not in methods(found)
+    command("plan", demo, "--device", "webgpu").refused(1, "no graphs for webgpu", "--device webgpu")
+
+
+def test_a_picture(command: Command, demo: Path, tmp_path: Path) -> None:
+    assert command("plan", demo, "--budget", "1GiB", "--plot", tmp_path / "plan.png").code == 0
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_goals_and_batches(command: Command, demo: Path) -> None:
+    assert command("plan", demo, "--goal", "batch", "--budget", "1GiB", "--json").json["pick"]["batch"] == 4
+    least = command("plan", demo, "--goal", "memory", "--budget", "1GiB", "--json").json
+    smallest = min(candidate["memory"]["peak"] for candidate in least["candidates"] if candidate["attention"] is None)
+    assert least["pick"]["memory"]["peak"] <= 1.02 * smallest
+
+
+def test_within_a_recipe(command: Command, config_alone: Path) -> None:
+    found = command("plan", config_alone, "--recipe", "phone-4gb-1b-memory", "--context", "256", "--json").json
+    assert found["goal"] == "memory"
+    assert {candidate["format"] for candidate in found["candidates"]} == {"int4"}
+    command("plan", config_alone, "--recipe", "toaster").refused(1, "toaster")

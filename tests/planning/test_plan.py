@@ -1,0 +1,188 @@
+"""The pick among candidates, its reason, and what is said where nothing fits; bytes and seconds are scripted here."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from edgespec.errors import InvalidRequest
+from edgespec.planning import plan as planning
+from edgespec.planning.memory import Memory, MemoryPart
+from edgespec.planning.plan import GOALS, Goal, Option, Plan, Wish, label, largest_context, make_plan
+from edgespec.planning.profile import Profile
+from edgespec.planning.speed import Speed
+from edgespec.planning.use import Use
+from edgespec.runtimes.manifest import Manifest
+from tests.planning.manifests import SIZES, manifest
+
+MIB = 1 << 20
+BASE = 50 * MIB
+KV = 12288  # bytes a token in float16; int8 takes half
+EXTRA = {"speculative": 100 * MIB}
+RATES = {"int4": 100.0, "w8a8": 70.0, "int8": 60.0, "fp32": 20.0}
+GAINS = {"swift": 1.0, "ar": 1.0, "ngram": 1.02, "self-spec": 1.2, "speculative": 1.8, "medusa": 1.5}
+
+
+def takes(form: str, method: str, context: int, int8: bool = False, batch: int = 1) -> int:
+    """Bytes as scripted."""
+    kv = KV * context * batch // (2 if int8 else 1)
+    return BASE + SIZES[form] + kv + EXTRA.get(method, 0)
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
+    def memory(found: Manifest, use: Use, process: int | None = None) -> Memory:
+        total = takes(found.target.format, use.method, use.context, use.attention == "int8", use.batch)
+        return Memory((MemoryPart("all", private=total),))
+
+    def speed(found: Manifest, use: Use, profile: Profile | None = None) -> Speed:
+        plain, gain = RATES[found.target.format], GAINS[use.method]
+        return Speed(gain, plain * gain, plain, None, use.gamma, gain, None, "calibrated")
+
+    monkeypatch.setattr(planning, "memory_of", memory)
+    monkeypatch.setattr(planning, "speed_of", speed)
+    monkeypatch.setattr(Memory, "peak", property(lambda self: self.private))
+
+
+METHODS = ("ar", "ngram", "self-spec", "speculative")
+
+
+def options(*forms: Any, methods: tuple[str, ...] = METHODS) -> list[Option]:
+    return [Option(manifest(form, methods), f"bundle-{form}") for form in forms]
+
+
+def planned(budget: int, *forms: Any, **wishes: Any) -> Plan:
+    return make_plan(options(*(forms or ("int4",))), Wish(budget, **wishes))
+
+
+def picked(plan: Plan) -> str:
+    assert plan.pick is not None, plan.reason
+    return label(plan.pick)
+
+
+def test_the_fastest_that_fits_is_picked() -> None:
+    assert picked(planned(1000 * MIB)) == "int4 speculative"
+    tight = planned(takes("int4", "speculative", 4096) - 1)
+    assert picked(tight) == "int4 self-spec"
+    assert "int4 speculative would be faster but needs" in tight.reason
+    assert tight.candidates[0] is tight.pick
+    fits = [candidate.fits for candidate in tight.candidates]
+    assert fits == sorted(fits, reverse=True)
+
+
+def test_plain_decoding_where_nothing_is_clearly_faster() -> None:
+    plan = make_plan(options("int4", methods=("ar", "ngram")), Wish(1000 * MIB))
+    assert picked(plan) == "int4 ar"  # 1.02x is no gain worth a method
+    assert "no method is predicted to be clearly faster" in plan.reason
+
+
+def test_of_equally_fast_ones_the_smaller_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(GAINS, "self-spec", 1.79)
+    assert picked(planned(1000 * MIB)) == "int4 self-spec"
+
+
+GOAL_PICKS: list[tuple[Goal, str]] = [
+    ("auto", "int4 speculative"),
+    ("chat", "int4 speculative"),
+    ("batch", "int4 speculative"),
+    ("memory", "int4 self-spec"),
+    ("quality", "fp32 speculative"),
+]
+
+
+@pytest.mark.parametrize("goal, expected", GOAL_PICKS)
+def test_goals(goal: Goal, expected: str) -> None:
+    assert picked(planned(4000 * MIB, "int4", "int8", "fp32", goal=goal)) == expected
+
+
+def test_every_goal_is_tested() -> None:
+    assert sorted(goal for goal, _ in GOAL_PICKS) == sorted(GOALS)
+
+
+def test_quality_takes_the_finest_format_that_fits() -> None:
+    assert picked(planned(1000 * MIB, "int4", "int8", "fp32", goal="quality")) == "int8 speculative"
+
+
+def test_the_context_is_cut_only_if_nobody_asked_for_it() -> None:
+    budget = takes("int4", "ar", 1024)
+    cut = planned(budget)
+    assert cut.pick is not None
+    assert cut.pick.use.context == 1024 or cut.pick.approximates
+    asked = planned(takes("int4", "ar", 4096, int8=True) - 1, context=4096)
+    assert asked.pick is None
+
+
+def test_coarser_keys_only_where_nothing_else_fits() -> None:
+    budget = takes("int4", "ar", 4096, int8=True)
+    plan = planned(budget, context=4096)
+    assert plan.pick is not None
+    assert plan.pick.approximates
+    assert "int8 keys and values change its text" in plan.reason
+    roomy = planned(1000 * MIB, context=4096)
+    assert roomy.pick is not None
+    assert not roomy.pick.approximates
+
+
+def test_where_nothing_fits_the_closest_and_the_ways_out_are_named() -> None:
+    plan = planned(takes("int4", "ar", 600, int8=True), "int4", "int8", context=8192)
+    assert plan.pick is None
+    assert "closest is int4" in plan.reason
+    assert any("--context" in hint for hint in plan.hints)
+    assert any("a budget of" in hint for hint in plan.hints)
+    assert not any("--format int4" in hint for hint in plan.hints)  # int4 was among them
+
+
+def test_the_hinted_context_fits() -> None:
+    budget = takes("int8", "ar", 3000)
+    plan = planned(budget, "int8", context=8192)
+    assert plan.pick is None
+    hint = next(hint for hint in plan.hints if "--context" in hint)
+    context = int(hint.split("--context ")[1].split()[0])
+    attention = "int8" if "--attention int8" in hint else None
+    assert planned(budget, "int8", context=context, attention=attention).pick is not None
+    assert any("--format int4" in hint for hint in plan.hints)
+
+
+def test_largest_context() -> None:
+    (option,) = options("int4")
+    use, wish = Use("ar"), Wish(takes("int4", "ar", 3000))
+    found = largest_context(option, use, wish)
+    assert takes("int4", "ar", found) <= wish.budget < takes("int4", "ar", found + 65)
+    assert largest_context(option, use, Wish(10**12)) == option.manifest.target.facts.context
+    assert largest_context(option, use, Wish(takes("int4", "ar", 100))) == 0
+
+
+def test_what_has_to_be_made_first_is_not_picked_but_hinted() -> None:
+    (option,) = options("int4", methods=("ar", "medusa"))
+    plan = make_plan([replace(option, needs={"medusa": "needs trained heads"})], Wish(1000 * MIB))
+    assert picked(plan) == "int4 ar"
+    assert any("medusa: predicted 1.50x, but needs trained heads" in hint for hint in plan.hints)
+
+
+def test_batches_count_their_keys() -> None:
+    budget = takes("int4", "ar", 4096, batch=4)
+    assert planned(budget, context=4096, batch=4, goal="batch").pick is not None
+    assert picked(planned(budget - 1, context=4096, batch=4, goal="batch")) == "int4 self-spec int8 keys"
+
+
+def test_swift_is_not_for_devices() -> None:
+    found = make_plan(options("int4", methods=("ar", "swift")), Wish(1000 * MIB, device="webgpu"))
+    assert [candidate.use.method for candidate in found.candidates] == ["ar"]
+    assert {candidate.use.operators for candidate in found.candidates} == {"stock"}
+
+
+@pytest.mark.parametrize("wishes", [{"context": 1}, {"context": 9000}, {"batch": 0}])
+def test_nonsense_is_refused(wishes: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="expected"):
+        planned(1000 * MIB, **wishes)
+    with pytest.raises(InvalidRequest, match="nothing to plan for"):
+        make_plan([], Wish(1))
+
+
+def test_json_keys() -> None:
+    found = planned(1000 * MIB).as_dict()
+    assert list(found) == ["budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
+    assert list(found["pick"]) == ["bundle", "method", "format", "operators", "attention", "context", "batch",
+                                   "lossless", "fits", "needs", "export", "memory", "speed"]  # fmt: skip
