@@ -15,6 +15,7 @@ SPLIT = 4 * BLOCK  # tokens that attention takes in one piece (native/attention.
 TILE = 16
 ACT = 40  # bytes of 32 quantized activations (native/layout.h)
 QUERY = 48  # of what attention knows of a query beside its numbers (native/kernels.h)
+TRIED = 384  # tokens that a new slot has room for
 DRAWN = 7  # rows of float64 that drawing a token takes for a moment
 PROBED = 5  # rows whose logits are compared to say whether rows are exact, and that control times
 
@@ -42,8 +43,9 @@ def kv_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> Kv
         there = use.batch * kv.nbytes(facts, -(-room // BLOCK) * BLOCK)
         # the slots of a batch lie in one array, each with room of its own behind its tokens
         used = use.batch * kv.nbytes(facts, tokens)
-        note = f"keys {kv.keys}, values {kv.values}"
-        return Kv(_touched(used, there, use.batch), note)
+        # whether rows are exact is tried on a slot of its own where all others are a batch's
+        tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != "ar" and not draft else 0
+        return Kv(_touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}")
     capacity = -(-room // ROUND_CAPACITY) * ROUND_CAPACITY
     row = facts.kv_heads * facts.head_dim * 4
     arrays = 2 * facts.layers * use.batch
