@@ -28,6 +28,8 @@ from edgespec.runtimes.native_library import native_library
 from edgespec.runtimes.native_runner import NativeRunner
 from edgespec.runtimes.slot import PREFILL_CHUNK, Slot
 from edgespec.runtimes.stock_slot import StockSlot
+from edgespec.settings import Settings
+from edgespec.stats import Stats
 
 STEP = 128  # positions whose angles a page or its neighbours hold
 SPLIT = 512  # tokens that attention takes in one piece
@@ -105,11 +107,27 @@ def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
 
 
 def slots_of(engine: Engine) -> Iterator[Slot]:
-    """The slots that a request left behind: of the target, and of the draft if there is one."""
-    for lane in engine.lanes._idle:
+    """The slots that requests left behind: of the target, and of the draft if there is one."""
+    batches = list(engine._batches._idle.values())
+    lanes = [lane for batch in batches for lane in batch.pool._idle] if batches else engine.lanes._idle
+    for lane in lanes:
         yield lane.target
         if lane._draft_slot is not None:
             yield lane._draft_slot
+
+
+def decode(engine: Engine, prompt: list[int], arguments: argparse.Namespace, rounds: int | None = None) -> Stats:
+    """Complete a prompt, or as many copies of it as the batch has; ``rounds``: of a single one, to stop after."""
+    settings = Settings(method=arguments.method, gamma=arguments.gamma, adaptive=False, ignore_eos=True,
+                        max_new_tokens=arguments.context - len(prompt), batch=arguments.batch)  # fmt: skip
+    settings = settings.changed(temperature=1.0 if arguments.sampled else 0.0)
+    if arguments.batch > 1:
+        few = settings.changed(max_new_tokens=LEFT)
+        return engine.generate_batch([prompt] * arguments.batch, few)[0].stats
+    with engine.stream(prompt, settings) as stream:
+        for _ in islice(stream, rounds):
+            pass
+    return stream.result.stats
 
 
 def main() -> None:
@@ -121,6 +139,7 @@ def main() -> None:
     parser.add_argument("--attention")
     parser.add_argument("--gamma", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--sampled", action="store_true")
     parser.add_argument("--prefill", action="store_true")
     parser.add_argument("--maps", action="store_true")
@@ -134,22 +153,18 @@ def main() -> None:
     figures["loaded"] = status()
     text = zipf_text(engine.bundle.manifest.target.facts.vocab, context - LEFT)
     prompt = text[: None if arguments.prefill else 64].tolist()
-    temperature = 1.0 if arguments.sampled else 0.0
-    with engine.stream(prompt, method=arguments.method, max_new_tokens=context - len(prompt), gamma=arguments.gamma,
-                       adaptive=False, ignore_eos=True, temperature=temperature) as stream:  # fmt: skip
-        for _ in islice(stream, LEFT // 2):
-            pass
+    if arguments.batch > 1:  # a batch grows with its requests, whose first ones here are short
+        lanes = engine._batches._take(arguments.batch)
+        lanes.batch.grow(context)
+        engine._batches._idle[arguments.batch] = lanes
+    decode(engine, prompt, arguments, LEFT // 2)
     figures["decoded"] = status()
     for slot in slots_of(engine):
         if not arguments.prefill:
             fill(slot, text, PREFILL_CHUNK)
         figures.setdefault("kv", []).append(slot.kv_bytes)
-    with engine.stream(text.tolist(), method=arguments.method, max_new_tokens=LEFT, gamma=arguments.gamma,
-                       adaptive=False, ignore_eos=True, temperature=temperature) as stream:  # fmt: skip
-        for _ in stream:
-            pass
-    result = stream.result
-    figures |= {"end": status(), "drafted": result.stats.drafted, "reused": result.stats.reused_tokens}
+    stats = decode(engine, text.tolist(), arguments)
+    figures |= {"end": status(), "drafted": stats.drafted, "reused": stats.reused_tokens}
     if arguments.maps:
         figures["maps"] = maps()
     print(json.dumps(figures))

@@ -141,7 +141,7 @@ def _model(manifest: Manifest, part: ModelPart, use: Use, lead: str) -> list[Mem
         scratch = passes.native_scratch(part, use, rows, draft)
     else:
         scratch = passes.stock_scratch(part, rows)
-    logits = passes.logits_bytes(part, use, native) + passes.head_logits(part, use, native, groups)
+    logits = passes.logits_bytes(part, use, native, draft) + passes.head_logits(part, use, native, groups)
     return [
         *_weights(part, weights, use, native, groups, lead),
         MemoryPart(
@@ -161,15 +161,21 @@ def _weights(
 ) -> list[MemoryPart]:
     """Matrices, mapped and used in place by native operators, packed into memory by stock ones; and tables."""
     context = min(use.context, part.facts.context)
-    rows = stored.looked_up(weights.table, weights.row, use.batch * context)
+    tokens = use.batch * context
     angles = min(weights.angles, context * weights.position)
-    tables = MemoryPart(f"{lead}tables", file=rows + angles, note="rows of the embedding, angles of positions")
+    looked_up = stored.looked_up(weights.table, weights.row, tokens) + angles
+    what = "rows of the embedding, angles of positions"
     if native:
-        used = stored.needs(part, weights, groups)
-        return [MemoryPart(f"{lead}weights", file=used, note=f"{part.format}, mapped, as far as it is used"), tables]
+        used, note = stored.needs(part, weights, groups), f"{part.format}, mapped, as far as it is used"
+        return [
+            MemoryPart(f"{lead}weights", file=used, note=note),
+            MemoryPart(f"{lead}tables", file=looked_up, note=what),
+        ]
     stock = stored.stock_weights(part, weights)
+    looked_up += stored.looked_up(stock.table, stock.row, tokens)
     note = f"{part.format}, packed by ONNX Runtime; scales stay mapped"
-    return [MemoryPart(f"{lead}weights", stock.packed, stock.mapped, stock.loading, note), tables]
+    matrices = MemoryPart(f"{lead}weights", stock.packed, stock.mapped, stock.loading, note)
+    return [matrices, MemoryPart(f"{lead}tables", file=looked_up, note=what)]
 
 
 def _opening(parts: list[MemoryPart], lead: str) -> int:

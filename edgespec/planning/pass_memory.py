@@ -15,6 +15,8 @@ SPLIT = 4 * BLOCK  # tokens that attention takes in one piece (native/attention.
 TILE = 16
 ACT = 40  # bytes of 32 quantized activations (native/layout.h)
 QUERY = 48  # of what attention knows of a query beside its numbers (native/kernels.h)
+TRIED = 384  # tokens that a new slot has room for
+DRAWN = 7  # rows of float64 that drawing a token takes for a moment
 PROBED = 5  # rows whose logits are compared to say whether rows are exact, and that control times
 
 
@@ -41,8 +43,9 @@ def kv_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> Kv
         there = use.batch * kv.nbytes(facts, -(-room // BLOCK) * BLOCK)
         # the slots of a batch lie in one array, each with room of its own behind its tokens
         used = use.batch * kv.nbytes(facts, tokens)
-        note = f"keys {kv.keys}, values {kv.values}"
-        return Kv(_touched(used, there, use.batch), note)
+        # whether rows are exact is tried on a slot of its own where all others are a batch's
+        tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != "ar" and not draft else 0
+        return Kv(_touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}")
     capacity = -(-room // ROUND_CAPACITY) * ROUND_CAPACITY
     row = facts.kv_heads * facts.head_dim * 4
     arrays = 2 * facts.layers * use.batch
@@ -86,19 +89,16 @@ def stock_scratch(part: ModelPart, rows: int) -> int:
     return 4 * (rows + 1) * activations  # and the dummy row of a gated graph
 
 
-def logits_bytes(part: ModelPart, use: Use, native: bool) -> int:
-    """Of rows of logits that leave the LM head, and what sampling makes of them."""
+def logits_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> int:
+    """Of rows of logits that leave the LM head, and what sampling makes of the target's."""
     columns = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
     drafts = use.method != "ar"
     rows = PROBED if drafts else 0
     if not (native and use.greedy):
         rows = max(rows, use.gamma + 1 if drafts else 1)
-    return 4 * rows * columns + (0 if use.greedy else _sampling(part, use, drafts))
-
-
-def _sampling(part: ModelPart, use: Use, drafts: bool) -> int:
-    """Of float64 rows: the distribution that is drawn from and its logits, and the drafter's of every guess."""
-    return 8 * part.facts.vocab * (3 + (use.gamma if drafts else 0))
+    # float64: what the distribution of a row is made from, and the drafter's distribution of every guess
+    drawn = 0 if use.greedy or draft else DRAWN + (use.gamma if drafts else 0)
+    return 4 * rows * columns + 8 * drawn * part.facts.vocab
 
 
 def head_logits(part: ModelPart, use: Use, native: bool, groups: list[str]) -> int:

@@ -10,15 +10,16 @@ import numpy as np
 from edgespec.runtimes.manifest import FileEntry, Format, HeadGroup, ModelPart
 from edgespec.runtimes.packing import BLOCK, Kind, Packed
 
-WINDOW = 128 << 10  # Linux maps about this much around a page that is touched, if the page cache has it
+# Linux maps this much around a page that is touched, about: 64 KiB to a MiB, by how large the pieces are in which the
+# page cache has the file (docs/planning.md)
+WINDOW = 256 << 10
 _ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank stands in a text; fitted to a text (docs/planning.md)
 _KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
-# bytes of a weight with stock operators: in the file, of those the ones that stay mapped (scales), as ONNX Runtime
-# packs it (levels, scales, and sums of blocks)
+# bytes of a weight with stock operators: its level, its scale, which stays mapped, and all as ONNX Runtime packs it
+# (levels, scales, and sums of blocks)
 _STOCK: dict[Format, tuple[float, float, float]] = {
-    "int4": (0.625, 0.125, 0.75), "int8": (1.125, 0.125, 1.25), "w8a8": (1, 0, 1), "fp32": (4, 0, 4),
+    "int4": (0.5, 0.125, 0.75), "int8": (1, 0.125, 1.25), "w8a8": (1, 0, 1), "fp32": (4, 0, 4),
 }  # fmt: skip
-_SCALE_ROW = 8  # w8a8: a scale and a sum of every row
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
     if native:
         return Packed(_KINDS[form], n, k).nbytes
     padded = -(-k // BLOCK) * BLOCK if form in ("int4", "int8") else k
-    return int(n * padded * _STOCK[form][0]) + (4 * n if form == "w8a8" else 0)
+    return int(n * padded * sum(_STOCK[form][:2])) + (4 * n if form == "w8a8" else 0)
 
 
 def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
@@ -123,25 +124,38 @@ def needs(part: ModelPart, weights: WeightParts, groups: list[str]) -> int:
 
 @dataclass(frozen=True)
 class StockWeights:
-    """Weights as ONNX Runtime's operators keep them: bytes that are packed, that stay mapped, and while packing."""
+    """Weights as ONNX Runtime's operators keep them.
+
+    Attributes:
+        packed: private bytes.
+        mapped: of the file, for good.
+        loading: of the file, while it is packed.
+        table: levels that serve as LM head and as embedding, of which the rows in use stay mapped.
+        row: of a token in them.
+    """
 
     packed: int
     mapped: int
     loading: int
+    table: int
+    row: int
 
 
 def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
     """All matrices of a graph are packed when its session is made, whether a method needs them or not."""
     native, form, head = part.layout == "native", part.format, part.head_format or part.format
-    hidden, inner = part.facts.hidden, part.facts.intermediate
-    headed = weights.lm_head + weights.cut
-    sizes = ((form, weights.matrices + sum(weights.heads.values())), (head, headed))
+    hidden, inner, vocab = part.facts.hidden, part.facts.intermediate, part.facts.vocab
+    sizes = ((form, weights.matrices + sum(weights.heads.values())), (head, weights.lm_head + weights.cut))
     packed = mapped = 0
     for kind, size in sizes:
-        per_weight, scales, memory = _STOCK[kind]
-        count = size / (matrix_bytes(kind, 4096, 4096) / 4096**2 if native else per_weight)
+        level, scale, memory = _STOCK[kind]
+        count = size / (matrix_bytes(kind, 4096, 4096) / 4096**2 if native else level + scale)
         packed += int(count * memory)
-        mapped += int(count * scales)
-    # a matrix is there twice while it is packed
-    largest = max(hidden * inner * _STOCK[form][0], hidden * part.facts.vocab * _STOCK[head][0])
-    return StockWeights(packed, mapped, int(largest))
+        mapped += int(count * scale)
+    columns = part.head_vocab.size if part.cut and part.head_vocab else vocab
+    headed = int(columns * hidden * _STOCK[head][0])
+    tied = not weights.table  # one matrix for both
+    whole = tied and head in ("fp32", "w8a8")  # looked up as it lies there: all of it stays
+    loading = max(int(hidden * inner * _STOCK[form][0]), 0 if whole else headed)
+    row = headed // vocab if tied and not whole else 0
+    return StockWeights(packed, mapped + (headed if whole else 0), loading, row * vocab, row)

@@ -116,7 +116,7 @@ def test_rows_that_a_text_looks_up() -> None:
     row, vocab = 512, 100_000
     found = [looked_up(row * vocab, row, tokens) for tokens in (0, 1, 100, 10_000, 10**9)]
     assert found[0] == 0
-    assert found[1] == pytest.approx(128 << 10, rel=0.01)
+    assert found[1] == pytest.approx(256 << 10, rel=0.01)
     assert all(less < more for less, more in pairwise(found))
     assert found[-1] == pytest.approx(row * vocab, rel=0.01)
 
@@ -268,9 +268,12 @@ print(peak_bytes())
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model of more than 100 million parameters as an int4 bundle."""
+    """A random model of 110 million parameters as an int4 bundle.
+
+    Its embedding is tied: how much of one that is only looked up is resident depends on how the file was written.
+    """
     folder = tmp_path_factory.mktemp("large")
-    config = LARGE | {"max_position_embeddings": 4096}
+    config = LARGE | {"max_position_embeddings": 4096, "tie_word_embeddings": True, "num_hidden_layers": 14}
     assert write_large(folder / "model", config) > 100_000_000
     hf.write_tokenizer(folder / "model", config)
     options = ExportOptions(str(folder / "model"), folder / "bundle", [], "int4", quantizer="rtn", threads=2)
