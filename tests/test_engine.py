@@ -390,7 +390,8 @@ def test_the_keys_of_a_result_are_stable(engine: Get) -> None:
         "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "acceptance_rate",
         "tokens_per_round", "histogram", "offered", "accepted_at", "prefill_ms", "draft_ms", "verify_ms", "other_ms",
         "tokens_per_second", "dropped_reason", "recent", "predicted_speedup", "measured_speedup", "work_per_token",
-        "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops", "switches", "shadow", "peak_bytes",
+        "plain_rounds", "drafted_rounds", "probes", "fallbacks", "recoveries", "drops", "switches", "shadow",
+        "peak_bytes", "predicted_bytes",
     ]  # fmt: skip
 
 

@@ -153,6 +153,7 @@ def test_results() -> None:
         "draft_attention",
         "logprobs",
         "peak_bytes",
+        "predicted_bytes",
     ]
     assert names(Chunk) == ["text", "round", "pieces"]
     assert names(Stats) == [

@@ -52,7 +52,8 @@ def opened(bundles: Callable[..., Path]) -> Bundle:
 
 def short(**changes: Any) -> CalibrateOptions:
     """These bundles have no prompts of their own."""
-    return CalibrateOptions(**{"threads": THREADS, "seconds": 0.3, "context": 200, "prompts": OWN} | changes)
+    how: dict[str, Any] = {"threads": THREADS, "seconds": 0.3, "context": 200, "prompts": OWN}
+    return CalibrateOptions(**how | changes)
 
 
 # -- a bundle, with native and stock operators -------------------------------------------------------------------------

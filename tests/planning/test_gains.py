@@ -54,7 +54,7 @@ def test_passes_split_into_weights_and_attention() -> None:
     assert times.ms(1, 0) == 10
     assert times.ms(3, 1000) == 15
     assert times.ms(4, 1000) == 17
-    assert times.split(3) == (pytest.approx(12), pytest.approx(0.003))
+    assert times.split(3) == pytest.approx((12, 0.003))
     assert PassTimes({64: {1: 10.0}}).split(1) == (10.0, 0.0)
     assert PassTimes({0: {1: 10.0}, 50: {1: 8.0}}).split(1)[1] == 0.0
 
