@@ -39,9 +39,12 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
         BudgetError: not even plain decoding fits.
     """
     tokens = min(engine.context, prompt + settings.max_new_tokens)
-    fitting = engine.allowance.allowed([one.name for one in choice.candidates], tokens)
+    fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
     choice = choice.among(fitting, "no room in memory")
     busy, idle = engine.lanes.held()
+    # what several methods load stays while the request runs
+    several = [one.name for one in choice.proposers or choice.candidates if one.name != heaviest(choice)]
+    busy += engine.allowance.extra(several, tokens)
     admission = engine.allowance.admit(
         heaviest(choice),
         tokens,

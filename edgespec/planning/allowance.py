@@ -152,12 +152,26 @@ class Allowance:
             batch -= 1
         return batch
 
-    def allowed(self, methods: Sequence[str], tokens: int) -> list[str]:
-        """Those of the methods that fit with so many tokens."""
+    def together(self, methods: Sequence[str], tokens: int) -> list[str]:
+        """Those of the methods, the first ones first, whose memory fits at the same time with so many tokens."""
         if self.limit is None:
             return list(methods)
+        kept: list[str] = []
+        left = self.limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method="ar"))
+        for name in methods:
+            extra = self.extra([name], tokens)
+            if extra <= left:
+                kept.append(name)
+                left -= extra
+        return kept
+
+    def extra(self, methods: Sequence[str], tokens: int) -> int:
+        """Bytes that methods take beyond plain decoding's, all of them together."""
+        if self.limit is None:
+            return 0
         use = replace(self._use, context=tokens, chunk=CHUNKS[-1])
-        return [name for name in methods if self._takes(replace(use, method=name)) <= self.limit]
+        plain = self._takes(replace(use, method="ar"))
+        return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
 
     def _takes(self, use: Use) -> int:
         """Bytes that count."""

@@ -99,7 +99,7 @@ def test_off_counts_nothing() -> None:
     assert admit(found, tokens=10**9).predicted == 0
     found.admit_bundle(10**9)
     assert found.width(8, 10**9, "ar", True) == 8
-    assert found.allowed(METHODS, 10**9) == list(METHODS)
+    assert found.together(METHODS, 10**9) == list(METHODS)
 
 
 def test_a_bundle_that_cannot_fit_is_refused_before_it_is_loaded() -> None:
@@ -116,9 +116,18 @@ def test_batches_shrink() -> None:
     assert allow(total("ar", 64, 16)).width(8, 640, "ar", True) == 1
 
 
-def test_methods_that_fit() -> None:
+def test_methods_that_fit_at_the_same_time() -> None:
     found = allow(total("ar", 640, 16))
-    assert found.allowed(METHODS, 640) == ["ar", "ngram", "self-spec"]
+    assert found.together(METHODS, 640) == ["ar", "ngram", "self-spec"]
+    two = ("speculative", "self-spec", "ngram")
+    assert allow(total("speculative", 640, 16)).together(two, 640) == list(two)
+    EXTRA["self-spec"] = 1
+    try:
+        assert allow(total("speculative", 640, 16)).together(two, 640) == ["speculative", "ngram"]
+        assert allow("1GiB").extra(two, 640) == EXTRA["speculative"] + 1
+    finally:
+        EXTRA["self-spec"] = 0
+    assert allow("off").extra(two, 640) == 0
 
 
 @pytest.mark.parametrize("budget", ["0", "-1", "1 potato", "", 0, -5, "9GiB"])
