@@ -14,6 +14,7 @@ from edgespec.settings import DraftOptions
 
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
+LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from
 DRAWING = ("speculative", "self-spec", "swift", "paradecode")
 
@@ -109,6 +110,9 @@ def _auto(manifest: Manifest, predictions: Mapping[str, Speed], without: Collect
     speeds = {name: predictions[name] for name in usable if name in predictions}
     gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= WORTH}
     names = sorted(gains, key=lambda name: -gains[name])[:CANDIDATES]
+    known = speeds.get("ngram")
+    if not names and known is not None and known.basis == "calibrated" and known.speedup < LOSES:
+        return _choice(manifest, "ar", f"nothing pays: even ngram is predicted {known.speedup:.2f}x {where(known)}")
     if "ngram" not in names:
         names = [*names[: CANDIDATES - 1], "ngram"]
     chosen = []

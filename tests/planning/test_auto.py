@@ -77,6 +77,16 @@ def test_candidates_come_in_order_of_their_promise_and_ngrams_last() -> None:
     assert not choose_method(made, "speculative").candidates
 
 
+def test_not_even_n_grams_where_looking_is_measured_to_cost() -> None:
+    made = manifest(methods=ALL)
+    chosen = choose_method(made, AUTO, predictions={"ngram": speed(0.9), "medusa": speed(0.8)})
+    assert (chosen.name, chosen.candidates) == ("ar", ())
+    assert "nothing pays: even ngram is predicted 0.90x on this device (calibrated)" in chosen.reason
+    assert choose_method(made, AUTO, predictions={"ngram": speed(0.99)}).name == "ngram"
+    assert choose_method(made, AUTO, predictions={"ngram": speed(0.9, "exported")}).name == "ngram"
+    assert choose_method(made, AUTO, predictions={"ngram": speed(0.9), "medusa": speed(1.2)}).name == "medusa"
+
+
 def test_no_more_than_a_few_and_none_without_promise() -> None:
     made = manifest(methods=ALL)
     gains = {"speculative": 1.2, "self-spec": 1.1, "swift": WORTH, "medusa": 1.5}
