@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,8 @@ from edgespec.lanes import Lane, LanePool, Times
 from edgespec.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.models import open_draft, open_target, share_target
 from edgespec.planning.allowance import OFF, Allowance
-from edgespec.planning.auto import predictions
+from edgespec.planning.auto import predictions, ratios
+from edgespec.planning.profile import Profile, find_profile
 from edgespec.planning.speed import Speed
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.attention import AttentionChoice, choose_attention
@@ -130,7 +132,6 @@ class Engine:
         self._batches = Batches(self)
         self._rows_exact: bool | None = None
         self._times: Times = {}
-        self._predictions: dict[str, Speed] | None = None
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class Engine:
         check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
             # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
-            known = None if settings.sampling.seeded_rejection else self.predictions()
+            known = None if settings.sampling.seeded_rejection else self.predictions
             without = () if self.device == "cpu" else ("swift",)  # see check_device
             choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
             check_device(self.device, choice)
@@ -267,19 +268,26 @@ class Engine:
             )
         return own_choice(proposer_name(settings.proposer))
 
+    @cached_property
+    def profile(self) -> Profile | None:
+        """What ``edgespec calibrate`` found of this device with this bundle, run as here; None = nobody has."""
+        attention = self.attention.name if self.operators.kind == "native" else None
+        manifest, threads = self.bundle.manifest, self._threads or default_threads()
+        return find_profile(manifest, self.operators.kind, threads, self.device, attention, self.strict)
+
+    @cached_property
     def predictions(self) -> dict[str, Speed]:
-        """Predicted speeds by method, as this engine runs; looked up once."""
-        if self._predictions is None:
-            self._predictions = predictions(
-                self.bundle.manifest,
-                self.operators.kind,
-                self._threads or default_threads(),
-                self.context,
-                device=self.device,
-                attention=self.attention.name if self.operators.kind == "native" else None,
-                strict=self.strict,
-            )
-        return self._predictions
+        """Predicted speeds by method, as this engine runs."""
+        return predictions(
+            self.bundle.manifest,
+            self.operators.kind,
+            self._threads or default_threads(),
+            self.context,
+            device=self.device,
+            attention=self.attention.name if self.operators.kind == "native" else None,
+            strict=self.strict,
+            profile=self.profile,
+        )
 
     def forget_skip_sets(self) -> int:
         """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.
@@ -352,6 +360,7 @@ class Engine:
             self._times,
             self.store,
             target,
+            ratios(self.profile),
         )
 
     def _draft_model(self) -> Model:

@@ -21,6 +21,7 @@ from edgespec.drafters.standing import Candidate
 from edgespec.drafters.store import NGramStore
 from edgespec.drafters.switch import Switch
 from edgespec.methods import MethodChoice, own_choice
+from edgespec.planning.auto import Ratios
 from edgespec.runtimes.manifest import Manifest
 from edgespec.runtimes.session import Model
 from edgespec.runtimes.slot import Slot, open_slot
@@ -44,6 +45,7 @@ BUILDERS = {
     "paradecode": "paradecode",
 }
 
+UNKNOWN = Ratios({}, {})
 CHEAP = ("ngram",)  # looking at the text costs next to nothing
 
 
@@ -64,8 +66,9 @@ class Lane:
         times: Times,
         store: NGramStore | None = None,
         target: Slot | None = None,
+        calibrated: Ratios = UNKNOWN,
     ) -> None:
-        self._manifest, self._draft, self._times = manifest, draft, times
+        self._manifest, self._draft, self._times, self._calibrated = manifest, draft, times, calibrated
         self.target = target or open_slot(model, context=context)
         self._most_rows = self.target.chunk
         self._draft_slot: Slot | None = None
@@ -168,7 +171,7 @@ class Lane:
         return self._draft_slot
 
     def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
-        """Where control starts from: what the export measured, corrected by a few passes on this machine.
+        """Where control starts from: what the export measured, corrected by calibration and a few passes here and now.
 
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
@@ -177,15 +180,24 @@ class Lane:
         if step := getattr(inner, "step_once", None):
             (ms,) = self._measured(choice.name, lambda _: step(), (1,)).values()
             cost.observe_draft(1, ms, ENOUGH)
+        elif choice.name in self._calibrated.draft:
+            cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
         return cost
 
     def _verify_costs(self, draft_cost: float | None) -> CostModel:
         saved = self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
         cost = CostModel(verify, draft_cost)
-        for rows, ms in self._measured("verify", self._verify_once, VERIFY_SIZES).items():
+        measured = self._measured("verify", self._verify_once, VERIFY_SIZES)
+        # the machine may be slower or faster now than when it was calibrated, but not in proportion
+        wide = {rows: v * self._one_ms() for rows, v in self._calibrated.verify.items() if rows not in measured}
+        for rows, ms in (measured | wide).items():
             cost.observe_verify(rows, ms, ENOUGH)
         return cost
+
+    def _one_ms(self) -> float:
+        """Time of a pass of one row, measured here and now."""
+        return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
 
     def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
         """Times by size, measured once for all lanes of an engine."""

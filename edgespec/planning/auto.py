@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from edgespec.cost import expected_tokens
 from edgespec.errors import EdgespecError
-from edgespec.planning.profile import find_profile
+from edgespec.planning.profile import Profile
 from edgespec.planning.speed import Speed, speed_of
 from edgespec.planning.use import Use
 from edgespec.runtimes.devices import DeviceName
 from edgespec.runtimes.manifest import Attention, Manifest, Operators
 
 _TYPICAL = 1024  # tokens of a request, prompt and answer: a bundle's context may be many times what is ever held
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Costs over a pass of one row, as calibrated: of a pass by its rows, of a draft step by method."""
+
+    verify: Mapping[int, float]
+    draft: Mapping[str, float]
 
 
 def predictions(
@@ -24,10 +33,9 @@ def predictions(
     device: DeviceName = "cpu",
     attention: Attention | None = None,
     strict: bool = True,
+    profile: Profile | None = None,
 ) -> dict[str, Speed]:
     """Predicted speed by method; plain decoding and methods of which nothing is known are not in it.
-
-    A calibration profile of this bundle on this device counts if there is one.  Nothing here fails for want of it.
 
     Args:
         manifest: of the bundle.
@@ -37,8 +45,8 @@ def predictions(
         device: where passes run.
         attention: how keys are kept.
         strict: whether rows have the same bits in every pass.
+        profile: of this bundle on this device; None = it was not calibrated: what the export predicted.
     """
-    profile = find_profile(manifest, operators, threads, device, attention, strict)
     if profile is None:
         return exported(manifest)
     use = Use("ar", operators, min(context, _TYPICAL), attention, threads=threads, strict=strict, device=device)
@@ -51,6 +59,27 @@ def predictions(
         except EdgespecError:  # of this method nothing is known
             continue
     return found
+
+
+def ratios(profile: Profile | None, depth: int = _TYPICAL // 2) -> Ratios:
+    """What control starts from on a calibrated device: costs of passes and draft steps over a pass of one row.
+
+    Args:
+        profile: the device; None = it was not calibrated: nothing is known.
+        depth: tokens before a pass; the nearest that was measured counts.
+    """
+    if profile is None:
+        return Ratios({}, {})
+    at = min(profile.passes, key=lambda known: abs(known - depth))
+    one = profile.passes[at].get(1)
+    if not one:
+        return Ratios({}, {})
+    steps = {
+        name: times[min(times, key=lambda known: abs(known - depth))] / one
+        for name, times in profile.drafts.items()
+        if times
+    }
+    return Ratios({rows: ms / one for rows, ms in profile.passes[at].items()}, steps)
 
 
 def exported(manifest: Manifest) -> dict[str, Speed]:

@@ -14,6 +14,7 @@ from edgespec.planning.speed import Basis, Speed
 from edgespec.runtimes.manifest import Manifest
 from edgespec.settings import DraftOptions
 from tests.planning.manifests import manifest
+from tests.planning.profiles import profile
 
 ALL = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa")
 
@@ -40,26 +41,36 @@ def test_with_a_profile_it_is_this_devices(monkeypatch: pytest.MonkeyPatch) -> N
     made = manifest(methods=ALL)
     asked = []
 
-    def speed_of(given: Manifest, use: object, profile: object) -> Speed:
+    measured = profile(made)
+
+    def speed_of(given: Manifest, use: object, known: object) -> Speed:
         assert given is made
-        assert profile == "profile"
+        assert known is measured
         asked.append(use)
         method = use.method  # type: ignore[attr-defined]
         if method == "swift":
             raise InvalidRequest("nothing is known of it")
         return speed({"medusa": 1.3}.get(method, 0.9))
 
-    def find_profile(*given: object) -> str:
-        assert given == (made, "native", 2, "cpu", "f16", True)
-        return "profile"
-
-    monkeypatch.setattr(auto, "find_profile", find_profile)
     monkeypatch.setattr(auto, "speed_of", speed_of)
-    predicted = auto.predictions(made, "native", 2, 16384, attention="f16")
+    predicted = auto.predictions(made, "native", 2, 16384, attention="f16", profile=measured)
     assert set(predicted) == {"ngram", "speculative", "self-spec", "medusa"}
     assert {use.context for use in asked} == {1024}  # type: ignore[attr-defined]
     choice = choose_method(made, None, predictions=predicted)
     assert (choice.name, choice.reason) == ("medusa", "predicted 1.30x on this device (calibrated)")
+
+
+def test_control_starts_from_what_was_calibrated() -> None:
+    measured = profile(
+        manifest(methods=ALL),
+        passes={64: {1: 4.0, 5: 5.0}, 512: {1: 8.0, 5: 12.0, 17: 32.0}, 8192: {1: 16.0}},
+        drafts={"medusa": {64: 1.0, 2048: 2.0}, "swift": {}},
+    )
+    found = auto.ratios(measured)
+    assert found.verify == {1: 1.0, 5: 1.5, 17: 4.0}
+    assert found.draft == {"medusa": 1 / 8}
+    assert auto.ratios(measured, depth=0).verify == {1: 1.0, 5: 1.25}
+    assert auto.ratios(None) == auto.Ratios({}, {})
 
 
 # -- the choice --------------------------------------------------------------------------------------------------------
