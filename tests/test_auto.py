@@ -41,7 +41,7 @@ def fresh(bundle: Callable[..., Path], operators: Operators) -> Get:
 
     def get(form: str = "int4", promises: dict[str, float] = PROMISES, **how: Any) -> Engine:
         made = load(bundle(form), threads=1, check=False, **{"operators": operators, **how})
-        made._predictions = {
+        made.predictions = {
             name: Speed(gain, None, None, None, 4, 2.0, None, "calibrated") for name, gain in promises.items()
         }
         return made

@@ -228,7 +228,7 @@ def test_a_kernel_for_many_rows_may_be_wrong_alone(
 
 def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine) -> None:
     made = {name: Speed(1.5, None, None, None, 4, 2.0, None, "calibrated") for name in ("swift", "speculative")}
-    engine._predictions = made
+    engine.predictions = made
     assert [one.name for one in engine.choose(None).candidates] == ["speculative", "ngram"]
     settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
     result = engine.generate("ROMEO:", method="auto", **settings)
