@@ -7,7 +7,6 @@ from pathlib import Path
 
 from edgespec.planning.plan import Candidate, Plan, label
 
-COLOURS = ("#3b7dd8", "#8fb8ec", "#f2a541", "#f7cf8d", "#6aa84f", "#b6d7a8", "#9aa5b1", "#d9dee3", "#c27ba0", "#7a5195")
 MOST = 16  # candidates in a picture
 
 
@@ -20,11 +19,12 @@ def plot_plan(plan: Plan, path: Path) -> None:
 
     shown = _shown(plan)
     names = list(dict.fromkeys(part.name for candidate in shown for part in candidate.memory.parts))
-    figure, axes = pyplot.subplots(figsize=(9, 0.45 * len(shown) + 1.8))
+    figure, axes = pyplot.subplots(figsize=(10, max(4.5, 0.4 * len(shown) + 1.8)))
+    colours = pyplot.get_cmap("tab20").colors
     left = [0.0] * len(shown)
     for number, name in enumerate(names):
         widths = [_bytes(candidate, name) / 2**20 for candidate in shown]
-        axes.barh([label(one) for one in shown], widths, left=left, color=COLOURS[number % len(COLOURS)], label=name)
+        axes.barh([label(one) for one in shown], widths, left=left, color=colours[number % 20], label=name)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     peaks = [candidate.memory.peak / 2**20 for candidate in shown]
     axes.plot(peaks, range(len(shown)), "k|", markersize=12, label="peak")
@@ -32,7 +32,7 @@ def plot_plan(plan: Plan, path: Path) -> None:
     axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.wish.budget / 2**20, 2 * max(peaks))))
     axes.invert_yaxis()
     axes.set_xlabel("MiB resident: private and mapped, context full")
-    axes.legend(fontsize=7, loc="lower right")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
