@@ -1,12 +1,13 @@
 """What a plan's pick loses against the best that would have fitted, over budgets, contexts and kinds of prompts.
 
-    python -m benchmarks.plans BUNDLE... [--new 64] [--repeats 2] [--json]
+    python -m benchmarks.plans BUNDLE... [--new 64] [--repeats 2] [--calibrate-on golden] [--json]
 
-The bundles are one model in several formats.  Each is calibrated; then every method of every bundle, and method auto,
+The bundles are one model in several formats.  Each is calibrated on other texts of the kind (``edgespec calibrate
+--prompts``) or, with ``--calibrate-on golden``, on the bundle's own prompts whatever the kind; then every method of every bundle, and method auto,
 is measured beside plain decoding, interleaved, on four kinds of prompts: beginnings of its own texts, long ones,
 texts that repeat themselves, and random tokens.  For every context and every budget at which something more fits, the
 pick's measured tokens a second are compared with those of the best candidate that fits: regret = 1 - pick / best.
-The plan is told nothing of the prompts.
+The plan sees nothing of the prompts that are measured.
 """
 
 from __future__ import annotations
@@ -55,14 +56,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--prompts", type=int, default=4, help="of each kind")
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--calibrate-on", choices=["kind", "golden"], default="kind")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     engines = [load(path, check=False, budget="off") for path in arguments.bundles]
-    options = CalibrateOptions(seconds=arguments.seconds)
-    profiles = [calibrate(engine.bundle, options) for engine in engines]
-    cells = []
-    for name, prompts in kinds(engines[0], arguments.prompts).items():
-        cells += regrets(name, engines, profiles, measured(engines, prompts, arguments.new, arguments.repeats))
+    golden = arguments.calibrate_on == "golden"
+    cells, profiles = [], calibrated(engines, arguments.seconds) if golden else []
+    for name, prompts in kinds(engines[0], 2 * arguments.prompts).items():
+        seen, unseen = prompts[: arguments.prompts], prompts[arguments.prompts :]
+        profiles = profiles if golden else calibrated(engines, arguments.seconds, seen)
+        cells += regrets(name, engines, profiles, measured(engines, unseen, arguments.new, arguments.repeats))
     summary = {
         "cells": len(cells),
         "mean_regret": round(mean(cell.regret for cell in cells), 4),
@@ -79,6 +82,12 @@ def main() -> None:
                 f"  {cell.context:6} {cell.budget >> 20:6} MiB  {cell.pick:32} best {cell.best:32} {cell.regret:6.1%}"
             )
     print(summary)
+
+
+def calibrated(engines: Sequence[Engine], seconds: float, prompts: Sequence[list[int]] = ()) -> list[Profile]:
+    """Profiles of all bundles, on these prompts or on the bundles' own."""
+    options = CalibrateOptions(seconds=seconds, prompts=tuple(map(tuple, prompts)))
+    return [calibrate(engine.bundle, options) for engine in engines]
 
 
 def kinds(engine: Engine, count: int) -> dict[str, list[list[int]]]:
