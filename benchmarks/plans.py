@@ -3,11 +3,11 @@
     python -m benchmarks.plans BUNDLE... [--new 64] [--repeats 2] [--calibrate-on golden] [--json]
 
 The bundles are one model in several formats.  Each is calibrated on other texts of the kind (``edgespec calibrate
---prompts``) or, with ``--calibrate-on golden``, on the bundle's own prompts whatever the kind; then every method of every
-bundle, and method auto, is measured beside plain decoding, interleaved, on four kinds of prompts: beginnings of its own
-texts, long ones, texts that repeat themselves, and random tokens.  For every context and every budget at which something
-more fits, the pick's measured tokens a second are compared with those of the best candidate that fits: regret = 1 -
-pick / best.  The plan sees nothing of the prompts that are measured.
+--prompts``) or, with ``--calibrate-on golden``, on the bundle's own prompts whatever the kind.  Then every method of
+every bundle, and method auto, is measured beside plain decoding, interleaved, on four kinds of prompts: beginnings of
+the model's texts, long ones, texts that repeat themselves, and random tokens.  For every context, and budgets at which
+something more fits, the pick's measured tokens a second are compared with those of the best candidate that fits:
+regret = 1 - pick / best.  The plan sees nothing of the prompts that are measured.
 """
 
 from __future__ import annotations
