@@ -102,6 +102,14 @@ class Reference:
     greedy: NDArray[np.int64]
 
 
+LONGEST = ("test_webgpu.py", "test_lossless_architectures.py", "test_limits.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first: a file is one process's, and the others must not wait for one that began last."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
 @pytest.fixture(scope="session")
 def shared() -> Path:
     """The data folder beside the repository; tests that want it are skipped without it."""
