@@ -24,8 +24,9 @@ from typing import Any, cast
 from benchmarks.common import conditions, ratio, show
 from edgespec.cost import CostModel
 from edgespec.drafters import Drafter
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.lanes import Lane
+from edgespec.loading import load
 from edgespec.methods import AUTO, MethodChoice
 from edgespec.monitor import PLAIN
 from edgespec.proposal import Proposal

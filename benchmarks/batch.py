@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.common import conditions, ratio, show
 from edgespec.cli.prompts import read_prompts
-from edgespec.engine import load
+from edgespec.loading import load
 from edgespec.settings import Settings
 
 

@@ -22,8 +22,9 @@ import onnxruntime  # noqa: F401  what a run imports later is part of the proces
 import tokenizers  # noqa: F401
 from numpy.typing import NDArray
 
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import InvalidRequest
+from edgespec.loading import load
 from edgespec.runtimes.native_library import native_library
 from edgespec.runtimes.native_runner import NativeRunner
 from edgespec.runtimes.slot import PREFILL_CHUNK, Slot

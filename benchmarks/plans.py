@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.common import conditions, show
 from benchmarks.prediction import PLAIN, own_prompts
 from edgespec.bench import BASELINE, Entry, bench_all
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
+from edgespec.loading import load
 from edgespec.planning.calibrate import CalibrateOptions, calibrate
 from edgespec.planning.plan import Option, Wish, make_plan
 from edgespec.planning.profile import Profile

@@ -24,7 +24,8 @@ from benchmarks.common import conditions, show
 from edgespec.bench import BASELINE, Entry, bench_all
 from edgespec.cli.prompts import read_prompts
 from edgespec.cost import WORTH
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
+from edgespec.loading import load
 from edgespec.planning.calibrate import SECONDS, CalibrateOptions, calibrate
 from edgespec.planning.profile import Profile
 from edgespec.planning.speed import speed_of

@@ -13,8 +13,9 @@ __version__ = "0.1.0"
 __all__ = ["EdgespecError", "Engine", "Result", "SamplingParams", "Settings", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine, load
+    from edgespec.engine import Engine
     from edgespec.errors import EdgespecError
+    from edgespec.loading import load
     from edgespec.result import Result
     from edgespec.sampling import SamplingParams
     from edgespec.settings import Settings
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _WHERE = {
     "Engine": "edgespec.engine",
     "Result": "edgespec.result",
-    "load": "edgespec.engine",
+    "load": "edgespec.loading",
     "EdgespecError": "edgespec.errors",
     "SamplingParams": "edgespec.sampling",
     "Settings": "edgespec.settings",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
+from edgespec.loading import load
 from edgespec.runtimes.manifest import GoldenVector
 
 PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.export.architectures import Architecture
 from edgespec.export.formats import Errors
 from edgespec.export.model import open_model, write_model
@@ -25,6 +25,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source import resolve
+from edgespec.loading import load
 from edgespec.runtimes.manifest import Format, ModelPart, Operators
 from edgespec.runtimes.native_library import native_library
 from edgespec.runtimes.session import Model

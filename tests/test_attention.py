@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.export import attention
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.proof import check_golden
 from edgespec.runtimes.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set

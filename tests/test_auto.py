@@ -13,8 +13,9 @@ from edgespec import methods
 from edgespec.bench import bench
 from edgespec.drafters.standing import Standing, Standings
 from edgespec.drafters.switch import Switch
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.lanes import Lane
+from edgespec.loading import load
 from edgespec.methods import AUTO
 from edgespec.monitor import PLAIN
 from edgespec.planning.speed import Speed

@@ -12,10 +12,11 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer
 
 from edgespec.cli.app import cli
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.result import Result
 from edgespec.runtimes.slot import Slot
 from edgespec.settings import Settings

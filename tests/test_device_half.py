@@ -17,12 +17,13 @@ import pytest
 from onnx import TensorProto, helper
 
 import edgespec.devices as opening
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.device_graphs import add_device_graphs
 from edgespec.export.half import PRODUCTS
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.runtimes import devices
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.device_model import choose_precision

@@ -15,10 +15,10 @@ from onnx import helper
 import edgespec.device_trial as trying
 import edgespec.devices as opening
 from edgespec.devices import check_trial, golden_step
-from edgespec.engine import load
 from edgespec.errors import BundleError, DeviceError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.device_model import NARROW
 from edgespec.runtimes.manifest import PRECISIONS, Precision

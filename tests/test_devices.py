@@ -13,10 +13,11 @@ import pytest
 import edgespec.devices as opening
 import edgespec.models as models
 from edgespec.device_trial import Trial
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.planning.speed import Speed
 from edgespec.runtimes import devices
 from edgespec.runtimes.device_model import NARROW

@@ -13,7 +13,7 @@ import pytest
 
 import edgespec
 from edgespec.cost import WORTH
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.export.model import open_model
 from edgespec.export.options import ExportOptions
@@ -21,6 +21,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.reference import reference_logits
 from edgespec.export.source import resolve
 from edgespec.lanes import MOST_IDLE
+from edgespec.loading import load
 from edgespec.methods import choose_method
 from edgespec.result import Chunk, Result
 from edgespec.runtimes.manifest import Manifest, Operators

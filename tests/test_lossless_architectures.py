@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.proof import prove
 from edgespec.runtimes.manifest import Operators
 from edgespec.runtimes.slot import open_slot

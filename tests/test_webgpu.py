@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import DeviceError
 from edgespec.export.device_graphs import add_device_graphs
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.runtimes.device_model import DeviceModel
 from edgespec.runtimes.devices import make_device_session, webgpu_state
 from edgespec.runtimes.manifest import SkipSetPart

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from edgespec.devices import _difference
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import DeviceError
 from edgespec.export.device_graphs import add_device_graphs
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.loading import load
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.device_model import DeviceModel
 from edgespec.runtimes.devices import device_states, webgpu_state, without_half

@@ -153,7 +153,7 @@ def decode_options(function: F) -> F:
 
 def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``engine_options``."""
-    from edgespec.engine import load
+    from edgespec.loading import load
 
     same = (
         "threads",

@@ -43,7 +43,7 @@ TEXT = 100
 # of the index of method ngram
 NGRAM = 340
 
-_IMPORTS = "import numpy, onnxruntime, tokenizers, edgespec.engine, edgespec.planning.process as process"
+_IMPORTS = "import numpy, onnxruntime, tokenizers, edgespec.loading, edgespec.planning.process as process"
 _LIBRARY = "from edgespec.runtimes.native_library import native_library; native_library()"
 _PRINT = "print(*process.resident_now())"
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import BudgetError, InvalidRequest
+from edgespec.loading import load
 from edgespec.planning.allowance import CHUNKS
 from edgespec.planning.memory import Memory, memory_of
 from edgespec.planning.use import Use

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import edgespec.engine
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.loading import load
 from edgespec.proof import prove
 from edgespec.proposal import Proposal
 from edgespec.runtimes.manifest import EMITTED, Format

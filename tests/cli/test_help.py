@@ -126,7 +126,7 @@ def test_a_missing_extra_is_named(command: Command, monkeypatch: pytest.MonkeyPa
     def fail(*_: object, **__: object) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr("edgespec.engine.load", fail)
+    monkeypatch.setattr("edgespec.loading.load", fail)
     command("run", demo, "--prompt", "x").refused(1, module, f"hint: pip install 'edgespec[{EXTRAS[module]}]'")
 
 
@@ -134,6 +134,6 @@ def test_another_missing_module_is_a_bug(command: Command, monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'x'", name="x")
 
-    monkeypatch.setattr("edgespec.engine.load", fail)
+    monkeypatch.setattr("edgespec.loading.load", fail)
     with pytest.raises(ModuleNotFoundError):
         command("run", demo, "--prompt", "x")

@@ -19,7 +19,8 @@ from rich.console import Console
 from edgespec.accept import Accept
 from edgespec.cli.run import coloured as round_text
 from edgespec.decode import Round
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
+from edgespec.loading import load
 from edgespec.result import Chunk
 from edgespec.runtimes.manifest import Operators
 from edgespec.runtimes.text import TextCodec
@@ -485,7 +486,7 @@ def test_ctrl_c_while_loading(command: Command, demo: Path, monkeypatch: pytest.
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgespec.engine.load", interrupted)
+    monkeypatch.setattr("edgespec.loading.load", interrupted)
     result = command("run", demo, "--prompt", "x")
     assert (result.code, result.out, result.err.strip()) == (130, "", "stopped")
 

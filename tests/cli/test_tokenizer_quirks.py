@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer
 
 from edgespec.cli.app import cli
-from edgespec.engine import load
 from edgespec.export.tokenizer_files import open_codec
+from edgespec.loading import load
 from edgespec.runtimes.text import TextCodec
 from tests import hf, spm
 from tests.chains import write_chain

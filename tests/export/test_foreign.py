@@ -12,7 +12,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.engine import load
 from edgespec.errors import BundleError, EdgespecError, ExportError, IncompatibleDraft
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.foreign.model import ForeignModel
@@ -23,6 +22,7 @@ from edgespec.export.foreign.write import HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantize import dequantize_block, unpack_levels
 from edgespec.export.weights import WeightChoice
+from edgespec.loading import load
 from edgespec.proof import prove
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import EMITTED, FOREIGN_METHODS, FORMATS, Format, Manifest

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from edgespec.engine import load
 from edgespec.errors import ExportError
 from edgespec.export.extended import ChosenRows, ExtendedCheckpoint, Held
 from edgespec.export.head_vocab import frequent_tokens
@@ -27,6 +26,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.read_heads import read_heads
 from edgespec.export.source import resolve
+from edgespec.loading import load
 from edgespec.runtimes.text import TextCodec
 from tests.conftest import PROMPTS, TARGET
 from tests.heads import make_heads

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.engine import load
 from edgespec.errors import UnsupportedModel
 from edgespec.export.foreign import model as foreign_model
 from edgespec.export.foreign.optimum import optimum_missing
 from edgespec.export.foreign.pipeline import ForeignExporter, make_exporter
 from edgespec.export.options import ExportOptions
+from edgespec.loading import load
 from edgespec.runtimes.manifest import EMITTED
 from tests import hf
 from tests.export.test_foreign import CONFIG, NAME, SEED, export, refused

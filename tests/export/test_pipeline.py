@@ -19,7 +19,6 @@ from edgespec.decode import DecodeOptions, decode
 from edgespec.drafters import Drafter
 from edgespec.drafters.draft_model import DraftModel
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.engine import load
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft
 from edgespec.export import skip_search
 from edgespec.export.acceptance import Acceptance, ChainScorer
@@ -31,6 +30,7 @@ from edgespec.export.plan import weight_bytes
 from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts
 from edgespec.export.skip_sets import read_skip_set
 from edgespec.export.source import resolve
+from edgespec.loading import load
 from edgespec.runtimes.bundle import Bundle
 from edgespec.runtimes.manifest import FORMATS, MANIFEST, METHODS, SCHEMA, Format
 from edgespec.runtimes.slot import Slot

@@ -250,7 +250,7 @@ def test_tokenizers() -> None:
 RUN = """
 import sys
 import numpy as np
-from edgespec.engine import load
+from edgespec.loading import load
 from edgespec.runtimes.process import peak_bytes
 
 folder, method, context = sys.argv[1], sys.argv[2], int(sys.argv[3])

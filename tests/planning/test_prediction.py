@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.prediction import Row, best_predicted, compare, own_prompts, regret, summary, table
-from edgespec.engine import Engine, load
+from edgespec.engine import Engine
+from edgespec.loading import load
 from edgespec.planning.calibrate import CalibrateOptions, calibrate
 from tests.conftest import THREADS
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine import load
 from edgespec.errors import BundleError
+from edgespec.loading import load
 from edgespec.runtimes.bundle import Bundle, sha256
 from edgespec.runtimes.manifest import MANIFEST
 

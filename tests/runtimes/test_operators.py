@@ -13,8 +13,8 @@ import numpy as np
 import onnxruntime
 import pytest
 
-from edgespec.engine import load
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.loading import load
 from edgespec.runtimes import native_library as library_module
 from edgespec.runtimes import operators as operators_module
 from edgespec.runtimes.bundle import Bundle
