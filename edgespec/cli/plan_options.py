@@ -31,14 +31,20 @@ def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] 
 
     Raises:
         BundleError: it cannot be read, or has nothing for the device.
-        InvalidRequest: a method that it does not have.
+        InvalidRequest: a method or an attention that it does not have.
     """
     from edgespec.planning.profile import find_profile
+    from edgespec.runtimes.attention import choose_attention
+    from edgespec.runtimes.operators import choose_operators
 
     manifest = read_manifest(Path(source))
     device = "cpu" if how is None else how["device"]
     if device != "cpu" and device not in manifest.target.graphs:
         raise BundleError(f"{source}: has no graphs for {device}", f"export it again with `--device {device}`")
+    if how is not None and how["attention"] is not None:  # what loading would refuse
+        choose_attention(
+            manifest.target, choose_operators(how["operators"], manifest.target).kind, how["attention"], None
+        )
     profile = None if how is None else find_profile(Path(source), **how)
     if unknown := [name for name in methods if name not in manifest.methods]:
         raise InvalidRequest(

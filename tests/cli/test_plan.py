@@ -132,6 +132,7 @@ def test_other_nonsense(command: Command, demo: Path, tmp_path: Path) -> None:
     command("plan", demo, "--context", "1").refused(1, "context 1: expected 2 to")
     command("plan", demo, "--context", "99999999").refused(1, "expected 2 to")
     command("plan", demo, "--method", "telepathy").refused(1, "'telepathy' is not in")
+    command("plan", demo, "--attention", "nomad").refused(1, "nomad")
     command("plan", demo, "--format", "int4").refused(2, "--format is for models")
     command("plan", demo, "--plot", tmp_path / "picture.gif").refused(1, ".png")
     command("plan", tmp_path / "nothing").refused(1)
