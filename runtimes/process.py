@@ -19,14 +19,3 @@ def peak_bytes() -> int:
         return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def private_bytes() -> int:
-    """Resident memory that only this process has, in bytes; 0 where the system does not tell."""
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return 0
-    for line in status.read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from edgespec.errors import BudgetError
 from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
 from edgespec.planning.memory import Memory, memory_of
+from edgespec.planning.process import resident_now
 from edgespec.planning.use import Use
 from edgespec.runtimes.manifest import Manifest
-from edgespec.runtimes.process import private_bytes
 
 OFF = "off"
 LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
@@ -74,7 +74,7 @@ class Allowance:
         elif reserved:
             self.limit, self._mapped = reach, True
         else:
-            self.limit = found.available + private_bytes()
+            self.limit = found.available + resident_now()[0]
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.

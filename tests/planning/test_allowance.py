@@ -31,7 +31,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "memory_of", memory)
     monkeypatch.setattr(Memory, "peak", property(lambda self: self.private + self.file))
     monkeypatch.setattr(module, "available_memory", lambda: Available(8 << 30, 1 << 30, "the machine"))
-    monkeypatch.setattr(module, "private_bytes", lambda: 0)
+    monkeypatch.setattr(module, "resident_now", lambda: (0, 0))
 
 
 def allow(budget: str | int | None) -> Allowance:
