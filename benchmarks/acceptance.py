@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks.common import conditions, show
-from edgespec.export.heads import TrainedHeads, check_heads
-from edgespec.export.read_heads import read_heads
-from edgespec.export.source import resolve
+from edgespec.export.heads.description import TrainedHeads, check_heads
+from edgespec.export.heads.read import read_heads
+from edgespec.export.source.source import resolve
 from edgespec.export.training.data import Windows
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.measure import draft_acceptance, rank_shares

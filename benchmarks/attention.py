@@ -21,12 +21,12 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.common import alternate, conditions, show
-from edgespec.export.graph import EDGESPEC, MICROSOFT
-from edgespec.runtimes.kv import ATTENTION, CODES, KvFormat, padded_dim
-from edgespec.runtimes.manifest import ModelFacts
-from edgespec.runtimes.ort import make_session
-from edgespec.runtimes.packing import Packed
-from edgespec.runtimes.session import Bound
+from edgespec.export.graphs.graph import EDGESPEC, MICROSOFT
+from edgespec.runtimes.files.kv import ATTENTION, CODES, KvFormat, padded_dim
+from edgespec.runtimes.files.manifest import ModelFacts
+from edgespec.runtimes.files.packing import Packed
+from edgespec.runtimes.ort.session import make_session
+from edgespec.runtimes.slots.shared import Bound
 
 SHAPES = {  # heads, kv heads, head size
     "qwen2.5-0.5b": (14, 2, 64),

@@ -18,16 +18,16 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import conditions, show
-from edgespec.export.attention import TABLES, score, store
-from edgespec.export.kv_tables import BUDGET, learn_tables
-from edgespec.export.model import open_model, write_model
-from edgespec.export.source import resolve
-from edgespec.runtimes.kv import ATTENTION, LEARNT, SINKS, WINDOW, KeyFormat, KvFormat, ValueFormat
-from edgespec.runtimes.manifest import FORMATS, AttentionPart, ModelPart
-from edgespec.runtimes.operators import NATIVE
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.text import TextCodec
+from edgespec.export.attention.prepare import TABLES, score, store
+from edgespec.export.attention.tables import BUDGET, learn_tables
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.kv import ATTENTION, LEARNT, SINKS, WINDOW, KeyFormat, KvFormat, ValueFormat
+from edgespec.runtimes.files.manifest import FORMATS, AttentionPart, ModelPart
+from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.text.codec import TextCodec
 
 KEYS: tuple[KeyFormat, ...] = ("f32", "f16", "int8", "int4", "nomad1", "nomad2")
 VALUES: tuple[ValueFormat, ...] = ("f32", "f16", "int8")

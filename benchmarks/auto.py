@@ -22,17 +22,17 @@ from statistics import median
 from typing import Any, cast
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.cost import CostModel
-from edgespec.drafters import Drafter
-from edgespec.engine import Engine
-from edgespec.lanes import Lane
-from edgespec.loading import load
-from edgespec.methods import AUTO, MethodChoice
-from edgespec.monitor import PLAIN
-from edgespec.proposal import Proposal
-from edgespec.result import Result
-from edgespec.settings import DraftOptions, Settings
-from edgespec.stats import Stats
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.monitor import PLAIN
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.settings import DraftOptions, Settings
+from edgespec.decoding.stats import Stats
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.engine.methods import AUTO, MethodChoice
+from edgespec.engine.result import Result
+from edgespec.engine.sessions import Lane
+from edgespec.formulas.cost import CostModel
 
 AT_ONCE = ("medusa", "blockwise")  # one draft step, however many guesses
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from benchmarks.common import conditions, ratio, show
 from edgespec.cli.prompts import read_prompts
-from edgespec.loading import load
-from edgespec.settings import Settings
+from edgespec.decoding.settings import Settings
+from edgespec.engine.loading import load
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edgespec.bench import bootstrap
+from edgespec.reports.bench import bootstrap
 
 
 def conditions(**more: Any) -> dict[str, Any]:

@@ -21,10 +21,10 @@ from onnx import helper
 
 from benchmarks.attention import aligned, session_of
 from benchmarks.common import alternate, conditions, show
-from edgespec.export.graph import EDGESPEC
-from edgespec.runtimes.native_library import read_bandwidth
-from edgespec.runtimes.packing import Packed
-from edgespec.runtimes.session import Bound
+from edgespec.export.graphs.graph import EDGESPEC
+from edgespec.runtimes.files.packing import Packed
+from edgespec.runtimes.ort.native_library import read_bandwidth
+from edgespec.runtimes.slots.shared import Bound
 
 SHAPES = {  # [n, k] of a layer: q k v, o, gate, up, down
     "qwen2.5-0.5b": [(1152, 896), (896, 896), (4864, 896), (4864, 896), (896, 4864)],

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import conditions, show
-from edgespec.planning.memory import Memory, memory_of
-from edgespec.planning.process import process_bytes
+from edgespec.planning.memory.parts import Memory, memory_of
+from edgespec.planning.memory.process import process_bytes
 from edgespec.planning.use import Use
-from edgespec.runtimes.manifest import read_manifest
+from edgespec.runtimes.files.manifest import read_manifest
 
 COMPARED = ("peak", "loaded", "private", "file")
 

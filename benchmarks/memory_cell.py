@@ -22,15 +22,15 @@ import onnxruntime  # noqa: F401  what a run imports later is part of the proces
 import tokenizers  # noqa: F401
 from numpy.typing import NDArray
 
-from edgespec.engine import Engine
+from edgespec.decoding.settings import Settings
+from edgespec.decoding.stats import Stats
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
-from edgespec.loading import load
-from edgespec.runtimes.native_library import native_library
-from edgespec.runtimes.native_runner import NativeRunner
-from edgespec.runtimes.slot import PREFILL_CHUNK, Slot
-from edgespec.runtimes.stock_slot import StockSlot
-from edgespec.settings import Settings
-from edgespec.stats import Stats
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.native_runner import NativeRunner
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
+from edgespec.runtimes.slots.stock import StockSlot
 
 STEP = 128  # positions whose angles a page or its neighbours hold
 SPLIT = 512  # tokens that attention takes in one piece

@@ -13,9 +13,9 @@ from statistics import median
 from typing import Any
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.engine import Engine
-from edgespec.runtimes.bundle import Bundle
-from edgespec.settings import Settings
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.runtimes.files.bundle import Bundle
 
 
 def main() -> None:

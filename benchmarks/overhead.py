@@ -13,15 +13,15 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-import edgespec.verify
+import edgespec.decoding.verify
 from benchmarks.common import conditions, show
-from edgespec.bench import bootstrap
-from edgespec.decode import DecodeOptions, decode
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.sampling import RowSampler
 from edgespec.drafters.ar import Plain
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import open_slot
-from edgespec.sampling import RowSampler
+from edgespec.reports.bench import bootstrap
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import open_slot
 
 
 class Timed:
@@ -57,7 +57,7 @@ def main() -> None:
     model.session = session
     argmax = Timed(RowSampler.choose)
     RowSampler.choose = lambda self, row: argmax(self, row)  # type: ignore[method-assign]
-    assert edgespec.verify  # the loop chooses through RowSampler
+    assert edgespec.decoding.verify  # the loop chooses through RowSampler
     added: list[float] = []
     runs: list[float] = []
     run = session.run_with_iobinding

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import alternate, conditions, ratio, show
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.operators import choose_operators
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import open_slot
-from edgespec.runtimes.target import GreedyTarget
+from edgespec.decoding.target import GreedyTarget
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import open_slot
 
 PREFIX = 64
 

@@ -22,13 +22,13 @@ import numpy as np
 
 from benchmarks.common import conditions, show
 from benchmarks.prediction import PLAIN, own_prompts
-from edgespec.bench import BASELINE, Entry, bench_all
-from edgespec.engine import Engine
-from edgespec.loading import load
-from edgespec.planning.calibrate import CalibrateOptions, calibrate
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.planning.plan import Option, Wish, make_plan
-from edgespec.planning.profile import Profile
-from edgespec.settings import Settings
+from edgespec.planning.profile.record import Profile
+from edgespec.reports.bench import BASELINE, Entry, bench_all
+from edgespec.reports.calibrate import CalibrateOptions, calibrate
 
 CONTEXTS = (512, 4096, 16384)
 BUDGETS = 6  # of each context

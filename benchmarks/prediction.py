@@ -21,16 +21,16 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.common import conditions, show
-from edgespec.bench import BASELINE, Entry, bench_all
 from edgespec.cli.prompts import read_prompts
-from edgespec.cost import WORTH
-from edgespec.engine import Engine
-from edgespec.loading import load
-from edgespec.planning.calibrate import SECONDS, CalibrateOptions, calibrate
-from edgespec.planning.profile import Profile
-from edgespec.planning.speed import speed_of
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.formulas.cost import WORTH
+from edgespec.planning.profile.record import Profile
+from edgespec.planning.speed.prediction import speed_of
 from edgespec.planning.use import Use
-from edgespec.settings import Settings
+from edgespec.reports.bench import BASELINE, Entry, bench_all
+from edgespec.reports.calibrate import SECONDS, CalibrateOptions, calibrate
 
 OWN_LENGTHS = (8, 16, 24)  # tokens of a text's beginning
 DRAWN = 64  # tokens drawn of a text

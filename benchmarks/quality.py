@@ -20,18 +20,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
-from edgespec.export.calibrate import chosen_levels
-from edgespec.export.calibration_text import quantizer_texts, read_calibration
-from edgespec.export.model import open_model, write_model
-from edgespec.export.quantizers import QUANTIZERS
-from edgespec.export.source import resolve
-from edgespec.export.weights import WeightChoice
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.manifest import MANIFEST, Format
-from edgespec.runtimes.operators import choose_operators
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.text import TextCodec
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.quantization.calibrate import chosen_levels
+from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
+from edgespec.export.quantization.quantizers import QUANTIZERS
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import MANIFEST, Format
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.text.codec import TextCodec
 
 CHUNK = 128  # rows of a pass
 Logits = NDArray[np.float32]

@@ -21,17 +21,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.cost import CostModel, measure
-from edgespec.decode import DecodeOptions, decode
-from edgespec.drafters.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import GreedyTarget, Pass
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.operators import choose_operators
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.target import GreedyTarget, Pass
-from edgespec.stats import Stats
+from edgespec.formulas.cost import CostModel, measure
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
 
 FORCED = 1e9
 

@@ -20,11 +20,11 @@ import numpy as np
 
 from benchmarks.common import alternate, conditions, show
 from benchmarks.plain import genai_generator
-from edgespec.engine import Engine
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.native_library import read_bandwidth
-from edgespec.runtimes.slot import Slot, open_slot
-from edgespec.runtimes.target import GreedyTarget
+from edgespec.decoding.target import GreedyTarget
+from edgespec.engine.engine import Engine
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.ort.native_library import read_bandwidth
+from edgespec.runtimes.slots.slot import Slot, open_slot
 
 PREFILL = 512
 

@@ -13,20 +13,20 @@ __version__ = "0.1.0"
 __all__ = ["EdgespecError", "Engine", "Result", "SamplingParams", "Settings", "__version__", "load"]
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.decoding.settings import Settings
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.loading import load
+    from edgespec.engine.result import Result
     from edgespec.errors import EdgespecError
-    from edgespec.loading import load
-    from edgespec.result import Result
-    from edgespec.sampling import SamplingParams
-    from edgespec.settings import Settings
 
 _WHERE = {
-    "Engine": "edgespec.engine",
-    "Result": "edgespec.result",
-    "load": "edgespec.loading",
+    "Engine": "edgespec.engine.engine",
+    "Result": "edgespec.engine.result",
+    "load": "edgespec.engine.loading",
     "EdgespecError": "edgespec.errors",
-    "SamplingParams": "edgespec.sampling",
-    "Settings": "edgespec.settings",
+    "SamplingParams": "edgespec.decoding.sampling",
+    "Settings": "edgespec.decoding.settings",
 }
 
 

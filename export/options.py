@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.errors import ExportError
-from edgespec.export.head_choice import KINDS
-from edgespec.runtimes.devices import DeviceName
-from edgespec.runtimes.manifest import METHODS, Format, Precision
-from edgespec.runtimes.operators import Wanted
+from edgespec.export.heads.choice import KINDS
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import METHODS, Format, Precision
+from edgespec.runtimes.files.operators import Wanted
 
 ALWAYS = ("ar", "ngram")
 GATED = ("self-spec", "swift", *KINDS)  # methods that leave layers out of a pass

@@ -16,38 +16,38 @@ from edgespec import __version__
 from edgespec.errors import ExportError
 from edgespec.export.architectures import ARCHITECTURES, Architecture
 from edgespec.export.architectures.traits import traits
-from edgespec.export.attention import check_attention, prepare_attention
-from edgespec.export.calibrate import chosen_levels
-from edgespec.export.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
-from edgespec.export.device_graphs import add_device_graphs
-from edgespec.export.foreign.model import ForeignModel, is_foreign
-from edgespec.export.foreign.write import write_foreign
-from edgespec.export.head_choice import HeadChoice, choose_heads, cut_draft
-from edgespec.export.head_vocab import frequent_tokens, write_tokens
-from edgespec.export.heads import HeadPlan
-from edgespec.export.method_parts import MethodMeasurer, Progress, digest
-from edgespec.export.model import WrittenModel, write_model
-from edgespec.export.model_part import check_devices, check_layers, open_model
+from edgespec.export.attention.prepare import check_attention, prepare_attention
+from edgespec.export.bundle.model import WrittenModel, write_model
+from edgespec.export.bundle.model_part import check_devices, check_layers, open_model
+from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
+from edgespec.export.graphs.device_graphs import add_device_graphs
+from edgespec.export.heads.choice import HeadChoice, choose_heads, cut_draft
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.heads.vocab import frequent_tokens, write_tokens
+from edgespec.export.measuring.method_parts import MethodMeasurer, Progress, digest
+from edgespec.export.measuring.parity import parity_report
+from edgespec.export.measuring.skip_sets import read_skip_set
+from edgespec.export.optimum.model import ForeignModel, is_foreign
+from edgespec.export.optimum.write import write_foreign
 from edgespec.export.options import GATED, ExportOptions
-from edgespec.export.parity import parity_report
-from edgespec.export.plan import describe_export
-from edgespec.export.quantizers import QUANTIZERS
-from edgespec.export.skip_sets import read_skip_set
-from edgespec.export.source import resolve
-from edgespec.export.tokenizer import check_same_vocabulary, tokenizer_facts
-from edgespec.export.tokenizer_files import open_codec
-from edgespec.export.weights import DEFAULT_QUANTIZER, WeightChoice
-from edgespec.export.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
-from edgespec.runtimes.manifest import (
+from edgespec.export.planning.plan import describe_export
+from edgespec.export.quantization.calibrate import chosen_levels
+from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
+from edgespec.export.quantization.quantizers import QUANTIZERS
+from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
+from edgespec.export.source.source import resolve
+from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
+from edgespec.export.tokenizers.files import open_codec
+from edgespec.runtimes.files.manifest import (
     SCHEMA,
     Layout,
     Manifest,
     MethodPart,
     ModelPart,
 )
-from edgespec.runtimes.operators import choose_operators
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot, open_slot
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
 
 WORK = ".optimum"  # of a bundle in the making: what optimum writes
 

@@ -17,20 +17,20 @@ import pytest
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.export.architectures import Architecture
-from edgespec.export.formats import Errors
-from edgespec.export.model import open_model, write_model
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.graphs.formats import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.quantizers import QUANTIZERS, DirectLevels
-from edgespec.export.source import resolve
-from edgespec.loading import load
-from edgespec.runtimes.manifest import Format, ModelPart, Operators
-from edgespec.runtimes.native_library import native_library
-from edgespec.runtimes.session import Model
-from edgespec.runtimes.slot import Slot, open_slot
-from tests import hf
+from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.manifest import Format, ModelPart, Operators
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+from tests.support import hf
 
 OPERATORS: tuple[Operators, ...] = ("stock", "native")
 COMPILERS = ("c++", "g++", "clang++", "cl")

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
 from edgespec.errors import EdgespecError
-from edgespec.export.model import open_model
-from edgespec.export.skip_sets import read_skip_set
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.manifest import MANIFEST, read_manifest
-from edgespec.runtimes.text import TextCodec
-from tests import hf
-from tests.zoo import CASES
+from edgespec.export.bundle.model import open_model
+from edgespec.export.measuring.skip_sets import read_skip_set
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
+from edgespec.runtimes.text.codec import TextCodec
+from tests.support import hf
+from tests.support.zoo import CASES
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-5, 10**6) | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -84,7 +84,7 @@ def test_any_configuration(model: Path, key: str, value: object) -> None:
 
 @pytest.fixture(scope="module")
 def every(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A folder for each configuration of tests/zoo.py, whose config.json may be spoilt."""
+    """A folder for each configuration of tests/support/zoo.py, whose config.json may be spoilt."""
     folder = tmp_path_factory.mktemp("every")
     return {name: Path(shutil.copytree(checkpoint(name), folder / name)) for name in CASES}
 

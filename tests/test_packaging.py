@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.runtimes.native_library import NAME
+from edgespec.runtimes.ort.native_library import NAME
 
 ROOT = Path(__file__).resolve().parents[1]
 LIBRARY = f"edgespec/runtimes/native/{NAME}"
@@ -97,8 +97,8 @@ def test_the_source_archive_is_complete(sdist: Path) -> None:
     sources = {f"runtimes/native/{path.name}" for path in (ROOT / "runtimes" / "native").iterdir()
                if path.suffix in (".cpp", ".h", ".inl")}  # fmt: skip
     assert sources <= names
-    assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "edgespec/__init__.py", "export/model.py",
-            "runtimes/slot.py", "configs/laptop-1b-chat.json",
+    assert {"CMakeLists.txt", "pyproject.toml", "LICENSE", "README.md", "edgespec/__init__.py",
+            "export/bundle/model.py", "runtimes/slots/slot.py", "configs/laptop-1b-chat.json",
             "edgespec/builtin/shakespeare/model.safetensors"} <= names  # fmt: skip
     assert not links  # what they point to is there as it is
     assert not [name for name in names if name.endswith((".so", ".dylib", ".pyc", ".onnx"))]
@@ -112,8 +112,8 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
     assert not wheel.name.endswith("-any.whl")
     names = set(zipfile.ZipFile(wheel).namelist())
     assert LIBRARY in names
-    assert {"edgespec/runtimes/slot.py", "edgespec/export/model.py", "edgespec/configs/__init__.py",
-            "edgespec/builtin/shakespeare/model.safetensors", "edgespec/export/calibration.txt"} <= names  # fmt: skip
+    assert {"edgespec/runtimes/slots/slot.py", "edgespec/export/bundle/model.py", "edgespec/configs/__init__.py",
+            "edgespec/builtin/shakespeare/model.safetensors", "edgespec/export/quantization/calibration.txt"} <= names  # fmt: skip
     assert {f"edgespec/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")} <= names
     assert not [name for name in names if name.endswith((".cpp", ".h", ".inl", ".pyc")) or "test" in name]
     assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec"}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edgespec.cli.run import coloured, summary
-from edgespec.loading import load
+from edgespec.engine.loading import load
 
 
 def main() -> None:

@@ -23,7 +23,7 @@ from transformers import __version__
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.chats import FOLDER, one
+from tests.support.chats import FOLDER, one
 
 SPECIAL = ["<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|end|>", "<turn>", "</turn>", "[INST]", "[/INST]"]
 

@@ -1,11 +1,11 @@
 """Compute the reference logits that the exporter's parity with transformers is tested against.
 
-Needs torch, transformers and what tests/hf.py needs (numpy, safetensors, ml_dtypes, tokenizers):
+Needs torch, transformers and what tests/support/hf.py needs (numpy, safetensors, ml_dtypes, tokenizers):
 
     python tools/make_reference_logits.py -o tests/data/reference
 
-The tests need none of torch and transformers: they write the same seeded checkpoints (tests/hf.py) and compare with
-the files made here, one <name>.npz per entry of `hf.CONFIGS`, whose arrays are
+The tests need none of torch and transformers: they write the same seeded checkpoints (tests/support/hf.py) and
+compare with the files made here, one <name>.npz per entry of `hf.CONFIGS`, whose arrays are
 
     tokens  int64   [n]         seeded random token ids, one sequence
     rows    int64   [r]         the positions of `tokens` whose logits are kept: all n, or some where n is large
@@ -32,8 +32,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests import hf
-from tests.zoo import CASES
+from tests.support import hf
+from tests.support.zoo import CASES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 LENGTH, LONG_LENGTH = 40, 300
@@ -45,7 +45,7 @@ MIN_DISTINCT = 8
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Compute the reference logits of the configurations in tests/hf.py.")
+    parser = argparse.ArgumentParser(description="Compute the reference logits of the tests' configurations.")
     parser.add_argument(
         "-o",
         "--output",
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def save_shapes() -> None:
-    """Write names and shapes of the tensors that transformers would save for each configuration of tests/zoo.py."""
+    """Write names and shapes of the tensors that transformers would save for each configuration of the tests."""
     found = {}
     for name, case in CASES.items():
         config = AutoConfig.for_model(**case.config)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.advice import label
 from edgespec.cli.common import (
     decode_options,
     emit_json,
@@ -19,11 +18,12 @@ from edgespec.cli.common import (
     progress,
     table_console,
 )
+from edgespec.reports.advice import label
 
 if TYPE_CHECKING:
-    from edgespec.advice import Advice
-    from edgespec.engine import Engine
-    from edgespec.settings import Settings
+    from edgespec.decoding.settings import Settings
+    from edgespec.engine.engine import Engine
+    from edgespec.reports.advice import Advice
 
 
 @click.command("bench")
@@ -67,10 +67,10 @@ def command(
     edgespec bench demo --max-new-tokens 64 --repeats 5 --json
     edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
     """
-    from edgespec.advice import advise
-    from edgespec.bench import Entry, bench_all, check_plot
-    from edgespec.bench import plot as draw
     from edgespec.cli.prompts import read_prompts
+    from edgespec.reports.advice import advise
+    from edgespec.reports.bench import Entry, bench_all, check_plot
+    from edgespec.reports.bench import plot as draw
 
     settings = make_settings(None, options).changed(ignore_eos=True)
     if not settings.sampling.greedy and settings.sampling.seed is None:

@@ -10,7 +10,7 @@ import click
 from edgespec.cli.common import emit_json, json_option, progress, table_console
 
 if TYPE_CHECKING:
-    from edgespec.planning.profile import Profile
+    from edgespec.planning.profile.record import Profile
 
 
 @click.command("calibrate")
@@ -63,10 +63,10 @@ def command(
     edgespec calibrate demo --seconds 30 --force
     edgespec calibrate demo -o phone.json --json
     """
-    from edgespec.planning.process import process_bytes
-    from edgespec.planning.profile import find_profile, write_profile
-    from edgespec.planning.profile_cache import Setting, profile_path, save_profile, why_none
-    from edgespec.runtimes.bundle import Bundle
+    from edgespec.planning.memory.process import process_bytes
+    from edgespec.planning.profile.cache import Setting, profile_path, save_profile, why_none
+    from edgespec.planning.profile.record import find_profile, write_profile
+    from edgespec.runtimes.files.bundle import Bundle
 
     opened = Bundle.open(bundle, check=not no_check)
     how = {name: options[name] for name in ("operators", "threads", "device", "attention", "strict")}
@@ -95,7 +95,7 @@ def command(
 
 
 def _measure(opened: Any, options: dict[str, Any], process: int) -> Profile:
-    from edgespec.planning.calibrate import SECONDS, CalibrateOptions, calibrate
+    from edgespec.reports.calibrate import SECONDS, CalibrateOptions, calibrate
 
     seconds = options.pop("seconds") or SECONDS
     with progress() as report:
@@ -116,7 +116,7 @@ def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
     if file is None:
         return ()
     from edgespec.cli.prompts import read_prompt_file
-    from edgespec.runtimes.text import TextCodec
+    from edgespec.runtimes.text.codec import TextCodec
 
     codec = TextCodec(bundle)
     return tuple(tuple(codec.encode(text)) for text in read_prompt_file(file))
@@ -124,7 +124,7 @@ def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
 
 def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:
     """What is asked for that a kept profile does not have; what nobody asked for may be as it is."""
-    from edgespec.planning.profile import prompts_digest
+    from edgespec.planning.profile.record import prompts_digest
 
     found = []
     if options["context"] is not None and profile.context < options["context"]:

@@ -16,9 +16,9 @@ from edgespec.cli.rules import make_accept, rule_options
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from edgespec.engine import Engine
-    from edgespec.runtimes.manifest import AttentionPart
-    from edgespec.settings import Settings
+    from edgespec.decoding.settings import Settings
+    from edgespec.engine.engine import Engine
+    from edgespec.runtimes.files.manifest import AttentionPart
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -90,7 +90,7 @@ def engine_options(function: F) -> F:
 
 def decode_options(function: F) -> F:
     """How text is decoded; the names and defaults are those of Settings and SamplingParams."""
-    from edgespec.settings import MAX_NEW_TOKENS
+    from edgespec.decoding.settings import MAX_NEW_TOKENS
 
     function = rule_options(function)
     for option in reversed(
@@ -153,7 +153,7 @@ def decode_options(function: F) -> F:
 
 def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``engine_options``."""
-    from edgespec.loading import load
+    from edgespec.engine.loading import load
 
     same = (
         "threads",
@@ -174,8 +174,8 @@ def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
     """Settings from the options of ``decode_options``."""
     if options["proposers"] and method not in (None, "chain"):
         raise click.UsageError("--proposers belongs to --method chain")
-    from edgespec.sampling import SamplingParams
-    from edgespec.settings import DraftOptions, Settings
+    from edgespec.decoding.sampling import SamplingParams
+    from edgespec.decoding.settings import DraftOptions, Settings
 
     proposers = [name.strip() for name in (options["proposers"] or "").split(",")]
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance", "verification")

@@ -18,7 +18,7 @@ def command(as_json: bool) -> None:
     edgespec devices
     edgespec devices --json
     """
-    from edgespec.runtimes.devices import device_states
+    from edgespec.runtimes.devices.webgpu import device_states
 
     found = device_states()
     if as_json:

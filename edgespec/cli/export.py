@@ -107,9 +107,9 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     edgespec export ./Llama-3.2-3B --recipe laptop-3b-chat --draft ./Llama-3.2-1B
     edgespec export ./model --dry-run --json
     """
-    from edgespec.export.foreign.pipeline import make_exporter
+    from edgespec.export.bundle.writer import staged_folder
+    from edgespec.export.optimum.pipeline import make_exporter
     from edgespec.export.options import ExportOptions
-    from edgespec.export.writer import staged_folder
 
     target = output or default_output(model)
     if target.resolve() == Path.cwd():
@@ -149,7 +149,7 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     )
     for line in attention_lines(manifest.target.attention):
         click.echo(f"attention: {line}")
-    from edgespec.cost import WORTH
+    from edgespec.formulas.cost import WORTH
 
     for method, part in manifest.methods.items():
         if part.predicted_speedup:
@@ -176,8 +176,8 @@ def default_output(model: str) -> Path:
 
 
 def _add_golden(target: Path, manifest: Any, text: str, threads: int | None) -> Any:
-    from edgespec.export.writer import save_manifest
-    from edgespec.golden import make_golden
+    from edgespec.export.bundle.writer import save_manifest
+    from edgespec.reports.golden import make_golden
 
     manifest = manifest.model_copy(update={"golden": make_golden(target, text, threads)})
     save_manifest(target, manifest)

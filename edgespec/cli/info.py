@@ -10,7 +10,7 @@ import click
 from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, table_console
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.manifest import Manifest, ModelPart
+    from edgespec.runtimes.files.manifest import Manifest, ModelPart
 
 
 @click.command("info")
@@ -26,11 +26,11 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --json
     edgespec info demo --forget-skip-sets
     """
-    from edgespec.drafters.skip_store import forget_sets, stored_sets
-    from edgespec.runtimes.bundle import Bundle
-    from edgespec.runtimes.manifest import FOREIGN_METHODS
-    from edgespec.runtimes.operators import choose_operators
-    from edgespec.runtimes.repack import repacked_bytes
+    from edgespec.drafters.skip_search.store import forget_sets, stored_sets
+    from edgespec.runtimes.files.bundle import Bundle
+    from edgespec.runtimes.files.manifest import FOREIGN_METHODS
+    from edgespec.runtimes.files.operators import choose_operators
+    from edgespec.runtimes.files.repack import repacked_bytes
 
     opened = Bundle.open(bundle, check=not no_check)
     manifest = opened.manifest

@@ -56,12 +56,12 @@ def _show_all(as_json: bool) -> None:
 def _show_one(model: str, context: int | None, revision: str | None, as_json: bool) -> None:
     from edgespec.cli.common import human_bytes
     from edgespec.export.architectures.traits import traits
-    from edgespec.export.foreign.model import ForeignModel, is_foreign
-    from edgespec.export.model_part import open_described
-    from edgespec.export.plan import weight_bytes
-    from edgespec.export.source import resolve
-    from edgespec.export.weights import WeightChoice
-    from edgespec.runtimes.manifest import FOREIGN_METHODS, FORMATS
+    from edgespec.export.bundle.model_part import open_described
+    from edgespec.export.optimum.model import ForeignModel, is_foreign
+    from edgespec.export.planning.plan import weight_bytes
+    from edgespec.export.quantization.weights import WeightChoice
+    from edgespec.export.source.source import resolve
+    from edgespec.runtimes.files.manifest import FOREIGN_METHODS, FORMATS
 
     path = resolve(model, revision)
     if is_foreign(path):

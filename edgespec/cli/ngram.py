@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.common import emit_json, human_bytes, json_option, progress, table_console
-from edgespec.drafters.store_build import MAX_BYTES, build_store, refuse_existing
+from edgespec.drafters.ngram_store.build import MAX_BYTES, build_store, refuse_existing
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgespec.drafters.store import StoreFacts
+    from edgespec.drafters.ngram_store.store import StoreFacts
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PIECE = 1 << 16  # characters that are tokenized at once, up to the end of a line
@@ -75,7 +75,7 @@ def build(
     import numpy as np
 
     from edgespec.cli.prompts import read_texts
-    from edgespec.export.tokenizer_files import open_codec
+    from edgespec.export.tokenizers.files import open_codec
 
     refuse_existing(output, overwrite)  # before minutes of reading
     codec = open_codec(tokenizer)
@@ -119,7 +119,7 @@ def info(store: Path, as_json: bool) -> None:
     """
     from rich.table import Table
 
-    from edgespec.drafters.store import NGramStore
+    from edgespec.drafters.ngram_store.store import NGramStore
 
     facts = NGramStore(store).facts
     if as_json:
@@ -144,7 +144,7 @@ def clear(stores: tuple[Path, ...], as_json: bool) -> None:
     \b
     edgespec ngram clear my-texts.store
     """
-    from edgespec.drafters.store import is_store
+    from edgespec.drafters.ngram_store.store import is_store
     from edgespec.errors import StoreError
 
     files = list(dict.fromkeys(stores))

@@ -15,8 +15,8 @@ from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
     from edgespec.planning.plan import Candidate, Option, Plan, Wish
-    from edgespec.planning.profile import Profile
-    from edgespec.runtimes.manifest import Manifest, Operators
+    from edgespec.planning.profile.record import Profile
+    from edgespec.runtimes.files.manifest import Manifest, Operators
 
 MOST_LINES = 12
 FORMATS = ("int4", "int8", "w8a8", "fp32")
@@ -78,7 +78,7 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
 
     start = time.perf_counter()
     if plot is not None:
-        from edgespec.bench import check_plot
+        from edgespec.reports.bench import check_plot
 
         check_plot(plot)
     options = _by_recipe(options, sources)
@@ -122,7 +122,7 @@ def _foreign(device: str) -> Profile | None:
     """The profile of another device, where a file was named."""
     if device in ("cpu", "webgpu"):
         return None
-    from edgespec.planning.profile import read_profile
+    from edgespec.planning.profile.record import read_profile
 
     return read_profile(Path(device))
 
@@ -130,7 +130,7 @@ def _foreign(device: str) -> Profile | None:
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """What there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
-    from edgespec.planning.profile import find_profile
+    from edgespec.planning.profile.record import find_profile
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
@@ -147,10 +147,10 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
 def _wish(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> Wish:
     """What is asked for: the budget and the device."""
     from edgespec.errors import InvalidRequest
-    from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
+    from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
     from edgespec.planning.plan import Wish
-    from edgespec.runtimes.operators import choose_operators
-    from edgespec.runtimes.ort import default_threads
+    from edgespec.runtimes.files.operators import choose_operators
+    from edgespec.runtimes.ort.session import default_threads
 
     if options["budget"] is None:
         budget = foreign.machine.memory if foreign else available_memory().reachable
@@ -188,7 +188,7 @@ def _show(plan: Plan, everything: bool) -> None:
     from rich.table import Table
 
     from edgespec.cli.plan_options import export_command
-    from edgespec.planning.budget import show_bytes
+    from edgespec.planning.memory.budget import show_bytes
     from edgespec.planning.plan import label
 
     table = Table(box=None, pad_edge=False)

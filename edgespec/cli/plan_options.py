@@ -8,8 +8,8 @@ from typing import Any
 
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.plan import Option
-from edgespec.planning.profile import Profile
-from edgespec.runtimes.manifest import FORMATS, MANIFEST, Format, read_manifest
+from edgespec.planning.profile.record import Profile
+from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
 
 WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
 HEADS = ("medusa", "blockwise", "paradecode")
@@ -33,9 +33,9 @@ def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] 
         BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method or an attention that it does not have.
     """
-    from edgespec.planning.profile import find_profile
-    from edgespec.runtimes.attention import choose_attention
-    from edgespec.runtimes.operators import choose_operators
+    from edgespec.planning.profile.record import find_profile
+    from edgespec.runtimes.files.attention import choose_attention
+    from edgespec.runtimes.files.operators import choose_operators
 
     manifest = read_manifest(Path(source))
     device = "cpu" if how is None else how["device"]
@@ -81,7 +81,7 @@ def model_options(
     Raises:
         ExportError: unreadable or unsupported.
     """
-    from edgespec.export.planned import planned_bundle
+    from edgespec.export.planning.bundle import planned_bundle
 
     wanted = tuple(methods) or (*WITHOUT_TRAINING, *HEADS, *(("speculative",) if draft else ()))
     found = []

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from edgespec.engine import Engine, Prompt
+    from edgespec.engine.engine import Engine, Prompt
 
 
 def read_prompts(engine: Engine, file: Path | None, limit: int) -> list[Prompt]:

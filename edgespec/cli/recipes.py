@@ -73,9 +73,9 @@ def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision
     """What a recipe asks for, as far as it can be had: no more than the model's context and vocabulary, and coded keys
     only where native operators can measure them."""
     from edgespec.errors import UnsupportedModel
-    from edgespec.export.model_part import open_described
-    from edgespec.export.source import resolve
-    from edgespec.runtimes.native_library import native_library
+    from edgespec.export.bundle.model_part import open_described
+    from edgespec.export.source.source import resolve
+    from edgespec.runtimes.ort.native_library import native_library
 
     found = dict(options)
     if "attention" not in given and native_library().path is None:
@@ -94,7 +94,7 @@ def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision
 
 def _complete(recipe: Recipe, options: dict[str, Any]) -> None:
     from edgespec.errors import ExportError
-    from edgespec.export.source import BUILTIN
+    from edgespec.export.source.source import BUILTIN
     from edgespec.planning.recipes import missing_parts
 
     heads = bool(options["heads"]) or options["model"].startswith(BUILTIN)

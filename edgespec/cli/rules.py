@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from edgespec.accept import Accept
+    from edgespec.decoding.accept import Accept
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
     """An acceptance rule."""
-    from edgespec.accept import Accept
+    from edgespec.decoding.accept import Accept
     from edgespec.errors import InvalidRequest
 
     try:
@@ -27,8 +27,8 @@ def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
 
 def _branch(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
     """Whole numbers with commas between."""
+    from edgespec.decoding.settings import DraftOptions
     from edgespec.errors import InvalidRequest
-    from edgespec.settings import DraftOptions
 
     if value is None:
         return None

@@ -15,10 +15,10 @@ from edgespec.errors import InvalidRequest
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from edgespec.conversation import Conversation
-    from edgespec.engine import Engine
-    from edgespec.result import Chunk, Result
-    from edgespec.stream import Stream
+    from edgespec.engine.conversation import Conversation
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.request import Stream
+    from edgespec.engine.result import Chunk, Result
 
 
 @click.command("run")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgespec.monitor import WINDOW, Monitor
-from edgespec.stats import Stats
+from edgespec.decoding.monitor import WINDOW, Monitor
+from edgespec.decoding.stats import Stats
 
 
 def stats_lines(stats: Stats) -> list[str]:

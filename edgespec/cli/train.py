@@ -105,7 +105,7 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
         raise click.UsageError("the result cannot take the place of the current folder: name another with -o")
     plot = rest["plot"]
     if plot is not None:
-        from edgespec.bench import check_plot
+        from edgespec.reports.bench import check_plot
 
         check_plot(plot)
     options = TrainOptions(method=method, model=model, output=output, exits=_numbers(exits), **rest)

@@ -47,7 +47,7 @@ def command(
     edgespec verify demo --temperature 0.8 --seed 1 --acceptance coupled
     """
     from edgespec.cli.prompts import read_prompts
-    from edgespec.proof import check_golden, prove
+    from edgespec.reports.proof import check_golden, prove
 
     settings = make_settings(None, options).changed(ignore_eos=True)
     sampling = settings.sampling

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import Pass
 from edgespec.drafters.parts import Parts
-from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.manifest import MethodPart
-from edgespec.runtimes.target import Pass
-from edgespec.settings import DraftOptions
+from edgespec.runtimes.files.manifest import MethodPart
 
 
 class Plain:

@@ -14,13 +14,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import HeadTarget
 from edgespec.drafters.medusa import Medusa
 from edgespec.drafters.parts import Parts
-from edgespec.proposal import EMPTY, Proposal
-from edgespec.runtimes.manifest import MethodPart
-from edgespec.runtimes.target import HeadTarget
-from edgespec.settings import DraftOptions
-from edgespec.tree import chain
+from edgespec.formulas.tree import chain
+from edgespec.runtimes.files.manifest import MethodPart
 
 
 class Blockwise(Medusa):

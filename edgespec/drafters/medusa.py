@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import HeadTarget, Pass
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
-from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.manifest import MethodPart
-from edgespec.runtimes.target import HeadTarget, Pass
-from edgespec.settings import DraftOptions
-from edgespec.tree import Path, best_tree, chain, grow, layout
+from edgespec.formulas.tree import Path, best_tree, chain, grow, layout
+from edgespec.runtimes.files.manifest import MethodPart
 
 MOST_NODES = 16  # of a tree: beyond it rows cost more on a CPU than they bring
 _TOP = 10  # guesses of a head

@@ -43,14 +43,14 @@ from typing import Literal, get_args
 
 import numpy as np
 
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import Pass
+from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
-from edgespec.drafters.store import NGramStore
 from edgespec.drafters.suffix import SuffixAutomaton
 from edgespec.errors import InvalidRequest
-from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.manifest import MethodPart
-from edgespec.runtimes.target import Pass
-from edgespec.settings import DraftOptions
+from edgespec.runtimes.files.manifest import MethodPart
 
 _LONGEST = 32  # a match is measured no further back
 _BUCKETS = (2, 3, 5, 10, 16)  # match lengths at which the next bucket starts

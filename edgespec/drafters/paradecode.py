@@ -20,14 +20,14 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.noise import DRAFT, TARGET, Noise
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams, support
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import LayeredTarget, Pass, Resume
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
-from edgespec.noise import DRAFT, TARGET, Noise
-from edgespec.proposal import Proposal, Verdict
-from edgespec.runtimes.manifest import MethodPart
-from edgespec.runtimes.target import LayeredTarget, Pass, Resume
-from edgespec.sampling import SamplingParams, support
-from edgespec.settings import DraftOptions
+from edgespec.runtimes.files.manifest import MethodPart
 
 _THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about equal
 _MOST = 8  # tokens in flight

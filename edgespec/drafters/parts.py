@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.cost import CostModel
-from edgespec.drafters.store import NGramStore
-from edgespec.runtimes.manifest import Manifest
-from edgespec.runtimes.slot import Slot
+from edgespec.drafters.ngram_store.store import NGramStore
+from edgespec.formulas.cost import CostModel
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.slots.slot import Slot
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.drafters.chain import draw_chain
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
+from edgespec.drafters.drawing.chain import draw_chain
 from edgespec.drafters.parts import Parts
-from edgespec.noise import Noise
-from edgespec.proposal import Proposal, Verdict
-from edgespec.runtimes.manifest import MethodPart, SkipSetPart
-from edgespec.runtimes.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
-from edgespec.sampling import SamplingParams
-from edgespec.settings import DraftOptions
+from edgespec.runtimes.files.manifest import MethodPart, SkipSetPart
 
 # The paper's constants (its section 3.3 and its published configuration).
 _START = 0.6  # threshold of the first round

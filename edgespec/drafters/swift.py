@@ -1,7 +1,7 @@
 """The target drafts for itself, and searches which sub-layers to leave out while it decodes: SWIFT.
 
 Xia et al., arXiv 2410.06916.  No search at export, no training: sets are scored on the tokens just written, over the
-full model's keys and values, in rows after the slot's own (``export/acceptance.py`` explains the technique).
+full model's keys and values, in rows after the slot's own (``export/measuring/acceptance.py`` explains the technique).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from time import perf_counter
 
 import numpy as np
 
-from edgespec.cost import CostModel
-from edgespec.drafters.comb import Teeth, draw_comb
-from edgespec.drafters.online_search import OnlineSearch
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
+from edgespec.drafters.drawing.comb import Teeth, draw_comb
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.skip_store import SkipStore
+from edgespec.drafters.skip_search.search import OnlineSearch
+from edgespec.drafters.skip_search.store import SkipStore
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.noise import Noise
-from edgespec.proposal import Proposal, Verdict
-from edgespec.runtimes.manifest import Manifest, MethodPart, ModelFacts, SkipSetPart
-from edgespec.runtimes.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
-from edgespec.sampling import SamplingParams
-from edgespec.settings import DraftOptions
+from edgespec.formulas.cost import CostModel
+from edgespec.runtimes.files.manifest import Manifest, MethodPart, ModelFacts, SkipSetPart
 
 ROWS, DEPTH = 16, 4  # of one scoring pass: its rows, in chains of this length
 _FRESH = 8  # tokens to be written before the next pass

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from edgespec.cost import WORTH
 from edgespec.errors import InvalidRequest
-from edgespec.planning.budget import show_bytes
-from edgespec.planning.memory import Memory, memory_of
-from edgespec.planning.profile import Profile
-from edgespec.planning.speed import Speed, speed_of
+from edgespec.formulas.cost import WORTH
+from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.memory.parts import Memory, memory_of
+from edgespec.planning.profile.record import Profile
+from edgespec.planning.speed.prediction import Speed, speed_of
 from edgespec.planning.use import Use
-from edgespec.runtimes.manifest import Attention, Manifest, Operators
+from edgespec.runtimes.files.manifest import Attention, Manifest, Operators
 
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
 GOALS: tuple[Goal, ...] = ("auto", "chat", "batch", "memory", "quality")

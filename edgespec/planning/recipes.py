@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from edgespec.errors import InvalidRequest
-from edgespec.planning.budget import parse_bytes, show_bytes
-from edgespec.runtimes.devices import DeviceName
-from edgespec.runtimes.manifest import METHODS, Attention, Format, Manifest, ModelFacts, Operators
+from edgespec.planning.memory.budget import parse_bytes, show_bytes
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import METHODS, Attention, Format, Manifest, ModelFacts, Operators
 
 HEADS = ("medusa", "blockwise", "paradecode")  # methods that need trained heads
 Goal = Literal["chat", "batch", "memory", "quality"]

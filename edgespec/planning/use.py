@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.runtimes.devices import DeviceName
-from edgespec.runtimes.manifest import Attention, Operators
-from edgespec.runtimes.slot import PREFILL_CHUNK
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import Attention, Operators
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 
 GAMMA = 8  # most guesses a round that adaptive control takes
 

@@ -18,13 +18,13 @@ from edgespec.export.architectures.mistral import Mistral
 from edgespec.export.architectures.olmo2 import Olmo2
 from edgespec.export.architectures.olmo3 import Olmo3
 from edgespec.export.architectures.phi3 import Phi3
-from edgespec.export.architectures.prefix import with_usual_prefix
 from edgespec.export.architectures.qwen2 import Qwen2
 from edgespec.export.architectures.qwen3 import Qwen3
 from edgespec.export.architectures.smollm3 import SmolLm3
 from edgespec.export.architectures.stablelm import StableLm
 from edgespec.export.architectures.starcoder2 import StarCoder2
-from edgespec.export.source import Checkpoint
+from edgespec.export.source.prefix import with_usual_prefix
+from edgespec.export.source.source import Checkpoint
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from edgespec.errors import ExportError
+from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
+from edgespec.export.architectures.rope import Rotary, rope_parameters
 from edgespec.export.architectures.settings import Settings
 from edgespec.export.architectures.trace import check_tensors, traced
-from edgespec.export.derived import Affine, DerivedCheckpoint, Own
-from edgespec.export.extended import Extra
-from edgespec.export.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
-from edgespec.export.rope import Rotary, rope_parameters
-from edgespec.export.source import Checkpoint
-from edgespec.runtimes.manifest import ModelFacts
+from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import ModelFacts
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"

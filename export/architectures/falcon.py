@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.fused import unfused
-from edgespec.export.extended import Extra
-from edgespec.export.ops import Ops, X
-from edgespec.export.source import Checkpoint
+from edgespec.export.architectures.ops import Ops, X
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
 
 
 class Falcon(Architecture):

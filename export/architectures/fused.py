@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.derived import Own, Rows
-from edgespec.export.extended import Extra
-from edgespec.export.source import Checkpoint
-from edgespec.runtimes.manifest import ModelFacts
+from edgespec.export.source.derived import Own, Rows
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import ModelFacts
 
 
 def grouped_rows(facts: ModelFacts) -> dict[str, NDArray[np.int64]]:

@@ -1,7 +1,7 @@
 """Gemma: embeddings times the root of their size, norms by 1 + weight, GELU (arXiv 2403.08295)."""
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.ops import Activation, Ops, X
+from edgespec.export.architectures.ops import Activation, Ops, X
 
 
 class Gemma(Architecture):

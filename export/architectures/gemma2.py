@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from edgespec.export.architectures.gemma import Gemma
-from edgespec.export.ops import AttentionRule, LogitsRule
+from edgespec.export.architectures.ops import AttentionRule, LogitsRule
 
 
 class Gemma2(Gemma):

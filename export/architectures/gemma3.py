@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from edgespec.export.architectures.base import LAYERS
 from edgespec.export.architectures.gemma2 import Gemma2
-from edgespec.export.ops import AttentionRule
-from edgespec.export.rope import Rotary
+from edgespec.export.architectures.ops import AttentionRule
+from edgespec.export.architectures.rope import Rotary
 
 
 class Gemma3(Gemma2):

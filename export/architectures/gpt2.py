@@ -6,11 +6,11 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.derived import Own, Rows, Transposed
-from edgespec.export.extended import Extra
-from edgespec.export.ops import AttentionRule, Ops, X
-from edgespec.export.rope import Rotary
-from edgespec.export.source import Checkpoint
+from edgespec.export.architectures.ops import AttentionRule, Ops, X
+from edgespec.export.architectures.rope import Rotary
+from edgespec.export.source.derived import Own, Rows, Transposed
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
 
 
 class Gpt2(Architecture):

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.derived import Affine, Own
-from edgespec.export.extended import Extra
-from edgespec.export.ops import AttentionRule, LogitsRule, Ops, X
-from edgespec.export.source import Checkpoint
+from edgespec.export.architectures.ops import AttentionRule, LogitsRule, Ops, X
+from edgespec.export.source.derived import Affine, Own
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
 
 
 class Granite(Architecture):

@@ -1,7 +1,7 @@
 """OLMo 2: norms only after the sub-layers, and of whole rows of q and k (arXiv 2501.00656)."""
 
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
-from edgespec.export.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, X
 
 
 class Olmo2(Architecture):

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from edgespec.export.architectures.olmo2 import Olmo2
-from edgespec.export.ops import AttentionRule
-from edgespec.export.rope import Rotary
+from edgespec.export.architectures.ops import AttentionRule
+from edgespec.export.architectures.rope import Rotary
 
 
 class Olmo3(Olmo2):

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.derived import Own, Rows
-from edgespec.export.extended import Extra
-from edgespec.export.source import Checkpoint
+from edgespec.export.source.derived import Own, Rows
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
 
 
 class Phi3(Architecture):

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from edgespec.export.architectures.base import LAYERS, Architecture
+from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.architectures.qwen2 import Qwen2
-from edgespec.export.ops import AttentionRule
 
 
 class Qwen3(Qwen2):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.ops import ACTIVATIONS, Activation
+from edgespec.export.architectures.ops import ACTIVATIONS, Activation
 
 
 class Settings:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.ops import AttentionRule
+from edgespec.export.architectures.ops import AttentionRule
 
 
 class SmolLm3(Architecture):

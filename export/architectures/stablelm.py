@@ -1,7 +1,7 @@
 """StableLM 2 and 3: layer norms, a part of each head is rotated; some have both sub-layers side by side."""
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, X
 
 
 class StableLm(Architecture):

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.derived import DerivedCheckpoint
-from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.source import Checkpoint, ConfigOnly
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.source.derived import DerivedCheckpoint
+from edgespec.export.source.source import Checkpoint, ConfigOnly
 
 if TYPE_CHECKING:
     from edgespec.export.architectures.base import Architecture

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.formats import Errors
-from edgespec.export.graph import WeightFile
-from edgespec.export.heads import HeadPlan
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.graphs.formats import Errors
+from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.graphs.vectors import position_rows, rope_vectors
+from edgespec.export.heads.description import HeadPlan
 from edgespec.export.native.formats import NativeFormat
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
-from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.vectors import position_rows, rope_vectors
-from edgespec.runtimes.native_gates import Gates
+from edgespec.runtimes.slots.native_gates import Gates
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export import quantize
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.formats import EmbeddingTable, Errors, add_error
-from edgespec.export.graph import WeightFile
-from edgespec.export.heads import is_head
-from edgespec.export.layout import PACKED_KINDS
-from edgespec.export.quantizers import QUANTIZERS, DirectLevels, LevelSource
-from edgespec.export.source import Checkpoint
-from edgespec.runtimes.manifest import Format
-from edgespec.runtimes.packing import Kind, Packed
+from edgespec.export.graphs.formats import EmbeddingTable, Errors, add_error
+from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.heads.description import is_head
+from edgespec.export.quantization import levels as quantize
+from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.source.source import Checkpoint
+from edgespec.export.storage.layout import PACKED_KINDS
+from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.packing import Kind, Packed
 
 
 class NativeFormat:

@@ -6,11 +6,11 @@ Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
 
 from __future__ import annotations
 
-from edgespec.export.heads import CUT, HeadPlan, group_matrices
+from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.heads.description import CUT, HeadPlan, group_matrices
 from edgespec.export.native.program import Floats, ProgramWriter
-from edgespec.export.ops import Linear, Norm
-from edgespec.runtimes.manifest import HeadGroup
-from edgespec.runtimes.native_gates import Gates
+from edgespec.runtimes.files.manifest import HeadGroup
+from edgespec.runtimes.slots.native_gates import Gates
 
 
 def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan: HeadPlan, gates: Gates) -> None:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from onnx import TensorProto
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.formats import Errors, stacked_shape
-from edgespec.export.graph import EDGESPEC, GraphBuilder, WeightFile
+from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.graphs.formats import Errors, stacked_shape
+from edgespec.export.graphs.graph import EDGESPEC, GraphBuilder, WeightFile
+from edgespec.export.graphs.vectors import stacked_bias, vector
 from edgespec.export.native.formats import NativeFormat
-from edgespec.export.ops import Linear, Norm
-from edgespec.export.vectors import stacked_bias, vector
 
 PLAN, CONTROLS = 6, 8
 

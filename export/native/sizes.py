@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from edgespec.export.heads import CUT, group_matrices
-from edgespec.export.layout import PACKED_KINDS
-from edgespec.export.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.sizes import Sizes
-from edgespec.runtimes.manifest import HeadGroup
-from edgespec.runtimes.packing import Packed
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.heads.description import CUT, group_matrices
+from edgespec.export.storage.layout import PACKED_KINDS
+from edgespec.export.storage.sizes import Sizes
+from edgespec.runtimes.files.manifest import HeadGroup
+from edgespec.runtimes.files.packing import Packed
 
 
 @dataclass(frozen=True)

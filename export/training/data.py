@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import TrainingError
-from edgespec.runtimes.text import TextCodec
+from edgespec.runtimes.text.codec import TextCodec
 
 HELD_OUT_SHARE = 0.05
 MANY = 20  # from so many texts on whole texts are held out; of fewer, the end of each

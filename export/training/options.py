@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from edgespec.errors import TrainingError
-from edgespec.runtimes.manifest import ModelFacts
+from edgespec.runtimes.files.manifest import ModelFacts
 
 Method = Literal["medusa", "blockwise", "paradecode", "draft"]
 METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft")

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
 from edgespec.errors import TrainingError
-from edgespec.export.heads import DESCRIPTION, TENSORS, HeadsFile
-from edgespec.export.source import TOKENIZER_FILES
+from edgespec.export.heads.description import DESCRIPTION, TENSORS, HeadsFile
+from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.training.learners import Learner
 from edgespec.export.training.state import DRAFT_REPORT
 from edgespec.export.training.target import Source

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import TrainingError
-from edgespec.export.heads import DESCRIPTION
+from edgespec.export.heads.description import DESCRIPTION
 from edgespec.export.training.data import Windows
 
 FOLDER = ".training"

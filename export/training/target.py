@@ -15,11 +15,11 @@ from transformers.utils import logging
 from edgespec.errors import TrainingError
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.architectures.base import FINAL_NORM
-from edgespec.export.heads import model_fingerprint, tokenizer_fingerprint
-from edgespec.export.source import Checkpoint, resolve
-from edgespec.export.tokenizer import tokenizer_facts
-from edgespec.export.tokenizer_files import open_codec
-from edgespec.runtimes.text import TextCodec
+from edgespec.export.heads.description import model_fingerprint, tokenizer_fingerprint
+from edgespec.export.source.source import Checkpoint, resolve
+from edgespec.export.tokenizers.facts import tokenizer_facts
+from edgespec.export.tokenizers.files import open_codec
+from edgespec.runtimes.text.codec import TextCodec
 
 DTYPES = {"no": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

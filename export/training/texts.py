@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgespec.export.calibration_text import read_calibration
+from edgespec.export.quantization.calibration_text import read_calibration
 from edgespec.export.training.data import Windows
 from edgespec.export.training.target import Source, Target
 

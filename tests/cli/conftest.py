@@ -18,8 +18,8 @@ import pytest
 from click.testing import CliRunner
 
 from edgespec.cli.app import cli, main
-from tests import hf
 from tests.conftest import DRAFT, TARGET, THREADS, fixed_skip_set
+from tests.support import hf
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG = 10**6  # more tokens, or trials, than anyone waits for

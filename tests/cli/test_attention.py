@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes.native_library import native_library
+from edgespec.runtimes.ort.native_library import native_library
 from tests.cli.conftest import Command, export
 from tests.conftest import TARGET, fixed_skip_set
 

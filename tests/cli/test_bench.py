@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from edgespec.bench import MethodFigures
-from edgespec.runtimes.manifest import Operators
+from edgespec.reports.bench import MethodFigures
+from edgespec.runtimes.files.manifest import Operators
 from tests.cli.conftest import Command
 from tests.conftest import OPERATORS
 
@@ -198,7 +198,7 @@ def test_prompts_that_cannot_be_read(
 
 
 def test_wrong_input(command: Command, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.bench.bench_all", lambda *_: pytest.fail("measured before all was checked"))
+    monkeypatch.setattr("edgespec.reports.bench.bench_all", lambda *_: pytest.fail("measured before all was checked"))
     command("bench", demo, "--plot", tmp_path / "none" / "x.png").refused(1, "there is no folder", "hint: ")
     command("bench", demo, "--plot", tmp_path / "x.xyz").refused(1, "expected a name that ends in .png")
     command("bench", demo, "--method", "magic").refused(1, "'magic' is not in this bundle")

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 import edgespec
-from edgespec.engine import Engine
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.errors import BudgetError, InvalidRequest
-from edgespec.loading import load
-from edgespec.planning.allowance import CHUNKS
-from edgespec.planning.memory import Memory, memory_of
+from edgespec.planning.memory.allowance import CHUNKS
+from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.use import Use
-from edgespec.runtimes.manifest import Operators, read_manifest
+from edgespec.runtimes.files.manifest import Operators, read_manifest
 from tests.cli.conftest import Command
 from tests.conftest import OPERATORS, PROMPTS, THREADS
 

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.planning import machine, profile_cache
-from edgespec.planning.machine import this_machine
-from edgespec.planning.profile import Machine, Profile, Trial, read_profile
-from edgespec.runtimes import devices
-from edgespec.runtimes.manifest import MANIFEST
+from edgespec.planning.profile import cache as profile_cache
+from edgespec.planning.profile import machine
+from edgespec.planning.profile.machine import this_machine
+from edgespec.planning.profile.record import Machine, Profile, Trial, read_profile
+from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.files.manifest import MANIFEST
 from tests.cli.conftest import Command, export
 from tests.conftest import TARGET, THREADS
 

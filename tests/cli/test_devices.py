@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes import devices
-from edgespec.runtimes.devices import DEVICES, DeviceState
+from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.devices.webgpu import DEVICES, DeviceState
 from tests.cli.conftest import Command, export
 from tests.conftest import TARGET
 

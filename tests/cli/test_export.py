@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-import edgespec.golden
+import edgespec.reports.golden
 from edgespec.cli.export import FORMATS, QUANTIZERS
 from edgespec.errors import InvalidRequest
-from edgespec.export import quantizers
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.manifest import Manifest
+from edgespec.export.quantization import quantizers
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import Manifest
 from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, TARGET, fixed_skip_set
 
@@ -169,7 +169,7 @@ def test_a_bundle_appears_only_with_its_golden_vectors(
 
     old = export(elsewhere / "old", TARGET)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in old.iterdir())
-    monkeypatch.setattr(edgespec.golden, "make_golden", fail)
+    monkeypatch.setattr(edgespec.reports.golden, "make_golden", fail)
     for more in (("-o", "new"), ("-o", "old", "--overwrite")):
         result = command("export", TARGET, *more)
         assert (result.code, result.out) == (130 if isinstance(error, KeyboardInterrupt) else 1, "")

@@ -9,18 +9,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec.engine
-from edgespec.engine import Engine
+import edgespec.engine.engine
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.loading import load
-from edgespec.proof import prove
-from edgespec.proposal import Proposal
-from edgespec.runtimes.manifest import EMITTED, Format
-from edgespec.settings import Settings
-from tests import hf
+from edgespec.reports.proof import prove
+from edgespec.runtimes.files.manifest import EMITTED, Format
 from tests.cli.conftest import Command, export
 from tests.conftest import THREADS
-from tests.foreign import write_export
+from tests.support import hf
+from tests.support.foreign import write_export
 
 NAME = "llama_tied_gqa"
 CONFIG, SEED = hf.CONFIGS[NAME], hf.SEEDS[NAME]
@@ -124,7 +124,7 @@ def test_verify_where_rows_depend_on_their_neighbours(
     command: Command, paired: Paired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof then accepts near-ties, and says so; other differences still fail."""
-    monkeypatch.setattr(edgespec.engine, "rows_exact", lambda slot: False)
+    monkeypatch.setattr(edgespec.engine.engine, "rows_exact", lambda slot: False)
     result = command("verify", paired(), "--max-new-tokens", 20)
     assert result.code == 0
     assert "near-ties may differ" in result.err

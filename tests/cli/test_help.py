@@ -15,10 +15,10 @@ from click.testing import CliRunner
 import edgespec
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
 from edgespec.cli.export import FORMATS, default_output
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import Settings
 from edgespec.export.options import ExportOptions
-from edgespec.runtimes import manifest
-from edgespec.sampling import SamplingParams
-from edgespec.settings import Settings
+from edgespec.runtimes.files import manifest
 from tests.cli.conftest import ROOT, Command, process
 
 HEAVY = ("numpy", "onnxruntime", "onnx", "rich", "pydantic", "tokenizers", "safetensors", "optuna", "huggingface_hub")
@@ -126,7 +126,7 @@ def test_a_missing_extra_is_named(command: Command, monkeypatch: pytest.MonkeyPa
     def fail(*_: object, **__: object) -> None:
         raise ModuleNotFoundError(f"No module named {module!r}", name=module)
 
-    monkeypatch.setattr("edgespec.loading.load", fail)
+    monkeypatch.setattr("edgespec.engine.loading.load", fail)
     command("run", demo, "--prompt", "x").refused(1, module, f"hint: pip install 'edgespec[{EXTRAS[module]}]'")
 
 
@@ -134,6 +134,6 @@ def test_another_missing_module_is_a_bug(command: Command, monkeypatch: pytest.M
     def fail(*_: object, **__: object) -> None:
         raise ModuleNotFoundError("No module named 'x'", name="x")
 
-    monkeypatch.setattr("edgespec.loading.load", fail)
+    monkeypatch.setattr("edgespec.engine.loading.load", fail)
     with pytest.raises(ModuleNotFoundError):
         command("run", demo, "--prompt", "x")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes.manifest import Manifest, Operators
+from edgespec.runtimes.files.manifest import Manifest, Operators
 from tests.cli.conftest import Command
 from tests.conftest import OPERATORS
 

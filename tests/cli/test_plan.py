@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from edgespec.export.source import resolve
-from edgespec.planning.profile import Profile
-from edgespec.runtimes.manifest import read_manifest
+from edgespec.export.source.source import resolve
+from edgespec.planning.profile.record import Profile
+from edgespec.runtimes.files.manifest import read_manifest
 from tests.cli.conftest import Command
 from tests.conftest import TARGET
-from tests.planning.profiles import profile
+from tests.support.profiles import profile
 
 KEYS = ["sources", "seconds", "budget", "goal", "pick", "reason", "hints", "candidates", "profiles"]
 CANDIDATE = ["bundle", "method", "format", "operators", "attention", "context", "batch", "lossless", "fits", "needs",
@@ -31,7 +31,7 @@ def nothing_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a plan opened a session")
 
     monkeypatch.setattr("onnxruntime.InferenceSession", refuse)
-    monkeypatch.setattr("edgespec.export.tensors.base.Stored.read", refuse, raising=False)
+    monkeypatch.setattr("edgespec.export.source.stored.Stored.read", refuse, raising=False)
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
 
 

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from edgespec.accept import Accept
 from edgespec.cli.run import coloured as round_text
-from edgespec.decode import Round
-from edgespec.engine import Engine
-from edgespec.loading import load
-from edgespec.result import Chunk
-from edgespec.runtimes.manifest import Operators
-from edgespec.runtimes.text import TextCodec
-from edgespec.settings import Settings
-from edgespec.stream import Stream
+from edgespec.decoding.accept import Accept
+from edgespec.decoding.loop import Round
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.engine.request import Stream
+from edgespec.engine.result import Chunk
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.text.codec import TextCodec
 from tests.cli.conftest import ROOT, Command, start
 from tests.conftest import OPERATORS, THREADS
 
@@ -110,7 +110,7 @@ def test_statistics_for_people(command: Command, demo: Path) -> None:
 
 
 def test_switches_are_listed(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.drafters.switch import Switch
+    from edgespec.control.auto import Switch
 
     change = Switch._judge
     monkeypatch.setattr(
@@ -486,7 +486,7 @@ def test_ctrl_c_while_loading(command: Command, demo: Path, monkeypatch: pytest.
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edgespec.loading.load", interrupted)
+    monkeypatch.setattr("edgespec.engine.loading.load", interrupted)
     result = command("run", demo, "--prompt", "x")
     assert (result.code, result.out, result.err.strip()) == (130, "", "stopped")
 

@@ -11,11 +11,11 @@ import pytest
 from gguf import GGMLQuantizationType
 from safetensors.numpy import save_file
 
-from edgespec.export.source import Checkpoint
-from tests import hf, packed
-from tests.adapters import write_adapter
+from edgespec.export.source.source import Checkpoint
 from tests.cli.conftest import Command
-from tests.gguf_files import write_gguf
+from tests.support import hf, packed
+from tests.support.adapters import write_adapter
+from tests.support.gguf_files import write_gguf
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]

@@ -13,13 +13,13 @@ from click.testing import CliRunner
 from tokenizers import Tokenizer
 
 from edgespec.cli.app import cli
-from edgespec.export.tokenizer_files import open_codec
-from edgespec.loading import load
-from edgespec.runtimes.text import TextCodec
-from tests import hf, spm
-from tests.chains import write_chain
-from tests.chats import FOLDER
+from edgespec.engine.loading import load
+from edgespec.export.tokenizers.files import open_codec
+from edgespec.runtimes.text.codec import TextCodec
 from tests.cli.conftest import Command, Outcome, export
+from tests.support import hf, spm
+from tests.support.chains import write_chain
+from tests.support.chats import FOLDER
 
 TEXT = "The harbour lights came on,  one after another \u2014 na\u00efve \u20ac\U0001f600."
 SIZE = 400

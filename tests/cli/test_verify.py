@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.accept import Accept
-from edgespec.noise import Noise
-from edgespec.proposal import Proposal, Verdict
-from edgespec.verify import Rows
+from edgespec.decoding.accept import Accept
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.verify import Rows
 from tests.cli.conftest import Command
 
 QUICK = ("--limit", 3, "--max-new-tokens", 32)
@@ -26,7 +26,7 @@ def lossy(monkeypatch: pytest.MonkeyPatch) -> None:
     def believe(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict(range(len(proposal)), rows.choose(len(proposal)))
 
-    monkeypatch.setattr("edgespec.decode.verify", believe)
+    monkeypatch.setattr("edgespec.decoding.loop.verify", believe)
 
 
 def test_a_good_bundle_passes(command: Command, demo: Path) -> None:
@@ -74,7 +74,7 @@ def wild(monkeypatch: pytest.MonkeyPatch) -> None:
     def invent(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept) -> Verdict:
         return Verdict((), (rows.choose(0) + (len(proposal) > 0)) % 1024)
 
-    monkeypatch.setattr("edgespec.decode.verify", invent)
+    monkeypatch.setattr("edgespec.decoding.loop.verify", invent)
 
 
 def test_a_lossy_method_is_caught(command: Command, demo: Path, lossy: None) -> None:

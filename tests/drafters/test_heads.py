@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.cost import CostModel
-from edgespec.decode import DecodeOptions, decode
-from edgespec.drafters import Drafter
-from edgespec.drafters.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
 from edgespec.drafters.blockwise import Blockwise
 from edgespec.drafters.medusa import Medusa
 from edgespec.drafters.paradecode import ParaDecode
-from edgespec.runtimes.reference import Function, LayeredFunctionTarget
-from edgespec.sampling import SamplingParams
-from edgespec.stats import Stats
-from edgespec.tree import chain
-from tests.toy import chi_square, emitted, exact, hash_logits, plain, sample_texts
+from edgespec.formulas.cost import CostModel
+from edgespec.formulas.tree import chain
+from tests.support.reference import Function, LayeredFunctionTarget
+from tests.support.toy import chi_square, emitted, exact, hash_logits, plain, sample_texts
 
 VOCAB = 7
 TREE = [(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0)]

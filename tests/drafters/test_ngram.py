@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decode import DecodeOptions, decode
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.proposal import EMPTY
+from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import InvalidRequest
-from edgespec.proposal import EMPTY
-from edgespec.runtimes.reference import TableTarget
-from edgespec.stats import Stats
-from tests.toy import emitted, hash_logits, hash_target, plain
+from tests.support.reference import TableTarget
+from tests.support.toy import emitted, hash_logits, hash_target, plain
 
 
 def guesses(drafter: NGram, tokens: list[int], budget: int = 8) -> list[int]:

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from edgespec.decode import DecodeOptions
+from edgespec.decoding.loop import DecodeOptions
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.store import ENTRY_BYTES, HEADER_BYTES, Hit, NGramStore
-from edgespec.drafters.store_build import build_store
+from edgespec.drafters.ngram_store.build import build_store
+from edgespec.drafters.ngram_store.store import ENTRY_BYTES, HEADER_BYTES, Hit, NGramStore
 from edgespec.errors import StoreError
-from tests.toy import emitted, hash_logits, hash_target, plain
+from tests.support.toy import emitted, hash_logits, hash_target, plain
 
 VOCABULARY = "ab" * 32
 LARGE = 151_935  # a token beyond 16 bits

@@ -13,22 +13,22 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.cost import CostModel
-from edgespec.decode import DecodeOptions, decode
-from edgespec.drafters.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
 from edgespec.drafters.ar import Plain
-from edgespec.drafters.comb import paper_width
-from edgespec.drafters.online_search import OnlineSearch, Record
-from edgespec.drafters.skip_store import SkipStore, forget_sets, stored_sets
+from edgespec.drafters.drawing.comb import paper_width
+from edgespec.drafters.skip_search.search import OnlineSearch, Record
+from edgespec.drafters.skip_search.store import SkipStore, forget_sets, stored_sets
 from edgespec.drafters.swift import DEPTH, ROWS, StepCost, Swift, matches
 from edgespec.errors import InvalidRequest
-from edgespec.noise import Noise
-from edgespec.proposal import EMPTY, Proposal, Verdict
-from edgespec.runtimes.reference import FunctionTarget
-from edgespec.runtimes.target import Pass, ScoringTarget, SkipSet
-from edgespec.sampling import SamplingParams, distribution
-from edgespec.stats import Stats
-from tests.toy import emitted, hash_logits, hash_target
+from edgespec.formulas.cost import CostModel
+from tests.support.reference import FunctionTarget
+from tests.support.toy import emitted, hash_logits, hash_target
 
 VOCAB, LAYERS = 11, 8
 START = SkipSet((1, 3, 5), (1, 3, 5))

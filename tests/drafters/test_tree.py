@@ -7,21 +7,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.cost import CostModel
-from edgespec.decode import DecodeOptions, decode
-from edgespec.drafters.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
+from edgespec.decoding.stats import Stats
 from edgespec.drafters.ar import Plain
-from edgespec.drafters.draft_model import DraftModel
-from edgespec.drafters.tree import rows_of, widths_of
+from edgespec.drafters.drawing.tree import rows_of, widths_of
+from edgespec.drafters.speculative import DraftModel
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.noise import Noise
-from edgespec.proposal import Proposal
-from edgespec.runtimes.reference import FunctionTarget, TableTarget
-from edgespec.sampling import SamplingParams, distribution
-from edgespec.settings import MOST_NODES, DraftOptions, Settings
-from edgespec.stats import Stats
-from tests.drafters.test_chain_drafters import VOCAB, pair
-from tests.toy import CutTarget, emitted, hash_logits, hash_target, plain
+from edgespec.formulas.cost import CostModel
+from tests.drafters.test_chains import VOCAB, pair
+from tests.support.reference import FunctionTarget, TableTarget
+from tests.support.toy import CutTarget, emitted, hash_logits, hash_target, plain
 
 BRANCHES = [(2,), (3,), (20,), (2, 1), (3, 2, 1), (1, 3), (2, 2, 2, 2)]
 RULES = (

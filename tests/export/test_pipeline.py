@@ -15,30 +15,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decode import DecodeOptions, decode
-from edgespec.drafters import Drafter
-from edgespec.drafters.draft_model import DraftModel
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.target import SkipSet
 from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.speculative import DraftModel
+from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft
-from edgespec.export import skip_search
-from edgespec.export.acceptance import Acceptance, ChainScorer
-from edgespec.export.graph import WeightFile
-from edgespec.export.model import open_model
+from edgespec.export.bundle.model import open_model
+from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.measuring import skip_search
+from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
+from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts
+from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.export.options import ALWAYS, ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.plan import weight_bytes
-from edgespec.export.skip_search import Candidate, SkipSearch, StepCosts
-from edgespec.export.skip_sets import read_skip_set
-from edgespec.export.source import resolve
-from edgespec.loading import load
-from edgespec.runtimes.bundle import Bundle
-from edgespec.runtimes.manifest import FORMATS, MANIFEST, METHODS, SCHEMA, Format
-from edgespec.runtimes.slot import Slot
-from edgespec.runtimes.target import SkipSet
-from edgespec.sampling import SamplingParams
-from tests import hf
+from edgespec.export.planning.plan import weight_bytes
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, METHODS, SCHEMA, Format
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import DRAFT, HEAD_METHODS, LARGE, TARGET, Written, write_large
-from tests.heads import make_heads
+from tests.support import hf
+from tests.support.heads import make_heads
 
 NAME = "llama_tied_gqa"
 CONFIG = hf.CONFIGS[NAME]
@@ -348,7 +348,7 @@ def scorer(writer: Callable[..., Written]) -> tuple[Slot, ChainScorer]:
 
 
 def open_text(made: Written) -> list[int]:
-    from edgespec.runtimes.text import TextCodec
+    from edgespec.runtimes.text.codec import TextCodec
 
     text = (Path(skip_search.__file__).with_name("calibration.txt")).read_text("utf-8")
     return TextCodec(made.arch.source.path).encode(text)[:120]
@@ -524,10 +524,10 @@ def interrupted(*_: object, **__: object) -> Iterator[Any]:
     raise KeyboardInterrupt
 
 
-PLACES = ["edgespec.export.graph.WeightFile.put", "edgespec.export.graph.GraphBuilder.save",
+PLACES = ["edgespec.export.graphs.graph.WeightFile.put", "edgespec.export.graphs.graph.GraphBuilder.save",
           "edgespec.export.pipeline.copy_tokenizer", "edgespec.export.pipeline.parity_report",
-          "edgespec.export.method_parts.measure_steps", "edgespec.export.pipeline.write_manifest",
-          "edgespec.export.writer.save_manifest", "pathlib.Path.rename"]  # fmt: skip
+          "edgespec.export.measuring.method_parts.measure_steps", "edgespec.export.pipeline.write_manifest",
+          "edgespec.export.bundle.writer.save_manifest", "pathlib.Path.rename"]  # fmt: skip
 
 
 @pytest.mark.parametrize("older", [True, False], ids=["over an older bundle", "new"])
@@ -606,8 +606,8 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, target: str) -> None:
 CONVERT = """
 import sys, threading, time
 from pathlib import Path
-from edgespec.export.model import open_model, write_model
-from edgespec.export.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 
 chosen = DirectLevels(QUANTIZERS["mse"])
 

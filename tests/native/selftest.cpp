@@ -1,5 +1,5 @@
 // Tests of the kernels and of whole passes that need no ONNX Runtime: run on every processor, under sanitizers and in
-// emulators (tests/runtimes/test_native_kernels.py).
+// emulators (tests/runtimes/native/test_kernels.py).
 //
 //   selftest isas            the instruction sets that this processor and build have
 //   selftest hash ISA        a hash of what each kernel computes: the same lines for every ISA

@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from edgespec.cost import WORTH, expected_tokens
+from edgespec.decoding.settings import DraftOptions
+from edgespec.engine.methods import AUTO, CANDIDATES, choose_method
 from edgespec.errors import InvalidRequest
-from edgespec.methods import AUTO, CANDIDATES, choose_method
-from edgespec.planning import auto
-from edgespec.planning.speed import Basis, Speed
-from edgespec.runtimes.manifest import Manifest
-from edgespec.settings import DraftOptions
-from tests.planning.manifests import manifest
-from tests.planning.profiles import profile
+from edgespec.formulas.cost import WORTH, expected_tokens
+from edgespec.planning import expectations as auto
+from edgespec.planning.speed.prediction import Basis, Speed
+from edgespec.runtimes.files.manifest import Manifest
+from tests.support.manifests import manifest
+from tests.support.profiles import profile
 
 ALL = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa")
 

@@ -9,13 +9,13 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.planning import plan as planning
-from edgespec.planning.memory import Memory, MemoryPart
+from edgespec.planning.memory.parts import Memory, MemoryPart
 from edgespec.planning.plan import GOALS, Goal, Option, Plan, Wish, label, largest_context, make_plan
-from edgespec.planning.profile import Profile
-from edgespec.planning.speed import Speed
+from edgespec.planning.profile.record import Profile
+from edgespec.planning.speed.prediction import Speed
 from edgespec.planning.use import Use
-from edgespec.runtimes.manifest import Manifest
-from tests.planning.manifests import SIZES, manifest
+from edgespec.runtimes.files.manifest import Manifest
+from tests.support.manifests import SIZES, manifest
 
 MIB = 1 << 20
 BASE = 50 * MIB

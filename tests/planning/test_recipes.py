@@ -12,10 +12,10 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.planned import planned_bundle
-from edgespec.export.weights import WeightChoice
-from edgespec.planning.budget import parse_bytes
-from edgespec.planning.memory import memory_of
+from edgespec.export.planning.bundle import planned_bundle
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.planning.memory.budget import parse_bytes
+from edgespec.planning.memory.parts import memory_of
 from edgespec.planning.recipes import (
     Recipe,
     apply_recipe,
@@ -26,7 +26,7 @@ from edgespec.planning.recipes import (
     recipes,
 )
 from edgespec.planning.use import Use
-from edgespec.runtimes.manifest import FORMATS, Attention, Manifest, ModelFacts
+from edgespec.runtimes.files.manifest import FORMATS, Attention, Manifest, ModelFacts
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 PARAMETERS = {  # as their authors count them

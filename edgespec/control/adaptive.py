@@ -1,0 +1,340 @@
+"""Drafts as much as pays, and nothing while nothing pays: a drafter around a drafter.
+
+Each round verifies the K guesses that maximise
+
+    (1 + sum_{i <= K} prod_{j <= i} a_j) / (K c + v(rows(K)))          K = 0 is plain decoding: 1
+
+with a_j = P(guess j accepted | all before it were), learned for each bucket of the inner drafter.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from edgespec.control.acceptance import LONGEST_WAIT, PRIOR, WAIT, Record
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.monitor import Control
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.target import Pass
+from edgespec.decoding.verify import reached
+from edgespec.formulas.cost import CostModel
+
+_PROBE = 2  # guesses of a probe
+_REST = (
+    3  # rounds without a draft after which its next one is not typical: it reads what it has missed, from cold caches
+)
+_STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
+
+
+class Adaptive:
+    """Decides how much of ``inner``'s guessing is worth verifying.
+
+    A cheap drafter proposes first, and its proposal is cut according to its bucket; a costly one is told its budget,
+    which may be none.  What is learned is carried across requests, except for requests whose seeded text would then
+    depend on earlier ones (rejection sampling: the number of guesses decides which random numbers are used).
+
+    Args:
+        inner: the drafter.
+        cost: c and v; learns from the clock unless ``frozen``.
+        gamma_max: most guesses, whatever the budget.
+        fallback: False = always draft at least one guess.
+        frozen: use only the numbers ``cost`` was made of, never the clock: the same decisions in every run.
+        prior: acceptance to start from, for example the one the bundle's manifest has measured.
+
+    Attributes:
+        plain: rounds without a guess, by decision or because the inner drafter had none.
+        drafted: rounds with guesses.
+        probes: those of them that were probes.
+        floor: speed that a proposal must promise: 1 is plain decoding's, more where another drafter would offer more.
+        stake: plain steps that a round may lose if all its guesses are wrong.
+    """
+
+    def __init__(
+        self,
+        inner: Drafter,
+        cost: CostModel,
+        gamma_max: int = 8,
+        fallback: bool = True,
+        frozen: bool = False,
+        prior: float = PRIOR,
+    ) -> None:
+        self.inner = inner
+        self.cost = cost
+        self.gamma_max = gamma_max
+        self.fallback = fallback
+        self.frozen = frozen
+        self.prior = prior
+        self.name = inner.name
+        self.plain = self.drafted = self.probes = 0
+        self.floor = 1.0
+        self.stake = inf
+        self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
+        self.trees = bool(getattr(inner, "trees", False))
+        self._at_once = bool(getattr(inner, "steps_at_once", False))
+        self._cheap = bool(getattr(inner, "cheap", False))
+        self._inner_timed = getattr(inner, "timed", None)
+        self._inner_rows = getattr(inner, "rows", None)
+        self._records: dict[int, Record] = {}
+        self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
+        self._steady = frozen  # of this request
+        self._costs = cost.given() if frozen else cost
+        self._nodes_per_depth = 1.0  # of a costly drafter's trees
+        self._control = Control()
+        self._width = 1  # requests in a pass
+        self._resting = self._rested = 0  # rounds since the last draft, and before it
+        self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
+
+    @property
+    def proposer(self) -> str:
+        """Who made the last proposal."""
+        return str(getattr(self.inner, "proposer", self.inner.name))
+
+    def share(self, width: int) -> None:
+        """Decide for passes over the rows of so many requests like this one, which draft one after the other."""
+        self._width = width
+
+    def watch(self, control: Control) -> None:
+        """Count and tell decisions there from now on."""
+        self._control = control
+        if watch := getattr(self.inner, "watch", None):
+            watch(control)
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
+        self._steady = self.frozen or params.seeded_rejection
+        self._costs = self.cost.given() if self._steady else self.cost
+        if params.seeded_rejection:
+            self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
+        if bind := getattr(self.inner, "bind", None):
+            bind(params, noise)
+
+    def begin(self, tokens: list[int]) -> None:
+        """Pass the prompt on."""
+        if begin := getattr(self.inner, "begin", None):
+            begin(tokens)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """The inner drafter's proposal, as long as it pays to verify."""
+        budget = min(budget, self.gamma_max)
+        if self._cheap:
+            proposal = self.inner.propose(tokens, budget)
+            if len(proposal):
+                proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
+        else:
+            length = self._decide(self._expected_bucket, self._expected_rows(budget))
+            proposal = self.inner.propose(tokens, length) if length else EMPTY
+        if len(proposal):
+            self._rested, self._resting = self._resting, 0
+            self.drafted += 1
+            self._bucket = proposal.bucket
+            self._control.expected = self._expect(proposal)
+        else:
+            self._resting += 1
+            self.plain += 1
+            self._control.expected = None
+        return proposal
+
+    def promised(self, budget: int) -> float:
+        """Speed that a costly drafter's next proposal is predicted to give, at least 1; a cheap one's is not known."""
+        if self._cheap:
+            return 1.0
+        before = self._last
+        self._best(self._record(self._expected_bucket), self._expected_rows(min(budget, self.gamma_max)))
+        found, self._last = max(self._last[1], 1.0) if self._last[0] else 1.0, before
+        return found
+
+    @property
+    def _expected_bucket(self) -> int:
+        """Of a costly drafter's next proposal: what it says, else that of the last one."""
+        bucket: int = getattr(self.inner, "bucket", self._bucket)
+        return bucket
+
+    def _expected_rows(self, budget: int) -> list[int]:
+        """[budget + 1]: rows of a pass over a costly drafter's guesses down to each depth."""
+        if self._inner_rows is not None:
+            return self._inner_rows(budget)
+        return [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+
+    def _decide(self, bucket: int, rows: list[int]) -> int:
+        """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
+        record = self._record(bucket)
+        best = self._best(record, rows)
+        if self.fallback and record.drafting is not None and record.drafting != bool(best):
+            if best:
+                self._control.recoveries += 1
+            else:
+                self._control.fallbacks += 1
+        if best or record.drafting:
+            record.drafting = bool(best)
+        if best or not self.fallback:
+            record.wait, record.sat, record.streak = WAIT, 0, 0
+            return max(best, 1)
+        # Nothing is known of a new bucket but the prior: it is probed at once.
+        length = self._affordable(rows) if record.sat >= record.wait or not record.seen[0] else 0
+        if length:
+            record.sat = 0
+            record.probing = True
+            record.streak += 1
+            self.probes += 1
+            self._control.probes += 1
+            return length
+        record.sat += 1
+        return 0
+
+    def _affordable(self, rows: list[int]) -> int:
+        """Guesses of a probe: as many as its stake allows."""
+        longest = min(_PROBE, len(rows) - 1)
+        return next((n for n in range(longest, 0, -1) if self._steps(n, rows[n]) - 1 <= self.stake), 0)
+
+    def _best(self, record: Record, rows: list[int]) -> int:
+        """The length of the highest predicted speed."""
+        best, gain, tried = 0, self.floor, 0.0
+        tokens = chance = 1.0
+        for length in range(1, len(rows)):
+            if rows[length] == rows[length - 1]:
+                break  # the proposal ends here
+            chance *= record.rate(length - 1)
+            tokens += chance
+            steps = self._steps(length, rows[length])
+            predicted = tokens / steps
+            tried = max(tried, predicted)
+            if predicted > gain and steps - 1 <= self.stake:
+                best, gain = length, predicted
+        self._last = (best, gain if best else tried, record.rate(0))
+        return best
+
+    def _steps(self, depth: int, rows: int) -> float:
+        """Plain steps that drafting so deep and verifying so many rows take.
+
+        In a batch the others are taken to draft as this one does: a pass is over W times the rows, and W drafts are
+        waited for.
+        """
+        costs, width = self._costs, self._width
+        return ((1 if self._at_once else depth) * costs.c * width + costs.v(width * rows)) / costs.v(width)
+
+    def price(self, proposal: Proposal) -> float:
+        """Plain steps that a round over this proposal is expected to take, whatever is accepted."""
+        return self._steps(_deepest(proposal), len(proposal) + 1) if len(proposal) else 1.0
+
+    @property
+    def steady(self) -> bool:
+        """Whether this request is decided by counts and the given costs alone, never by the clock."""
+        return self._steady
+
+    def look(self) -> None:
+        """Probe whatever rests at its next chance: time has passed elsewhere."""
+        for record in self._records.values():
+            record.sat = record.wait
+
+    def _expect(self, proposal: Proposal) -> tuple[float, float]:
+        """Tokens, and time in plain steps, of a round over ``proposal``."""
+        costs, record = self._costs, self._record(proposal.bucket)
+        depth = _deepest(proposal)
+        tokens = chance = 1.0
+        for position in range(depth):
+            chance *= record.rate(position)
+            tokens += chance
+        control, steps = self._control, 1 if self._at_once else depth
+        control.steps, control.step_cost, control.plain_ms = steps, self.cost.c, self.cost.plain_ms
+        return tokens, steps * costs.c + costs.v(len(proposal) + 1)
+
+    def _record(self, bucket: int) -> Record:
+        if bucket not in self._records:
+            self._records[bucket] = Record([self.prior])
+        return self._records[bucket]
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Learn what was accepted; pass the round on."""
+        if len(proposal):
+            record = self._record(proposal.bucket)
+            tested = reached(proposal, verdict.path)
+            for position in range(tested):
+                record.learn(position, position < len(verdict.path))
+            if proposal.parents is not None:
+                self._nodes_per_depth = len(proposal) / _deepest(proposal)
+            if record.probing:
+                record.probing = False
+                if tested == len(verdict.path) and record.streak < _STREAK:
+                    record.sat = record.wait
+                else:
+                    record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
+        self.inner.observe(proposal, verdict, output)
+
+    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+        """Learn what the round cost."""
+        if not self._steady:
+            steps = 1 if self._at_once else _deepest(proposal)
+            typical = self._rested <= _REST
+            if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
+                if typical:
+                    self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
+            else:
+                self.cost.observe_verify(len(proposal) + 1, verify_ms)
+                if len(proposal) and typical:
+                    self.cost.observe_draft(steps, draft_ms)
+        if self._inner_timed is not None:
+            self._inner_timed(proposal, draft_ms, verify_ms)
+
+    def timed_shared(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
+        """Learn what a pass over several requests' rows took, and what drafting did."""
+        if not self._steady:
+            self.cost.observe_verify(rows, verify_ms)
+            if len(proposal) and proposal.resume is None and self._rested <= _REST:
+                self.cost.observe_draft(1 if self._at_once else _deepest(proposal), draft_ms)
+
+    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
+        """Another drafter's proposal was verified in a pass over so many rows: learn what that took."""
+        if not self._steady:
+            self.cost.observe_verify(rows, verify_ms)
+        if watched := getattr(self.inner, "watched", None):
+            watched(rows, draft_ms, verify_ms)
+        elif self._inner_timed is not None:
+            self._inner_timed(EMPTY, draft_ms, verify_ms)
+
+    @property
+    def reason(self) -> str:
+        """Why it drafts, or does not, in words, and what the inner drafter adds."""
+        return "; ".join(filter(None, (self._decision, str(getattr(self.inner, "reason", "")))))
+
+    @property
+    def _decision(self) -> str:
+        best, gain, acceptance = self._last
+        if not self.plain + self.drafted:
+            return "nothing was decoded yet"
+        if best:
+            guesses = f"{best} guess{'es' if best > 1 else ''}"
+            return f"drafting pays: predicted {gain:.2f}x with {guesses} at acceptance {acceptance:.2f}"
+        if gain == 0:
+            return "the drafter found nothing to propose"
+        if not self.fallback:
+            return f"drafting does not pay, but was kept on: predicted {gain:.2f}x at acceptance {acceptance:.2f}"
+        return (
+            f"drafting did not pay: predicted {gain:.2f}x at acceptance {acceptance:.2f}; "
+            f"{self.probes} probes in {self.plain + self.drafted} rounds"
+        )
+
+    def used_summary(self) -> dict[str, object]:
+        """Counts and the reason, for the result and for JSON; the keys are stable."""
+        return {
+            "plain_rounds": self.plain,
+            "drafted_rounds": self.drafted,
+            "probes": self.probes,
+            "reason": self._decision,
+        } | getattr(self.inner, "used_summary", dict[str, object])()
+
+
+def _deepest(proposal: Proposal) -> int:
+    """Depth of the deepest guess."""
+    if proposal.parents is None:
+        return len(proposal)
+    return max(proposal.depth(i) for i in range(len(proposal)))
+
+
+def _rows(proposal: Proposal, budget: int) -> list[int]:
+    """[budget + 1]: rows of a pass over the guesses down to each depth."""
+    if proposal.parents is None:
+        return [1 + min(depth, len(proposal)) for depth in range(budget + 1)]
+    depths = [proposal.depth(i) for i in range(len(proposal))]
+    return [1 + sum(d <= depth for d in depths) for depth in range(budget + 1)]

@@ -1,0 +1,310 @@
+"""Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it does not pay.
+
+One candidate is in use at a time, inside adaptive control of its own; the others are neither asked nor told anything,
+and are not even loaded before their turn.  What counts is measured: the tokens of the latest rounds over the plain
+steps they took.  When nothing pays, the cheap candidate is left looking at the text if that costs next to nothing, else
+decoding is plain, with tries that get rarer (``standing``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import inf
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.bandit import MISSED, PAYS, Candidate, Standing, Standings
+from edgespec.decoding.monitor import PLAIN, Control, Switched
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.target import HeadTarget, Pass
+
+CHECK = 16  # rounds between two judgements
+_SURE = 48  # rounds after which a measured gain is believed
+_FEW = 4  # rounds drafted of ``CHECK`` that count as resting: then there is no gain to wait for
+_RIVAL = 1.1  # how much more than the measured gain another candidate must promise
+_OFF = 2.0  # a round that takes so many times what it should was interrupted, or caught up: it is counted as that
+_LOOK = 0.25  # plain steps that looking without a guess is counted as, at most
+_CATCH_UP = 0.5  # of a draft step: reading a token that was missed, at most
+
+
+class Switch:
+    """Drafts by the candidate that pays.
+
+    What was learned stays from request to request, but for texts that depend on how much is guessed (rejection sampling
+    with a seed): those start from the predictions, and are decided by counts and given costs, never by the clock.
+
+    Args:
+        candidates: in order of preference.
+        target: the model, which is told whether hidden states are wanted; None = nobody wants any.
+        fallback: False = the first candidate always drafts, and only a failure makes way for another.
+
+    Attributes:
+        entered: candidates in use in this request, in order.
+        rounds: rounds with guesses by candidate, in this request.
+        wants_hidden: always False: the target is told when it matters.
+    """
+
+    wants_hidden = False
+
+    def __init__(self, candidates: Sequence[Candidate], target: object = None, fallback: bool = True) -> None:
+        if not candidates:
+            raise ValueError("expected at least one candidate, got none")
+        self.candidates = list(candidates)
+        self.fallback = fallback
+        self._heads = target if isinstance(target, HeadTarget) else None
+        self._made: dict[int, Adaptive] = {}
+        self._learned = self._standings = self._fresh()
+        self._drafter: Adaptive | None = None  # of the candidate in use, once it has begun
+        self._control = Control()
+        self._width = 1
+        self._seen = 0  # rounds of this request
+        self._tokens = 1  # of the last round
+        self._probe = False  # whether its proposal was one
+        self.entered: list[int] = []
+        self.rounds: dict[int, int] = {}
+        self.bind(SamplingParams(), Noise())
+
+    def _fresh(self) -> Standings:
+        return Standings([Standing(candidate.promise) for candidate in self.candidates])
+
+    # -- the loop ------------------------------------------------------------------------------------------------------
+
+    def watch(self, control: Control) -> None:
+        """Count and tell decisions there from now on."""
+        self._control = control
+
+    def share(self, width: int) -> None:
+        """Decide for passes over the rows of so many requests like this one."""
+        self._width = width
+        if self._drafter is not None:
+            self._drafter.share(width)
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """How this request samples; every candidate is in again."""
+        self._params, self._noise = params, noise
+        self._standings = self._fresh() if params.seeded_rejection else self._learned
+        for standing in self._standings.each:
+            standing.out, standing.read = False, 0
+        self._drafter = None
+        self._seen = 0
+        self.entered, self.rounds = [], {}
+
+    def begin(self, tokens: list[int]) -> None:
+        """Take up the candidate to expect most of; what earlier requests showed may have left none."""
+        standings = self._standings
+        standings.length = len(tokens)
+        which = self._again() if self.fallback else 0
+        if which != 0:
+            first = standings.each[0]
+            better = which is not None and standings.ready(0)
+            past = f"in earlier requests {self.candidates[0].name} {first.past(standings.now)}"
+            why = "which gave more in earlier requests" if better else past
+            self._tell(self.candidates[0].name, which, why)
+        standings.take(which)
+        if which is not None:
+            self._enter(which, tokens)
+        else:
+            self._want_hidden(None)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """What the candidate in use proposes, as far as its purse goes."""
+        standings = self._standings
+        standings.length = len(tokens)
+        if standings.active is None:
+            which = self._again() if standings.now % CHECK == 0 else None
+            if which is None:
+                return EMPTY
+            self._change(which, "another look")
+        assert standings.active is not None
+        if self._drafter is None:
+            self._enter(standings.active, tokens)
+        drafter = self._drafter
+        assert drafter is not None
+        drafter.stake = standings.each[standings.active].stake if self.fallback else inf
+        before = drafter.probes
+        proposal = drafter.propose(tokens, budget)
+        self._probe = drafter.probes > before
+        return proposal
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """The candidate in use learns from the round."""
+        self._tokens = len(verdict.path) + 1
+        self._seen += 1
+        active = self._standings.active
+        self._standings.accrue()
+        if self._drafter is not None and active is not None:
+            if len(proposal):
+                self.rounds[active] = self.rounds.get(active, 0) + 1
+            self._drafter.observe(proposal, verdict, output)
+
+    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+        """Count what the round took and brought, and judge now and then."""
+        if self._drafter is not None:
+            self._drafter.timed(proposal, draft_ms, verify_ms)
+            self._count(proposal, draft_ms, verify_ms)
+
+    def timed_shared(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
+        """The same of a pass that others share: its time is not this request's, so expected costs are counted."""
+        if self._drafter is not None:
+            self._drafter.timed_shared(proposal, draft_ms, verify_ms, rows)
+            self._count(proposal, None, verify_ms)
+
+    def lose(self, why: str) -> bool:
+        """The candidate in use has failed: leave it out of this request; False = there is no other."""
+        standings, active = self._standings, self._standings.active
+        if active is None:
+            return False
+        standings.each[active].out = True
+        standings.each[active].put_off(standings.now, why)
+        left = [at for at, standing in enumerate(standings.each) if not standing.out]
+        if not left:
+            standings.take(None)
+            return False
+        self._change(self._again() if self.fallback else left[0], why)
+        return True
+
+    # -- what is decided -----------------------------------------------------------------------------------------------
+
+    def _count(self, proposal: Proposal, draft_ms: float | None, verify_ms: float) -> None:
+        """Add a round of the candidate in use."""
+        standings, drafter = self._standings, self._drafter
+        assert drafter is not None
+        assert standings.active is not None
+        mine = standings.each[standings.active]
+        took = expected = drafter.price(proposal)
+        plain_ms = drafter.cost.plain_ms
+        if draft_ms is not None and plain_ms and not drafter.steady:
+            if not len(proposal) and proposal.resume is None:
+                took = 1 + min(draft_ms / plain_ms, _LOOK)
+            else:
+                measured = (draft_ms + verify_ms) / plain_ms
+                clipped = min(max(measured, took / _OFF), took * _OFF)
+                missed = standings.length - mine.read
+                if missed > MISSED:
+                    beyond = min(max(measured - clipped, 0.0), missed * drafter.cost.c * _CATCH_UP)
+                    mine.reading = beyond / missed
+                    if mine.failed:  # else it is an investment: the first try of a draft reads the whole prompt
+                        mine.pay(beyond)
+                took = clipped
+        if len(proposal) or proposal.resume is not None:
+            mine.read = standings.length
+        mine.pay(max(took, expected) - self._tokens)  # a clock that is off must not let it look for nothing
+        standings.window.append((self._tokens, took, len(proposal) > 0 and not self._probe))
+        standings.tenure += 1
+        if self.fallback and standings.tenure % CHECK == 0:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Go on with the candidate in use, or change."""
+        standings = self._standings
+        assert standings.active is not None
+        mine, gain = standings.each[standings.active], standings.gain
+        name, sure = self.candidates[standings.active].name, standings.tenure >= _SURE
+        if gain >= PAYS and not mine.broke:
+            if not sure:
+                return
+            mine.kept(gain)
+            rival = standings.best(besides=standings.active)
+            if rival is not None and standings.each[rival].expected > _RIVAL * gain:
+                promised = standings.each[rival].expected
+                self._change(rival, f"which promises {promised:.2f}x, {name} gave {gain:.2f}x")
+            return
+        if not sure and standings.drafted(CHECK) > _FEW and not mine.broke:
+            return  # too early to tell
+        self._give_way(gain)
+
+    def _give_way(self, gain: float) -> None:
+        """The candidate in use does not pay: the next one, or none."""
+        standings, active = self._standings, self._standings.active
+        assert active is not None
+        mine, candidate = standings.each[active], self.candidates[active]
+        mine.gain = gain
+        which = standings.best(besides=active)
+        looking = candidate.cheap and not mine.broke  # it may stay where nothing else is to be had
+        if which is None and looking:
+            return
+        note = f"did not pay: {gain:.2f}x over {len(standings.window)} rounds"
+        if not looking:
+            mine.put_off(standings.now, note)
+        self._change(self._again() if which is None else which, f"as {candidate.name} {note}")
+
+    def _again(self) -> int | None:
+        """What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding."""
+        standings = self._standings
+        best = standings.best()
+        cheap = (at for at, one in enumerate(self.candidates) if one.cheap and standings.ready(at))
+        return next(cheap, None) if best is None else best
+
+    def _change(self, which: int | None, why: str) -> None:
+        """Another candidate is in use from the next proposal on."""
+        active = self._standings.active
+        self._tell(PLAIN if active is None else self.candidates[active].name, which, why)
+        self._standings.take(which)
+        self._drafter = None
+        if which is None:
+            self._want_hidden(None)
+
+    def _tell(self, left: str, which: int | None, why: str) -> None:
+        taken = PLAIN if which is None else self.candidates[which].name
+        self._control.switches.append(Switched(self._seen, left, taken, why))
+
+    def _enter(self, which: int, tokens: list[int]) -> None:
+        """Load a candidate if it is its first turn, and tell it what it needs to know."""
+        if which not in self._made:
+            self._made[which] = self.candidates[which].make()
+        drafter = self._made[which]
+        drafter.watch(self._control)
+        drafter.share(self._width)
+        drafter.bind(self._params, self._noise)
+        drafter.begin(tokens)
+        if self._standings.each[which].gain is not None:
+            drafter.look()
+        self._want_hidden(drafter)
+        self._drafter = drafter
+        if which not in self.entered:
+            self.entered.append(which)
+
+    def _want_hidden(self, drafter: Adaptive | None) -> None:
+        if self._heads is not None:
+            self._heads.keep_hidden = drafter is not None and drafter.wants_hidden
+
+    # -- saying it -----------------------------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The method in use, ``plain`` if none is."""
+        active = self._standings.active
+        return PLAIN if active is None else self.candidates[active].name
+
+    @property
+    def proposer(self) -> str:
+        """Who made the last proposal."""
+        return self.name if self._drafter is None else self._drafter.proposer
+
+    @property
+    def used(self) -> str:
+        """The method of most rounds with guesses in this request; without any, the one in use, ``ar`` if none is."""
+        if self.rounds:
+            return self.candidates[max(self.rounds, key=lambda at: self.rounds[at])].name
+        return "ar" if self._standings.active is None else self.name
+
+    def uses(self, method: str) -> bool:
+        """Whether that method was in use in this request."""
+        return any(self.candidates[at].name == method for at in self.entered)
+
+    @property
+    def drew(self) -> bool:
+        """Whether guesses of this request may have been drawn from a distribution."""
+        return any(self.candidates[at].draws for at in self.entered)
+
+    @property
+    def trees(self) -> bool:
+        """Whether they may have been trees."""
+        return any(self._made[at].trees for at in self.entered)
+
+    @property
+    def reason(self) -> str:
+        """What was changed, and what the method in use says."""
+        changes = [f"from round {at.round} {at.taken}, {at.why}" for at in self._control.switches[-3:]]
+        return "; ".join(filter(None, [*changes, "" if self._drafter is None else self._drafter.reason]))

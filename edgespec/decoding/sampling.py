@@ -1,0 +1,371 @@
+"""From a row of logits to a token: the adjusted distribution p, and drawing from it.
+
+A token is drawn by the Gumbel-max trick, ``argmax(log p + gumbel(position, token))``, with counter-based noise
+(``noise.py``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.noise import TARGET, Noise, gumbel_of
+from edgespec.decoding.proposal import Proposal
+from edgespec.errors import EdgespecError, InvalidRequest
+
+_FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
+_BLOCK = 128  # selection looks at the maxima of blocks of this many tokens first
+_MANY, _NEAR = 4096, 8.0  # in a support of more tokens, those so many nats below the best are looked at by noise alone
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How a token is chosen.  Applied in this order, as Hugging Face transformers does.
+
+    Attributes:
+        logit_bias: added to the logits of these tokens; -inf forbids one.
+        repetition_penalty: logits of tokens in the prefix (prompt included) are divided by it if positive, multiplied
+            if negative (CTRL, arXiv 1909.05858).
+        temperature: 0 = greedy: the largest logit, the lowest token on a tie; the rules below then change nothing.
+        top_k: keep the k largest logits and what ties with the k-th; 0 = off.
+        top_p: keep the fewest tokens that hold this mass (arXiv 1904.09751); 1 = off.
+        min_p: keep tokens with at least this fraction of the largest probability; 0 = off.
+        seed: None = a fresh one from the operating system.
+        acceptance: how sampled guesses are verified; ``rejection`` (Leviathan, Chen) or ``coupled`` (text identical to
+            plain decoding with the same seed, arXiv 2408.07978).
+        verification: how rejection judges a chain: ``token`` by token, or as a ``block``, of which on average no fewer
+            guesses stand (arXiv 2403.10444).  Both keep the distribution.
+
+    Raises:
+        InvalidRequest: a value outside its range.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    seed: int | None = None
+    acceptance: Literal["rejection", "coupled"] = "rejection"
+    verification: Literal["token", "block"] = "token"
+
+    def __post_init__(self) -> None:
+        def need(valid: bool, name: str, allowed: str) -> None:
+            if not valid:
+                raise InvalidRequest(f"{name} is {getattr(self, name)!r}; allowed: {allowed}")
+
+        need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "a number >= 0 (0 = greedy)")
+        need(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "an integer >= 0 (0 = off)")
+        need(0 < self.top_p <= 1, "top_p", "0 < top_p <= 1 (1 = off)")
+        need(0 <= self.min_p <= 1, "min_p", "0 <= min_p <= 1 (0 = off)")
+        # logits are float32: a factor beyond this would make infinities of them
+        need(1e-6 <= self.repetition_penalty <= 1e6, "repetition_penalty", "a number from 0.000001 to 1000000")
+        need(
+            all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in self.logit_bias.items()),
+            "logit_bias",
+            "{token >= 0: number up to 1e30, or -inf}",
+        )
+        need(self.seed is None or isinstance(self.seed, int), "seed", "an integer or None")
+        need(self.acceptance in ("rejection", "coupled"), "acceptance", "'rejection' or 'coupled'")
+        need(self.verification in ("token", "block"), "verification", "'token' or 'block'")
+
+    @property
+    def greedy(self) -> bool:
+        """Whether there is nothing random."""
+        return self.temperature == 0
+
+    @property
+    def adjusts(self) -> bool:
+        """Whether single logits are changed, by bias or by repetition penalty."""
+        return bool(self.logit_bias) or self.repetition_penalty != 1
+
+    @property
+    def plain_greedy(self) -> bool:
+        """Whether the token is the argmax of the raw row."""
+        return self.temperature == 0 and not self.adjusts
+
+    @property
+    def seeded_rejection(self) -> bool:
+        """Whether the seed decides the text together with how much is guessed: guesses use up random numbers."""
+        return self.seed is not None and not self.greedy and self.acceptance == "rejection"
+
+
+@lru_cache(maxsize=4)
+def _all_tokens(vocab: int) -> NDArray[np.int64]:
+    """int64 [vocab]: every token, shared and read-only."""
+    tokens = np.arange(vocab, dtype=np.int64)
+    tokens.flags.writeable = False
+    return tokens
+
+
+def _not_finite(position: int | None = None) -> EdgespecError:
+    where = "" if position is None else f" for position {position}"
+    return EdgespecError(
+        f"expected finite logits{where}, got NaN, +inf or nothing but -inf",
+        "the model or its export is damaged; `edgespec export` it again and look at its parity report",
+    )
+
+
+def adjusted(
+    logits: NDArray[np.float32],  # [vocab]
+    params: SamplingParams,
+    prefix: Sequence[int],
+) -> NDArray[np.float32]:
+    """float32 [vocab]: ``logits`` after logit bias and repetition penalty; the same array if there are none."""
+    if not params.adjusts:
+        return logits
+    row = logits.astype(np.float32)
+    for token, bias in params.logit_bias.items():
+        row[token] += bias
+    if params.repetition_penalty != 1 and prefix:
+        seen = np.fromiter(set(prefix), np.int64)
+        score = row[seen]
+        row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
+    return row
+
+
+@dataclass(frozen=True)
+class Support:
+    """The tokens that can be drawn.
+
+    Attributes:
+        ids: int64 [k], ascending.
+        logits: float64 [k], with ``softmax(logits)`` the probabilities of ``ids``.
+    """
+
+    ids: NDArray[np.int64]
+    logits: NDArray[np.float64]
+
+    def probs(self) -> NDArray[np.float64]:
+        """float64 [k], sums to 1."""
+        weights = np.exp(self.logits - self.logits.max())
+        return np.asarray(weights / weights.sum(), np.float64)
+
+    def draw(self, noise: Noise, position: int, stream: int = TARGET) -> int:
+        """The token at ``position``: Gumbel-max, so its distribution is ``probs()``.
+
+        Logarithms are the dear part of a large support.  A token far below the best can win only by a noise above a
+        bound, which is a comparison of integers; the few that pass get their noise, and the result is the same.
+        """
+        logits, bits = self.logits, noise.bits(position, self.ids, stream)
+        if len(bits) <= _MANY:
+            return int(self.ids[(logits + gumbel_of(bits)).argmax()])
+        far = logits.max() - _NEAR
+        near = logits >= far
+        beaten = (logits[near] + gumbel_of(bits[near])).max()  # at least 4 above far: noise is never below -3.7
+        least = math.exp(-math.exp(far - beaten)) - 1e-9  # u that a token at `far` needs, less a margin for rounding
+        chosen = np.flatnonzero(near | (bits >= np.uint64(int(least * 2.0**53))))
+        return int(self.ids[chosen[(logits[chosen] + gumbel_of(bits[chosen])).argmax()]])
+
+
+def _top(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """int64 [>= count], ascending: indices of the ``count`` largest of ``values`` [k] and of what ties with the last.
+
+    The count-th largest maximum of blocks is a lower bound for the count-th largest value: it leaves few candidates, at
+    a tenth of the cost of a selection among all.
+    """
+    blocks = len(values) // _BLOCK
+    candidates: NDArray[np.int64] | None = None
+    if count <= blocks:
+        peaks = values[: blocks * _BLOCK].reshape(_BLOCK, blocks).max(0)  # blocks of a stride: 5 times faster
+        candidates = np.flatnonzero(values >= np.partition(peaks, blocks - count)[blocks - count])
+        values = values[candidates]
+    kept = np.flatnonzero(values >= np.partition(values, len(values) - count)[len(values) - count])
+    return kept if candidates is None else candidates[kept]
+
+
+def best_of(values: NDArray[np.floating], count: int) -> NDArray[np.int64]:
+    """int64 [<= count]: indices of the ``count`` largest of ``values`` [k], the largest first, the lowest on a tie.
+
+    Those that are -inf are left out.
+    """
+    found = _top(values, min(count, len(values)))
+    found = found[values[found] > -np.inf]
+    return found[np.argsort(-values[found], kind="stable")][:count]
+
+
+def _scaled(row: NDArray[np.float32], temperature: float) -> NDArray[np.float64]:
+    """float64 [k]: ``row`` float32 [k] over the temperature, shifted so that the largest is 0."""
+    scaled = row.astype(np.float64)
+    scaled -= scaled.max()  # before the division: a tiny temperature must not overflow
+    with np.errstate(over="ignore"):  # -inf is right for what a tiny temperature leaves no chance
+        scaled /= temperature
+    return scaled
+
+
+def _nucleus(row: NDArray[np.float32], temperature: float, top_p: float) -> NDArray[np.int64]:
+    """int64 [m], ascending: indices of the fewest of ``row`` float32 [k] that hold ``top_p`` of the mass."""
+    count, size = len(row), _FIRST_NUCLEUS
+    weights = row - row.max()
+    with np.errstate(over="ignore"):
+        weights /= max(np.float32(temperature), np.finfo(np.float32).tiny)
+    wanted = top_p * np.exp(weights, out=weights).sum(dtype=np.float64)
+    while True:
+        # What ties with the last candidate comes along, so that the order is well defined.
+        candidates = _top(row, size) if size * 2 < count else np.arange(count)
+        order = candidates[np.argsort(-row[candidates], kind="stable")]
+        mass = np.cumsum(np.exp(_scaled(row[order], temperature)))
+        if mass[-1] >= wanted or len(order) == count:
+            return np.sort(order[: int(np.searchsorted(mass, wanted)) + 1])
+        size *= 16
+
+
+def support(
+    logits: NDArray[np.float32],  # [vocab]
+    params: SamplingParams,
+    prefix: Sequence[int],
+) -> Support:
+    """The adjusted distribution in sparse form; its cost after the first scan follows the size of the support.
+
+    Raises:
+        EdgespecError: NaN, +inf, or every logit -inf.
+    """
+    row = adjusted(logits, params, prefix)
+    best = int(row.argmax())  # a NaN wins every argmax, so looking at the winner is enough
+    if not math.isfinite(row[best]):
+        raise _not_finite()
+    if params.greedy:
+        return Support(np.array([best], np.int64), np.zeros(1))
+    ids = _all_tokens(len(row))
+    if 0 < params.top_k < len(row):
+        ids = _top(row, params.top_k)
+        row = row[ids]
+    if params.top_p < 1:
+        kept = _nucleus(row, params.temperature, params.top_p)
+        ids, row = ids[kept], row[kept]
+    scaled = _scaled(row, params.temperature)
+    if params.min_p > 0:
+        kept = np.flatnonzero(scaled >= math.log(params.min_p))
+        ids, scaled = ids[kept], scaled[kept]
+    return Support(ids, scaled)
+
+
+def distribution(
+    logits: NDArray[np.float32],  # [vocab]
+    params: SamplingParams,
+    prefix: Sequence[int],
+) -> NDArray[np.float64]:
+    """float64 [vocab]: the adjusted distribution of the token after ``prefix``.  Raises like ``support``."""
+    found = support(logits, params, prefix)
+    probs = np.zeros(len(logits))
+    probs[found.ids] = found.probs()
+    return probs
+
+
+def log_softmax_at(logits: NDArray[np.float32], token: int) -> float:
+    """Log-probability of ``token`` under the unadjusted ``logits`` float32 [vocab]."""
+    shifted = logits - logits.max()  # float32: each exponential to 1e-7, which is plenty; only the sum needs more
+    at = float(shifted[token])
+    return at - math.log(float(np.exp(shifted, out=shifted).sum(dtype=np.float64)))
+
+
+class RowSampler:
+    """What sampling says about each row of one target pass.  Row 0 follows the pending token, row i + 1 node i.
+
+    Args:
+        logits: float32 [r, vocab], r = 1 + nodes of the proposal.
+        tokens: committed tokens.
+        proposal: what was verified.
+        params: how tokens are chosen.
+        noise: the request's randomness.
+        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
+    """
+
+    __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
+
+    def __init__(
+        self,
+        logits: NDArray[np.float32],
+        tokens: Sequence[int],
+        proposal: Proposal,
+        params: SamplingParams,
+        noise: Noise,
+        best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
+    ) -> None:
+        self.logits = logits
+        self._best = best
+        self.tokens = tokens
+        self.proposal = proposal
+        self.params = params
+        self.noise = noise
+        self._plain = params.plain_greedy
+        self.matching = params.temperature == 0 or params.acceptance == "coupled"
+        self.block = params.verification == "block"
+
+    def prefix(self, row: int) -> list[int]:
+        """Committed tokens and the guesses on the path to ``row``."""
+        path: list[int] = []
+        node = row - 1
+        while node >= 0:
+            path.append(int(self.proposal.tokens[node]))
+            node = self.proposal.parent(node)
+        return [*self.tokens, *reversed(path)]
+
+    def position(self, row: int) -> int:
+        """Index, in the sequence, of the token that ``row`` predicts."""
+        proposal = self.proposal
+        return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
+
+    def _seen(self, row: int) -> Sequence[int]:
+        # Only the repetition penalty reads the prefix; a long one is not copied for nothing.
+        return self.prefix(row) if self.params.repetition_penalty != 1 else ()
+
+    def _support(self, row: int) -> Support:
+        return support(self.logits[row], self.params, self._seen(row))
+
+    def choose(self, row: int) -> int:
+        """The token that plain decoding emits at ``row``.
+
+        Raises:
+            EdgespecError: the row has a NaN or infinite logit.
+        """
+        if self._plain:
+            return self.likeliest(row)
+        return self._support(row).draw(self.noise, self.position(row))
+
+    def distribution(self, row: int) -> NDArray[np.float64]:
+        """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
+        probs = np.zeros(self.logits.shape[1])
+        if self._plain:
+            probs[self.likeliest(row)] = 1
+        else:
+            found = self._support(row)
+            probs[found.ids] = found.probs()
+        return probs
+
+    def likeliest(self, row: int) -> int:
+        """The token of the largest logit after bias and penalty, the lowest on a tie.  Raises like ``choose``."""
+        if self._best is not None:
+            best, logit = int(self._best[0][row]), float(self._best[1][row])
+        else:
+            logits = self.logits[row] if self._plain else adjusted(self.logits[row], self.params, self._seen(row))
+            best = int(logits.argmax())
+            logit = float(logits[best])
+        if not math.isfinite(logit):
+            raise _not_finite(self.position(row))
+        return best
+
+    def rank(self, row: int, token: int) -> int:
+        """How many tokens come before ``token`` by logit after bias and penalty, by id on a tie.
+
+        A forbidden token comes after all others.
+        Raises like ``choose``.
+        """
+        logits = adjusted(self.logits[row], self.params, self._seen(row))
+        if not math.isfinite(logits.max()):
+            raise _not_finite(self.position(row))
+        mine = logits[token]
+        if mine == -math.inf:
+            return len(logits)
+        return int((logits > mine).sum() + (logits[:token] == mine).sum())
+
+    def logprob(self, row: int, token: int) -> float:
+        """Log-probability of ``token`` at ``row`` by the model itself: before bias, penalty and truncation."""
+        return log_softmax_at(self.logits[row], token)

@@ -1,0 +1,154 @@
+"""What one request may set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from edgespec.decoding.accept import EXACT, Accept
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from edgespec.drafters.proposer import Proposer
+
+MAX_NEW_TOKENS = 128
+MOST_CYCLES = 16
+BATCH = 4
+SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
+MOST_NODES = 64  # of a tree of guesses: exported graphs have room for so many beyond the context
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """What shapes the guesses of some methods; None = what the bundle or the method has found best.
+
+    Attributes:
+        branch: speculative, swift: guesses per node by depth; one number: at every node along the likeliest chain.
+        nodes: medusa: most guesses of a tree.
+        threshold: paradecode: confidence from which an early exit is taken.
+        kind: swift: the kind of text, of which a skip set is remembered.
+        cycles: blockwise: passes that refine a block before it is verified.
+        proposers: chain: methods that are asked in turn.
+        search: swift: most time that the search may take, as a share of the time of decoding; 0 = no search.
+
+    Raises:
+        InvalidRequest: a branch of no numbers, of one below 1, or of more than ``MOST_NODES`` guesses; nodes or cycles
+            beyond theirs; a threshold outside 0 to 1.
+    """
+
+    branch: tuple[int, ...] | None = None
+    nodes: int | None = None
+    threshold: float | None = None
+    kind: str = "text"
+    cycles: int | None = None
+    proposers: tuple[str, ...] = ()
+    search: float = 0.02
+
+    def __post_init__(self) -> None:
+        for name, least, most in (("nodes", 1, MOST_NODES), ("cycles", 0, MOST_CYCLES)):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int) and least <= value <= most):
+                raise InvalidRequest(f"{name} is {value!r}: expected a whole number from {least} to {most}")
+        if self.threshold is not None and not 0 <= self.threshold <= 1:
+            raise InvalidRequest(f"threshold is {self.threshold!r}: expected a probability, 0 to 1")
+        if self.branch is None:
+            return
+        if not (isinstance(self.branch, tuple) and self.branch and all(isinstance(b, int) for b in self.branch)):
+            raise InvalidRequest(f"branch is {self.branch!r}: expected one or several integers", "as in (2,) or (3, 2)")
+        nodes = sum(prod(self.branch[: depth + 1]) for depth in range(len(self.branch)))
+        if min(self.branch) < 1 or nodes > MOST_NODES:
+            raise InvalidRequest(
+                f"branch {self.branch} makes a tree of {nodes} guesses: expected numbers from 1, and at most "
+                f"{MOST_NODES} guesses"
+            )
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What one request may set; each has the default of ``edgespec run``.
+
+    Attributes:
+        method: a method of the bundle, chain or auto; None = auto: the one predicted to be clearly faster than plain
+            decoding, else ngram, watched while it decodes and changed where it does not pay.
+        max_new_tokens: most tokens to write.
+        gamma: most guesses a round; None = the method's own.
+        fallback: decode plainly while drafting does not pay.
+        adaptive: choose the number of guesses by what pays; False = always gamma.
+        sampling: how tokens are chosen.
+        drafts: what shapes the guesses of some methods.
+        stop: strings that end the text.
+        ignore_eos: go on after EOS; for measurements.
+        logprobs: report log-probabilities.
+        batch: sequences that ``generate_batch`` decodes at once.
+        shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
+        accept: which guesses stand; anything but the default gives losslessness away.
+        proposer: any object with ``propose(tokens, budget)``, instead of a method (``drafters.custom.Proposer``).
+
+    Raises:
+        InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.
+    """
+
+    method: str | None = None
+    max_new_tokens: int = MAX_NEW_TOKENS
+    gamma: int | None = None
+    fallback: bool = True
+    adaptive: bool = True
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    drafts: DraftOptions = field(default_factory=DraftOptions)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    logprobs: bool = False
+    batch: int = BATCH
+    shadow: int | None = None
+    accept: Accept = EXACT
+    proposer: Proposer | None = None
+
+    def __post_init__(self) -> None:
+        counts = {
+            "max_new_tokens": self.max_new_tokens,
+            "batch": self.batch,
+            "gamma": 1 if self.gamma is None else self.gamma,
+        }
+        for name, value in counts.items():
+            if not isinstance(value, int):
+                raise InvalidRequest(f"{name} is {value!r}: expected an integer")
+        if self.batch < 1:
+            raise InvalidRequest(f"batch {self.batch}: expected at least one sequence at once")
+        if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
+            raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
+        if self.gamma is not None and self.gamma < 1:
+            raise InvalidRequest(
+                f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"
+            )
+
+        if self.proposer is not None and not callable(getattr(self.proposer, "propose", None)):
+            raise InvalidRequest(
+                f"proposer is {self.proposer!r}: expected an object with a method propose(tokens, budget)",
+                "see docs/methods.md",
+            )
+
+    def changed(self, **changes: Any) -> Settings:
+        """A copy with changes on top; the fields of SamplingParams and DraftOptions may be given directly.
+
+        ``accept`` may be the text of a rule (``Accept.parse``), ``branch`` a number or a list.
+
+        Raises:
+            InvalidRequest: an unknown name, or a value outside its range.
+        """
+        mine, sampling, drafts = (set(of.__dataclass_fields__) for of in (Settings, SamplingParams, DraftOptions))
+        if unknown := [name for name in changes if name not in mine | sampling | drafts]:
+            known = ", ".join(sorted(mine | sampling | drafts))
+            raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {known}")
+        if isinstance(changes.get("stop"), str):
+            changes["stop"] = (changes["stop"],)
+        if isinstance(changes.get("accept"), str):
+            changes["accept"] = Accept.parse(changes["accept"], self.accept.min_block)
+        if isinstance(branch := changes.get("branch"), (int, list)):
+            changes["branch"] = (branch,) if isinstance(branch, int) else tuple(branch)
+        if drawn := {name: value for name, value in changes.items() if name in sampling}:
+            changes["sampling"] = replace(changes.get("sampling", self.sampling), **drawn)
+        if shaped := {name: value for name, value in changes.items() if name in drafts}:
+            changes["drafts"] = replace(changes.get("drafts", self.drafts), **shaped)
+        return replace(self, **{name: value for name, value in changes.items() if name in mine})

@@ -1,0 +1,260 @@
+"""Which sub-layers to leave out, searched while decoding: SWIFT (Xia et al., arXiv 2410.06916).
+
+Differences from the paper: the objective is predicted speed rather than matchness at a fixed ratio, so that the ratio
+too is searched; the set to start from is scored first; a set is judged on windows that slide along the text, and takes
+the lead only after a second one; a linear model of what each sub-layer costs in acceptance stands in for its Gaussian
+process, and lends every set what others have shown of its parts.  The text is nowhere in here: only sets and counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import SkipSet
+from edgespec.formulas.cost import speedup
+
+GAMMA = 8  # longest draft whose speed is predicted
+_MODEL_EVERY = 3  # every third candidate is the model's; the paper's 25 suits a search of a thousand
+_UNIFORM = 0.3  # share of the other candidates that are drawn anew rather than mutated from the best
+_CONFIRM = 2  # windows before a set may lead
+_AGAIN = 8  # candidates after which the leading set is scored again: texts change
+_PATIENCE, _SURE_PATIENCE, _SURE = 100, 24, 0.94  # candidates without a better set; fewer above this acceptance
+_IN_SIGHT = 1.01  # a set that may well be so much faster is worth looking for
+_MOST = 1000  # candidates of one search
+_MEMORY = 256.0  # guesses a record remembers; older ones fade
+_TRUST = 8.0  # guesses that the model's acceptance counts as
+_KEPT = 64  # records that are kept
+_LOSS = {"attention": 0.03, "mlp": 0.06}  # prior loss of log acceptance: attention is about twice as skippable
+_SPREAD = 0.06  # of that loss
+
+
+@dataclass
+class Record:
+    """What a set has shown.
+
+    Attributes:
+        matched: guesses that were right.
+        seen: guesses that were scored.
+        windows: times it was scored.
+    """
+
+    matched: float = 0.0
+    seen: float = 0.0
+    windows: int = 0
+
+    def add(self, matched: int, seen: int) -> None:
+        """One window more; what is long ago counts less."""
+        keep = min(1.0, max(_MEMORY - seen, 0.0) / self.seen) if self.seen else 1.0
+        self.matched, self.seen = keep * self.matched + matched, keep * self.seen + seen
+        self.windows += 1
+
+    def acceptance(self, prior: float) -> float:
+        """Smoothed share of right guesses."""
+        return (self.matched + _TRUST * prior) / (self.seen + _TRUST)
+
+
+class OnlineSearch:
+    """Proposes sets and keeps the one of the highest predicted speed.
+
+    Args:
+        layers: of the model; the first and the last are never left out.
+        initial: where to start; scored first.
+        cost: set -> cost of a draft step over a plain one.
+        verify: n -> cost of a pass over n rows.
+        seed: of the candidates.
+
+    Attributes:
+        best: the leading set.
+        candidates: sets proposed so far.
+        stopped: why the search has ended; "" = it goes on.
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        initial: SkipSet,
+        cost: Callable[[SkipSet], float],
+        verify: Callable[[int], float],
+        seed: int = 0,
+    ) -> None:
+        self.layers, self.cost, self.verify = layers, cost, verify
+        self.best = self.initial = initial
+        self.records: dict[SkipSet, Record] = {}
+        self.candidates = 0
+        self.stopped = "" if layers > 2 else "there is no layer between the first and the last"
+        self._random = np.random.default_rng(seed)
+        self._since = 0  # candidates since the lead changed
+        self._since_best = 0  # candidates since the leading set was scored
+        self._challenger: SkipSet | None = None
+        self._precision = np.eye(self._variables) / _SPREAD**2  # of the losses, [2 (layers - 2)] each way
+        self._loss = self._prior_loss  # [2 (layers - 2)]: of log acceptance, by sub-layer
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    def acceptance(self, skip: SkipSet) -> float:
+        """Estimated acceptance of a set."""
+        modelled = math.exp(-float(self._loss @ self._bits(skip)))
+        return self.records.get(skip, Record()).acceptance(modelled)
+
+    def speed(self, skip: SkipSet, acceptance: float | None = None) -> float:
+        """Predicted speed over plain decoding with a set, at its best draft length."""
+        rate = self.acceptance(skip) if acceptance is None else acceptance
+        c = self.cost(skip)
+        return max(speedup(rate, gamma, c, self.verify) for gamma in range(1, GAMMA + 1))
+
+    # -- searching ---------------------------------------------------------------------------------------------------
+
+    def ask(self) -> SkipSet:
+        """The set to score next."""
+        for first in (self.initial, self.best):
+            if first not in self.records or not self.records[first].windows:
+                return first
+        if self._challenger is not None:
+            return self._challenger
+        if self._since_best >= _AGAIN:
+            return self.best
+        self.candidates += 1
+        self._since += 1
+        self._since_best += 1
+        for _ in range(8):  # something new, if it can be found
+            if self.candidates % _MODEL_EVERY == 0:
+                found = self._modelled()
+            elif self._random.random() < _UNIFORM:
+                found = self._uniform()
+            else:
+                found = self._mutated()
+            if len(found) and found not in self.records:
+                return found
+        return self._uniform()
+
+    def tell(self, skip: SkipSet, matched: int, seen: int) -> bool:
+        """A window of ``skip`` was scored: so many right guesses of so many.  Returns whether the lead changed."""
+        self.records.setdefault(skip, Record()).add(matched, seen)
+        self._fit()
+        if skip == self.best:
+            self._since_best = 0
+        before = self.best
+        lead, record = self.speed(self.best), self.records[skip]
+        self._challenger = None
+        if skip != self.best and self.speed(skip) > lead:
+            if record.windows >= _CONFIRM:
+                self.best = skip
+            else:
+                self._challenger = skip
+        elif skip == self.best:  # it may have lost its lead to one that was confirmed before
+            proven = [other for other, known in self.records.items() if known.windows >= _CONFIRM]
+            self.best = max(proven, key=self.speed, default=self.best)
+            if self.speed(self.best) <= lead:
+                self.best = before
+        if len(self.records) > _KEPT:
+            self._forget()
+        if self.best != before:
+            self._since = 0
+            return True
+        self._look_for_the_end()
+        return False
+
+    def resume(self, records: dict[SkipSet, Record]) -> None:
+        """Go on from what an earlier search has seen; where both know a set, from the one that has seen more of it."""
+        for skip, record in records.items():
+            if record.seen > self.records.get(skip, Record()).seen:
+                self.records[skip] = record
+        self._fit()
+        proven = [skip for skip, record in self.records.items() if record.windows >= _CONFIRM or skip == self.initial]
+        self.best = max(proven, key=self.speed, default=self.best)
+        self._since, self._since_best = 0, _AGAIN  # the new text decides first whether it holds
+        self.stopped = "" if self.layers > 2 else self.stopped
+
+    def _look_for_the_end(self) -> None:
+        known = self.records.get(self.best, Record())
+        patience = _PATIENCE
+        if known.windows >= _CONFIRM and self._since >= _SURE_PATIENCE and self.acceptance(self.best) >= _SURE:
+            hoped = np.maximum(self._loss - np.sqrt(np.diag(np.linalg.inv(self._precision))), 0)
+            in_sight = self._fastest(hoped)
+            promise = self.speed(in_sight, math.exp(-float(hoped @ self._bits(in_sight)))) if len(in_sight) else 0.0
+            if promise <= _IN_SIGHT * self.speed(self.best):
+                patience = _SURE_PATIENCE
+        if self._challenger is None and (self._since >= patience or self.candidates >= _MOST):
+            self.stopped = f"no better set among the last {self._since} candidates"
+
+    def _forget(self) -> None:
+        kept = {self.best, self.initial}
+        slowest = min((skip for skip in self.records if skip not in kept), key=self.speed)
+        del self.records[slowest]
+
+    # -- candidates --------------------------------------------------------------------------------------------------
+
+    @property
+    def _variables(self) -> int:
+        return max(0, 2 * (self.layers - 2))
+
+    def _bits(self, skip: SkipSet) -> NDArray[np.bool_]:  # [2 (layers - 2)]
+        bits = np.zeros(self._variables, bool)
+        bits[[layer - 1 for layer in skip.attention]] = True
+        bits[[self.layers - 3 + layer for layer in skip.mlp]] = True
+        return bits
+
+    def _set(self, bits: NDArray[np.bool_]) -> SkipSet:  # [2 (layers - 2)]
+        inner = self.layers - 2
+        attention, mlp = np.flatnonzero(bits[:inner]) + 1, np.flatnonzero(bits[inner:]) + 1
+        return SkipSet(tuple(attention.tolist()), tuple(mlp.tolist()))
+
+    def _uniform(self) -> SkipSet:
+        """Any set; its size is drawn first, or nearly all would have half of the sub-layers."""
+        size = int(self._random.integers(1, max(2, int(0.75 * self._variables) + 1)))
+        bits = np.zeros(self._variables, bool)
+        bits[self._random.choice(self._variables, size, replace=False)] = True
+        return self._set(bits)
+
+    def _mutated(self) -> SkipSet:
+        """The leading set with one to three sub-layers switched."""
+        bits = self._bits(self.best)
+        count = min(int(self._random.integers(1, 4)), self._variables)
+        bits[self._random.choice(self._variables, count, replace=False)] ^= True
+        return self._set(bits)
+
+    @property
+    def _prior_loss(self) -> NDArray[np.float64]:  # [2 (layers - 2)]
+        return np.repeat([_LOSS["attention"], _LOSS["mlp"]], self._variables // 2)
+
+    def _fit(self) -> None:
+        """Bayesian linear regression of the log acceptance on what is left out."""
+        precision = np.eye(self._variables) / _SPREAD**2
+        moment = precision @ self._prior_loss
+        for skip, record in self.records.items():
+            if record.seen:
+                x = self._bits(skip).astype(np.float64)
+                rate = (record.matched + 0.5) / (record.seen + 0.5)
+                weight = record.seen * rate / (1.05 - rate)  # one over the variance of the logarithm of a share
+                precision += weight * np.outer(x, x)
+                moment -= weight * x * math.log(rate)
+        self._precision, self._loss = precision, np.maximum(np.linalg.solve(precision, moment), 0)
+
+    def _modelled(self) -> SkipSet:
+        """The fastest new set by a model drawn from the posterior (Thompson sampling)."""
+        noise = self._random.standard_normal(self._variables)
+        return self._fastest(np.maximum(self._loss + np.linalg.solve(np.linalg.cholesky(self._precision).T, noise), 0))
+
+    def _fastest(self, loss: NDArray[np.float64]) -> SkipSet:  # [2 (layers - 2)]
+        """The fastest new set if sub-layers cost these losses; none, if every likely set is known.
+
+        Losses add up, so the best set of every size is close to the sub-layers of the smallest loss for what they save:
+        only those sets are looked at.
+        """
+        size, inner = self._variables, self.layers - 2
+        saved = [1 - self.cost(SkipSet((1,))), 1 - self.cost(SkipSet((), (1,)))]
+        order = np.argsort(loss / np.maximum(np.repeat(saved, inner), 1e-3))
+        bits, best, fastest = np.zeros(size, bool), SkipSet(), 0.0
+        total = 0.0
+        for at in order:
+            bits[at], total = True, total + float(loss[at])
+            skip = self._set(bits)
+            speed = self.speed(skip, math.exp(-total))
+            if speed > fastest and skip not in self.records:
+                best, fastest = skip, speed
+        return best

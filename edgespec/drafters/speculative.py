@@ -1,0 +1,157 @@
+"""A separate small model that shares the target's vocabulary (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import GreedyTarget, Pass, Target
+from edgespec.drafters.drawing.chain import draw_chain
+from edgespec.drafters.drawing.tree import draw_tree, rows_of, widths_of
+from edgespec.drafters.parts import Parts
+from edgespec.runtimes.files.manifest import MethodPart
+
+# Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
+# for the LM head; more are prefilled first.  After full acceptance it is two: the last guess and the bonus.
+_FEED = 4
+
+
+class DraftModel:
+    """Draws chains or trees from a draft model.
+
+    The draft's slot follows the committed tokens by longest common prefix, so that accepted, refused and never run
+    guesses need no special cases.
+
+    A draft whose LM head was cut has ``columns`` logits a row, fewer than its vocabulary, and ``head_tokens`` int64
+    [columns] says which tokens they are (None: the first ones); it never guesses another.
+
+    Args:
+        model: the draft.
+        vocab_size: the target's; the draft's may differ from it by padding.
+        params: how requests sample; the loop sets it for each (``bind``).
+        noise: likewise.
+        branch: guesses per node: None or (1,) = a chain, one number = a comb, several = a full tree by depth.
+        replacement: whether the siblings of a sampled tree are drawn with replacement; fewer are accepted then.
+    """
+
+    name = "speculative"
+
+    def __init__(
+        self,
+        model: Target,
+        vocab_size: int,
+        params: SamplingParams | None = None,
+        noise: Noise | None = None,
+        branch: tuple[int, ...] | None = None,
+        replacement: bool = False,
+    ) -> None:
+        self.model = model
+        self.vocab_size = vocab_size
+        self.branch = branch or (1,)
+        self.trees = self.branch != (1,)
+        self.replacement = replacement
+        columns: int = getattr(model, "columns", model.vocab_size)
+        self._columns: NDArray[np.int64] | None = None  # [columns]: the token of each, where some have none
+        if columns < model.vocab_size:
+            named: NDArray[np.int64] | None = getattr(model, "head_tokens", None)
+            self._columns = np.arange(columns) if named is None else named
+        self.bind(params or SamplingParams(), noise or Noise())
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        """Draft as this request samples."""
+        self.params, self.noise = params, noise
+
+    def rows(self, budget: int) -> list[int]:
+        """[budget + 1]: rows of the pass that verifies a proposal of each depth."""
+        return rows_of(self.branch, budget)
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """A chain or tree; less deep than ``budget`` where the draft's own context ends."""
+        model = self.model
+        length = min(budget, model.context - len(tokens))
+        if length < 1:
+            return EMPTY
+        known = model.follow(tokens[:-1])
+        if max(tokens[known:]) >= model.vocab_size:  # a padding row of the target's vocabulary: the draft has no such
+            return EMPTY
+        if len(tokens) - known > _FEED:
+            model.prefill(tokens[known:-1])
+            known = len(tokens) - 1
+        return self._tree(tokens, known, length) if self.trees else self._chain(tokens, known, length)
+
+    def _chain(self, tokens: list[int], known: int, length: int) -> Proposal:
+        """Guesses one below the other; the slot holds ``known`` tokens."""
+        model = self.model
+
+        def step(guess: int | None) -> NDArray[np.float32]:
+            feed = tokens[known:] if guess is None else [guess]
+            return self._run(feed, len(feed))[0]
+
+        def best(guess: int | None) -> tuple[int, float]:
+            assert isinstance(model, GreedyTarget)
+            feed = np.array(tokens[known:] if guess is None else [guess], np.int64)  # [n]
+            found = model.forward_best(feed).best
+            assert found is not None
+            model.keep(range(len(feed)))
+            return int(found[0][-1]), float(found[1][-1])
+
+        # the likeliest token may not be one of the draft's padding, which the target does not know
+        direct = isinstance(model, GreedyTarget) and model.vocab_size <= self.vocab_size
+        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise, best=best if direct else None)
+
+    def _tree(self, tokens: list[int], known: int, length: int) -> Proposal:
+        """A comb, at the cost of its chain of first choices, or a full tree, whose nodes run again at every depth."""
+        model, comb = self.model, len(self.branch) == 1
+        levels = len(widths_of(self.branch, length))
+
+        def level(nodes: Sequence[int], guesses: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
+            if nodes[0] < 0:
+                feed = tokens[known:]
+                # the rows of a tree need a common root: the pending token, which therefore stays out of the slot
+                return self._run(feed, len(feed) - (not comb and levels > 1))
+            if comb:
+                return self._run([guesses[nodes[0]]], 1)
+            above = np.array([-1, *(parent + 1 for parent in parents)], np.int64)  # [1 + guesses]
+            logits = model.forward(np.array([tokens[-1], *guesses], np.int64), above).logits
+            rows = self._whole(logits[[node + 1 for node in nodes]])
+            first, path = nodes[0], [0]
+            while first >= 0:
+                path.insert(1, first + 1)
+                first = parents[first]
+            if len(path) == levels:  # the deepest that is run: what the first choices were stays for the next round
+                model.keep(path)
+            return rows
+
+        return draw_tree(level, tokens, self.branch, length, self.vocab_size, self.params, self.noise, self.replacement)
+
+    def _run(self, feed: Sequence[int], kept: int) -> NDArray[np.float32]:
+        """Logits float32 [1, vocab] after a chain of rows, of which the slot keeps the first ``kept``."""
+        logits = self.model.forward(np.array(feed, np.int64)).logits[-1:]
+        self.model.keep(range(kept))
+        return self._whole(logits)
+
+    def _whole(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """float32 [r, vocab] of ``logits`` [r, columns]: a token without a column cannot be guessed."""
+        if self._columns is None:
+            return logits
+        whole = np.full((len(logits), self.model.vocab_size), -np.inf, np.float32)
+        whole[:, self._columns] = logits
+        return whole
+
+    def step_once(self) -> None:
+        """One draft step, to be timed."""
+        self.model.forward(np.zeros(1, np.int64))
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Nothing to learn: the next ``propose`` crops the slot to what was accepted."""
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftModel:
+    """Drafting by the bundle's draft model."""
+    return DraftModel(parts.draft(), parts.target.vocab_size, branch=options.branch)

@@ -1,0 +1,69 @@
+"""Letting a request in: with the method it wants where that fits the memory, else with a cheaper one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.methods import MethodChoice, choose_method
+from edgespec.planning.memory.allowance import Admission, Allowance
+from edgespec.planning.use import Use
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+
+def make_allowance(engine: Engine, threads: int, budget: str | int | None) -> Allowance:
+    """What an engine may take; nothing of its model need be loaded yet.
+
+    Raises:
+        InvalidRequest: a budget that is none, or larger than the machine.
+    """
+    native = engine.operators.kind == "native"
+    use = Use(
+        operators=engine.operators.kind,
+        context=engine.context,
+        attention=engine.attention.name if native else None,
+        threads=threads,
+        strict=engine.strict,
+        device=engine.device,
+    )
+    return Allowance(engine.bundle.manifest, use, budget)
+
+
+def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings) -> tuple[MethodChoice, Admission]:
+    """How a request of ``prompt`` tokens may run.
+
+    Raises:
+        BudgetError: not even plain decoding fits.
+    """
+    tokens = min(engine.context, prompt + settings.max_new_tokens)
+    fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
+    choice = choice.among(fitting, "no room in memory")
+    busy, idle = engine.lanes.held()
+    # what several methods load stays while the request runs
+    several = [one.name for one in choice.proposers or choice.candidates if one.name != heaviest(choice)]
+    busy += engine.allowance.extra(several, tokens)
+    admission = engine.allowance.admit(
+        heaviest(choice),
+        tokens,
+        gamma=settings.gamma or choice.gamma,
+        greedy=settings.sampling.greedy and not settings.logprobs,
+        methods=engine.methods,
+        busy=busy,
+        idle=idle,
+    )
+    if admission.crowded:
+        engine.lanes.clear()
+    if admission.method == heaviest(choice):
+        return choice, admission
+    cheaper = choose_method(engine.bundle.manifest, admission.method)
+    return replace(cheaper, reason=admission.reason), admission
+
+
+def heaviest(choice: MethodChoice) -> str:
+    """The method whose memory counts: of several, the one that holds a model or heads of its own."""
+    names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
+    order = ("speculative", "blockwise", "medusa", "paradecode")
+    return next((name for name in order if name in names), names[0])

@@ -1,0 +1,173 @@
+"""Several requests at once: on native operators the passes of all of them are one run, which reads the weights once.
+
+Requests end at different times; a waiting one takes the place of one that has ended (continuous batching).  Prefills
+and drafts are each request's own and run one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from edgespec.decoding.loop import Ask, run_pass
+from edgespec.decoding.settings import Settings
+from edgespec.engine.admission import heaviest
+from edgespec.engine.request import Stream
+from edgespec.engine.result import Result
+from edgespec.engine.sessions import Lane, LanePool
+from edgespec.runtimes.files.kv import LONGEST_PASS
+from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch, Wanted
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+
+class BatchLanes:
+    """Lanes over the slots of a batch, kept from batch to batch with what their drafters have learned.
+
+    Args:
+        model: of native operators.
+        width: how many.
+        context: most tokens of a sequence.
+        make: a lane over a slot.
+    """
+
+    def __init__(self, model: Model, width: int, context: int, make: Callable[[Slot | None], Lane]) -> None:
+        self.batch = NativeBatch(model, width, context=context)
+        slots = iter(self.batch.slots)
+        self.pool: LanePool = LanePool(lambda: make(next(slots)), width)
+
+
+class Batches:
+    """Batches of an engine; idle lanes are kept by width, with what their drafters have learned."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._idle: dict[int, BatchLanes] = {}
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated by idle ones."""
+        return sum(lanes.batch.kv_bytes for lanes in list(self._idle.values()))
+
+    def clear(self) -> None:
+        """Drop the idle ones."""
+        self._idle.clear()
+
+    def run(self, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
+        """Complete prompts, as many at a time as were asked for or fit the memory."""
+        engine = self._engine
+        width = self._width(prompts, settings)
+        lanes = self._take(width) if engine.operators.kind == "native" and len(prompts) > 1 else None
+        pool = lanes.pool if lanes else None
+        try:
+            return run_batch(
+                len(prompts),
+                width,
+                lambda number: Stream(engine.usable, prompts[number], settings, lanes=pool),
+                lanes.batch if lanes else None,
+                engine.lock,
+            )
+        finally:
+            if lanes:
+                self._idle[width] = lanes
+
+    def _width(self, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
+        """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
+        engine = self._engine
+        longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
+        method = heaviest(engine.choose_for(settings))
+        tokens = min(engine.context, longest)
+        return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
+
+    def _take(self, width: int) -> BatchLanes:
+        """Idle lanes of a batch of that width, or new ones."""
+        engine = self._engine
+        with engine.lock:
+            idle = self._idle.pop(width, None)
+        return idle or BatchLanes(engine.model, width, engine.context, engine.new_lane)
+
+
+def run_batch(
+    count: int,
+    width: int,
+    start: Callable[[int], Stream],
+    batch: NativeBatch | None,
+    lock: AbstractContextManager[object],
+) -> list[Result]:
+    """Complete requests, ``width`` at a time.
+
+    Args:
+        count: how many requests.
+        width: most that are in memory at once.
+        start: begins a request, given its number.
+        batch: the batch whose slots the requests decode on; None = they take turns, a round each.
+        lock: held while the model is used.
+
+    Returns:
+        their results, in order.
+    """
+    results: list[Result | None] = [None] * count
+    waiting = iter(range(count))
+    running: dict[int, Stream] = {}
+    try:
+        while True:
+            while len(running) < width and (number := next(waiting, None)) is not None:
+                running[number] = start(number)
+            if not running:
+                return [result for result in results if result is not None]
+            with lock:
+                _round(list(running.values()), batch)
+            for number, stream in list(running.items()):
+                if stream.ended:
+                    del running[number]
+                    stream.end()
+                    results[number] = stream.result
+    finally:
+        for stream in running.values():
+            stream.close()
+
+
+def _round(streams: Sequence[Stream], batch: NativeBatch | None) -> None:
+    """A round of every request."""
+    beside = len(streams) if batch else 1
+    gathered: list[tuple[Stream, Ask]] = []
+    for stream in streams:
+        asked = stream.ask(beside)
+        if asked is None:
+            continue
+        # rows that are to be run on from some layer are another pass than whole ones
+        if batch is None or asked.resume is not None:
+            stream.answer(run_pass(stream.target, asked))
+        else:
+            gathered.append((stream, asked))
+    while gathered and batch is not None:
+        rows = taken = 0
+        while taken < len(gathered) and rows + len(gathered[taken][1].tokens) <= LONGEST_PASS:
+            rows += len(gathered[taken][1].tokens)
+            taken += 1
+        _together(gathered[: max(taken, 1)], batch)
+        del gathered[: max(taken, 1)]
+
+
+def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> None:
+    """Run passes as one, and hand each its part."""
+    if len(gathered) == 1:
+        ((stream, asked),) = gathered
+        stream.answer(run_pass(stream.target, asked))
+        return
+    wanted: list[Wanted] = []
+    for stream, asked in gathered:
+        assert isinstance(stream.target, BatchSlot)
+        wanted.append(Wanted(stream.target, asked.tokens, asked.parents))
+    start = perf_counter()
+    outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
+    ms = 1000 * (perf_counter() - start)
+    rows = sum(len(asked.tokens) for _, asked in gathered)
+    for (stream, asked), output in zip(gathered, outputs, strict=True):
+        asked.ms, asked.beside = ms, rows - len(asked.tokens)
+        stream.answer(output)

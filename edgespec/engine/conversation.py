@@ -1,0 +1,92 @@
+"""Turns of one conversation, written down by the model's own template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from edgespec.decoding.settings import Settings
+from edgespec.decoding.target import common_prefix
+from edgespec.engine.result import Result
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.text.chat import Message
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+    from edgespec.engine.request import Stream
+
+
+class Conversation:
+    """A conversation with a loaded bundle; ``engine.conversation()`` makes one.
+
+    The template's text of all messages is the truth: every turn is tokenized from it as a whole.  The longest beginning
+    that it has in common with what a KV slot holds is not computed again (``Stats.reused_tokens``): the whole
+    conversation so far, unless the template rewrites earlier answers or their text has other tokens than were written.
+
+    Attributes:
+        messages: all so far; append to it for what is neither a question nor an answer, such as a tool's result.
+        tools: JSON schemas of functions that the model may call.
+        options: what else the template knows, such as ``enable_thinking``.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        messages: Sequence[Message] = (),
+        settings: Settings | None = None,
+        *,
+        tools: Sequence[Any] | None = None,
+        template_options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._engine, self._settings = engine, settings
+        self.messages = [dict(message) for message in messages]
+        self.tools, self.options = tools, dict(template_options or {})
+        self._prompt: list[int] = []
+
+    def ask(self, content: Any = None, **changes: Any) -> Result:
+        """Ask, and keep the answer; arguments as for ``stream``."""
+        stream = self.stream(content, **changes)
+        for _ in stream:
+            pass
+        self.take(stream.result)
+        return stream.result
+
+    def stream(self, content: Any = None, **changes: Any) -> Stream:
+        """Start to answer a question; give the result to ``take`` at the end.
+
+        Args:
+            content: the user's words; None = the messages end with what is to be answered.
+            **changes: fields of ``Settings``, set for this turn.
+
+        Raises:
+            InvalidRequest: the template refuses the messages, or there is no room; the question is not kept then.
+        """
+        asked = [*self.messages, {"role": "user", "content": content}] if content is not None else list(self.messages)
+        prompt = self._engine.codec.chat(asked, self.tools, options=self.options)
+        stream = self._engine.stream(prompt, self._settings, **changes)
+        self.messages, self._prompt = asked, prompt
+        return stream
+
+    def take(self, result: Result) -> None:
+        """Add the answer to the messages.
+
+        Some tokenizers write the space before an answer as a part of its first word, and some templates write it
+        themselves: of the text with and without spaces around it, what gives back most of the tokens is kept.
+        """
+        written = [*self._prompt, *result.tokens]
+        texts = list(dict.fromkeys((result.text, result.text.lstrip(), result.text.strip())))
+        if len(texts) > 1:
+            texts.sort(key=lambda text: -common_prefix(self._rendered(text), written))  # stable
+        self.messages.append(_answer(texts[0]))
+
+    def _rendered(self, text: str) -> list[int]:
+        """Tokens of the conversation with this answer; none if the template refuses it."""
+        try:
+            messages = [*self.messages, _answer(text)]
+            return self._engine.codec.chat(messages, self.tools, options=self.options, generation_prompt=False)
+        except InvalidRequest:
+            return []
+
+
+def _answer(text: str) -> Message:
+    return {"role": "assistant", "content": text}

@@ -1,0 +1,205 @@
+"""Which method a request gets, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from edgespec.decoding.settings import DraftOptions
+from edgespec.errors import InvalidRequest
+from edgespec.formulas.cost import WORTH
+from edgespec.planning.expectations import exported, where
+from edgespec.planning.speed.prediction import Speed
+from edgespec.runtimes.files.manifest import EMITTED, FOREIGN_METHODS, METHODS, Manifest, MethodPart
+
+CHAIN = "chain"  # several methods asked in turn: in every bundle
+AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
+LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
+CANDIDATES = 3  # most methods that auto chooses from
+DRAWING = ("speculative", "self-spec", "swift", "paradecode")
+
+
+@dataclass(frozen=True)
+class MethodChoice:
+    """A method picked for a request.
+
+    Attributes:
+        name: the method.
+        part: its parameters in the manifest.
+        gamma: most guesses a round.
+        reason: why this one.
+        proposers: of a chain: its methods.
+        promise: predicted speed over plain decoding; 1 = nothing was predicted.
+        candidates: of auto: the methods to choose from, this one first.
+    """
+
+    name: str
+    part: MethodPart
+    gamma: int
+    reason: str
+    proposers: tuple[MethodChoice, ...] = ()
+    promise: float = 1.0
+    candidates: tuple[MethodChoice, ...] = ()
+
+    @property
+    def draws(self) -> bool:
+        """Whether guesses are drawn from a distribution when sampling (then rejection sampling decides)."""
+        return self.name in DRAWING or any(proposer.draws for proposer in self.proposers)
+
+    def uses(self, method: str) -> bool:
+        """Whether it is that method, or a chain with it."""
+        return self.name == method or any(proposer.name == method for proposer in self.proposers)
+
+    def among(self, allowed: Collection[str], why: str) -> MethodChoice:
+        """Auto with the allowed candidates alone; anything else, and auto without any, is as it was.
+
+        Args:
+            allowed: names of methods.
+            why: the others are not, in words.
+        """
+        kept = [one for one in self.candidates if one.name in allowed]
+        if not kept or len(kept) == len(self.candidates):
+            return self
+        dropped = ", ".join(one.name for one in self.candidates if one.name not in allowed)
+        gamma = max(one.gamma for one in kept)
+        return replace(kept[0], gamma=gamma, reason=f"{dropped}: {why}; {kept[0].reason}", candidates=tuple(kept))
+
+
+def choose_method(
+    manifest: Manifest,
+    wanted: str | None,
+    drafts: DraftOptions | None = None,
+    predictions: Mapping[str, Speed] | None = None,
+    without: Collection[str] = (),
+) -> MethodChoice:
+    """The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay.
+
+    A chain where only proposers are named.
+
+    Args:
+        manifest: of the bundle.
+        wanted: a method; None or "auto" = whatever pays.
+        drafts: a chain's proposers.
+        predictions: by method; None = what the export predicted.
+        without: methods that auto must leave out.
+
+    Raises:
+        InvalidRequest: the bundle was not exported with that method, or with one of the proposers.
+    """
+    methods = manifest.methods
+    proposers = drafts.proposers if drafts else ()
+    if wanted == CHAIN or (wanted is None and proposers):
+        return _chain(manifest, proposers)
+    if wanted == AUTO and proposers:
+        raise InvalidRequest(
+            f"method auto and proposers {', '.join(proposers)}: expected one of them",
+            "proposers belong to method chain",
+        )
+    if wanted not in (None, AUTO):
+        if wanted not in methods:
+            raise InvalidRequest(
+                f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}", _how_to_have(manifest, wanted)
+            )
+        return _choice(manifest, wanted, "asked for")
+    return _auto(manifest, exported(manifest) if predictions is None else predictions, without)
+
+
+def _auto(manifest: Manifest, predictions: Mapping[str, Speed], without: Collection[str]) -> MethodChoice:
+    """The candidates by their predictions; n-grams last, unless they are predicted to gain."""
+    usable = [name for name in manifest.methods if name != "ar" and name not in without]
+    speeds = {name: predictions[name] for name in usable if name in predictions}
+    gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= WORTH}
+    names = sorted(gains, key=lambda name: -gains[name])[:CANDIDATES]
+    known = speeds.get("ngram")
+    if not names and known is not None and known.basis == "calibrated" and known.speedup < LOSES:
+        return _choice(manifest, "ar", f"nothing pays: even ngram is predicted {known.speedup:.2f}x {where(known)}")
+    if "ngram" not in names:
+        names = [*names[: CANDIDATES - 1], "ngram"]
+    chosen = []
+    for name in names:
+        reason = "default: costs little where text does not repeat"
+        if name in gains:
+            reason = f"predicted {gains[name]:.2f}x {where(speeds[name])}"
+        chosen.append(replace(_choice(manifest, name, reason), promise=gains.get(name, 1.0)))
+    return replace(chosen[0], gamma=max(one.gamma for one in chosen), candidates=tuple(chosen))
+
+
+def _fastest(manifest: Manifest) -> str | None:
+    """The method of the best predicted speed; None = nothing was predicted."""
+    predicted = {name: part.predicted_speedup for name, part in manifest.methods.items() if part.predicted_speedup}
+    return max(predicted, key=lambda name: predicted[name] or 0, default=None)
+
+
+def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
+    """The proposers, or n-gram and the best other method of the bundle."""
+    usable = [name for name in manifest.methods if name != "ar"]
+    if not proposers:
+        others = [name for name in usable if name != "ngram"]
+        best = _fastest(manifest)
+        proposers = ("ngram", best if best in others else others[0]) if others else ("ngram",)
+    if unknown := [name for name in proposers if name not in usable]:
+        raise InvalidRequest(
+            f"proposer {unknown[0]!r} is not in this bundle; it has: {', '.join(usable)}",
+            _how_to_have(manifest, unknown[0]),
+        )
+    if len(set(proposers)) < len(proposers):
+        raise InvalidRequest(f"proposers {', '.join(proposers)}: expected each one once")
+    chosen = tuple(_choice(manifest, name, "") for name in proposers)
+    gamma = max(choice.gamma for choice in chosen)
+    return MethodChoice(CHAIN, MethodPart(), gamma, f"{', then '.join(proposers)}", chosen)
+
+
+def check_branch(manifest: Manifest, branch: tuple[int, ...] | None) -> None:
+    """Refuse trees of guesses that a graph of this bundle cannot run.
+
+    Raises:
+        InvalidRequest: the target takes chains alone, or the draft does and the tree is more than a comb.
+    """
+    if branch in (None, (1,)):
+        return
+    draft = manifest.draft is not None and manifest.draft.origin == "optimum" and len(branch or ()) > 1
+    if draft or manifest.target.origin == "optimum":
+        whose = "target" if manifest.target.origin == "optimum" else "draft"
+        raise InvalidRequest(
+            f"branch {','.join(map(str, branch or ()))}: the {whose}'s graph was exported by optimum, and trees need "
+            "one of edgespec's own",
+            f"leave the branch out; architectures that edgespec emits itself: {', '.join(EMITTED)}",
+        )
+
+
+def check_device(device: str, choice: MethodChoice) -> None:
+    """Refuse a method that needs graphs which nobody can have written beforehand.
+
+    Raises:
+        InvalidRequest: swift, anywhere but on the CPU.
+    """
+    if device != "cpu" and choice.uses("swift"):
+        raise InvalidRequest(
+            f"method swift chooses the layers it leaves out while it writes, but on device {device} a graph leaves out "
+            "what it was exported for",
+            "use self-spec, or device cpu",
+        )
+
+
+def own_choice(name: str) -> MethodChoice:
+    """A caller's own proposer as a method."""
+    return MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
+
+
+def _how_to_have(manifest: Manifest, name: str) -> str:
+    """What to do about a method that a bundle does not have."""
+    if name not in METHODS:
+        return "check the spelling"
+    if manifest.target.origin == "optimum" and name not in FOREIGN_METHODS:
+        return (
+            f"its graph was exported by optimum, and {name} needs one of edgespec's own; architectures that edgespec "
+            f"emits itself: {', '.join(EMITTED)}"
+        )
+    return f"export it with `--method {name}`"
+
+
+def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:
+    part = manifest.methods[name]
+    # adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
+    gamma = {"ar": 1, "ngram": 8}.get(name, max(part.gamma, 6))
+    return MethodChoice(name, part, gamma, reason)

@@ -1,0 +1,270 @@
+"""A running request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.auto import Switch
+from edgespec.decoding.loop import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.decoding.settings import SHADOW, Settings
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
+from edgespec.engine.admission import admit
+from edgespec.engine.result import Chunk, Finish, Result
+from edgespec.engine.sessions import LanePool
+from edgespec.errors import DeviceError
+from edgespec.runtimes.process import peak_bytes
+from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.stream import StreamDecoder
+
+if TYPE_CHECKING:
+    from edgespec.engine.engine import Engine
+
+
+class Stream:
+    """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        prompt: Sequence[int],
+        settings: Settings,
+        cancel: threading.Event | None = None,
+        on_stats: Callable[[Stats], None] | None = None,
+        stats_every: int = 1,
+        lanes: LanePool | None = None,
+    ) -> None:
+        self._engine, self._settings = engine, settings
+        self._prompt = list(prompt)
+        self._cancel = cancel or threading.Event()
+        choice = engine.choose_for(settings)
+        self._choice, self._admission = admit(engine, choice, len(self._prompt), settings)
+        self._tokens: list[int] = []
+        self._logprobs: list[float] = []
+        self._finish: Finish | None = None
+        self._stats = Stats()
+        self._on_stats, self._stats_every = on_stats, stats_every
+        self._lanes = lanes or engine.lanes
+        self._lane = self._lanes.take(self._prompt)
+        self._released = False
+        self._lost: str | None = None  # why the device was left
+        try:
+            try:
+                self._begin()
+            except DeviceError as error:
+                self._leave_device(error)
+            self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
+        except BaseException:
+            self._lanes.give_back(self._lane)
+            raise
+        self._chunks = self._run()
+
+    def _begin(self) -> None:
+        """Take up the request where it stands, on the lane that is there."""
+        settings = self._settings
+        self._lane.chunk = self._admission.chunk
+        with self._engine.lock:  # a new drafter's costs are measured with a few passes
+            how = settings.gamma, settings.adaptive, settings.fallback
+            if settings.proposer is not None:
+                self._drafter = self._lane.own(settings.proposer, *how)
+            else:
+                self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
+        self._rounds = rounds(self._lane.target, self._drafter, self.tokens, self._options(), self._stats)
+
+    def _leave_device(self, error: DeviceError) -> None:
+        """Go on on the CPU from the tokens that are committed; the lane on the device is gone."""
+        self._lost = error.message
+        self._lanes.drop(self._lane)
+        if self._stats.prompt_tokens:
+            self._stats.prompt_tokens -= len(self.tokens)  # they are counted again
+        self._engine = self._engine.off_device(error.message)
+        self._lanes = self._engine.lanes
+        self._choice = self._engine.choose_for(self._settings)
+        self._lane = self._lanes.take(self.tokens)
+        self._begin()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Chunk]:
+        return self._chunks
+
+    def __next__(self) -> Chunk:
+        return next(self._chunks)
+
+    def cancel(self) -> None:
+        """End the request after the round at hand; safe from another thread."""
+        self._cancel.set()
+
+    def close(self) -> None:
+        """End the request now; what was written so far is in ``result``."""
+        self._chunks.close()
+        self._release()  # a stream that nobody began to read
+
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and new tokens so far."""
+        return self._prompt + self._tokens
+
+    @property
+    def result(self) -> Result:
+        """The result so far; complete once the stream has ended."""
+        engine, choice, settings = self._engine, self._choice, self._settings
+        sampling = settings.sampling
+        own = getattr(self._drafter, "inner", self._drafter)
+        auto = self._drafter if isinstance(self._drafter, Switch) else None
+        draws = auto.drew if auto else choice.draws or getattr(own, "drew", False)
+        drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
+        # a row's sums run in another order there: near-ties may differ
+        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
+        same = settings.accept.lossless and not drawn and not trees
+        # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
+        used = auto.used if auto else choice.name
+        exact = engine.strict and same and self._lost is None and (used == "ar" or engine.rows_exact())
+        return Result(
+            text=self._decoder.text,
+            tokens=list(self._tokens),
+            finish=self._finish or "cancelled",
+            stats=self._stats,
+            method_requested=settings.method,
+            method_used=used,
+            reason=self._reason(),
+            lossless=settings.accept.lossless,
+            exact=exact,
+            approximations=engine.approximations + settings.accept.approximations,
+            operators=engine.operators.kind,
+            device=engine.device,
+            device_lost=self._lost,
+            draft_attention=self._draft_attention,
+            logprobs=self._logprobs if settings.logprobs else None,
+            peak_bytes=peak_bytes(),
+            predicted_bytes=self._admission.predicted,
+        )
+
+    @property
+    def _draft_attention(self) -> str | None:
+        """The coarser keys that this request's drafts read."""
+        who = self._drafter if isinstance(self._drafter, Switch) else self._choice
+        skipping = who.uses("self-spec") or who.uses("swift")
+        return self._engine.attention.draft if skipping else None
+
+    def _options(self) -> DecodeOptions:
+        settings, engine = self._settings, self._engine
+        return DecodeOptions(
+            max_new_tokens=settings.max_new_tokens - len(self._tokens),
+            gamma=settings.gamma or self._choice.gamma,
+            eos=frozenset() if settings.ignore_eos else engine.eos,
+            sampling=settings.sampling,
+            logprobs=settings.logprobs,
+            shadow=self._shadow(),
+            accept=settings.accept,
+        )
+
+    def _shadow(self) -> int:
+        """Rounds between two comparisons with plain decoding."""
+        asked = self._settings.shadow
+        return asked if asked is not None else 0 if self._settings.accept.lossless else SHADOW
+
+    # -- a round in two halves, for whoever drives several requests; the caller holds the engine's lock ----------------
+
+    @property
+    def target(self) -> Slot:
+        """The slot that this request's passes are of."""
+        return self._lane.target
+
+    @property
+    def ended(self) -> bool:
+        """Whether the last round was made."""
+        return self._finish is not None
+
+    def ask(self, beside: int = 1) -> Ask | None:
+        """The pass that the next round wants; None = the request was cancelled.
+
+        Args:
+            beside: requests whose passes run together with this one's, itself included.
+        """
+        if self._cancel.is_set():
+            self._finish = "cancelled"
+            return None
+        if not self._stats.rounds:
+            wanted = len(self._prompt) + self._settings.max_new_tokens
+            self.target.reserve(min(self.target.context, wanted))
+        if isinstance(self._drafter, (Adaptive, Switch)):
+            self._drafter.share(beside)
+        asked = next(self._rounds)
+        assert isinstance(asked, Ask)
+        return asked
+
+    def answer(self, output: Pass) -> Chunk:
+        """The round made of the pass that was asked for."""
+        made = self._rounds.send(output)
+        assert isinstance(made, Round)
+        return self._take(made)
+
+    def end(self) -> str:
+        """Give the lane back and tell the last statistics; returns text held back until now."""
+        self._release()
+        if self._on_stats:
+            self._on_stats(self._stats)
+        return self._decoder.finish()
+
+    def _run(self) -> Generator[Chunk, None, None]:
+        try:
+            while not self.ended:
+                try:
+                    with self._engine.lock:  # buffers are shared by all slots: one round at a time
+                        asked = self.ask()
+                        if asked is None:
+                            break
+                        made = self._rounds.send(run_pass(self.target, asked))
+                except DeviceError as error:
+                    self._rounds.close()
+                    self._leave_device(error)
+                    continue
+                assert isinstance(made, Round)
+                yield self._take(made)
+            if rest := self.end():
+                yield Chunk(rest, None)
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        """Give the lane back, once: another request may have it already."""
+        if not self._released:
+            self._released = True
+            self._rounds.close()
+            self._lanes.give_back(self._lane)
+
+    def _take(self, item: Round) -> Chunk:
+        """Add a round's tokens; a stop string in the middle of it drops the tokens after."""
+        if self._on_stats and item.finish is None and self._stats.rounds % self._stats_every == 0:
+            self._on_stats(self._stats)
+        pieces: list[str] = []
+        self._finish = item.finish
+        for at, token in enumerate(item.tokens):
+            self._tokens.append(token)
+            if item.logprobs is not None:
+                self._logprobs.append(item.logprobs[at])
+            ended = item.finish == "eos" and at == len(item.tokens) - 1
+            pieces.append("" if ended else self._decoder.push([token]))  # EOS is no text, even where it is a word
+            if self._decoder.stopped is not None:
+                self._finish = "stop"
+                break
+        return Chunk("".join(pieces), item, tuple(pieces))
+
+    def _reason(self) -> str:
+        left = f"went on on the CPU: {self._lost}" if self._lost else ""
+        if self._stats.dropped_reason:
+            dropped = f"drafter dropped: {self._stats.dropped_reason}"
+            return "; ".join(part for part in (self._choice.reason, dropped, left) if part)
+        attention = self._engine.attention
+        reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
+        drafts = reading if self._draft_attention else ""
+        parts = [self._choice.reason, drafts, getattr(self._drafter, "reason", ""), left]
+        return "; ".join(part for part in parts if part)

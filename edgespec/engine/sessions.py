@@ -1,0 +1,264 @@
+"""Lanes: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.auto import Switch
+from edgespec.control.bandit import Candidate
+from edgespec.control.chain import Compose
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import common_prefix
+from edgespec.drafters.ngram_store.store import NGramStore
+from edgespec.drafters.parts import Parts
+from edgespec.drafters.proposer import Custom, Proposer
+from edgespec.engine.methods import MethodChoice, own_choice
+from edgespec.formulas.cost import ENOUGH, CostModel, measure
+from edgespec.planning.expectations import Ratios
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+
+Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
+VERIFY_SIZES = (1, 2, 3, 5)
+MOST_IDLE = 4  # finished conversations whose KV is kept
+
+
+# method -> the module whose ``build`` makes its drafter
+BUILDERS = {
+    "ar": "ar",
+    "ngram": "ngram",
+    "speculative": "speculative",
+    "self-spec": "self_spec",
+    "swift": "swift",
+    "medusa": "medusa",
+    "blockwise": "blockwise",
+    "paradecode": "paradecode",
+}
+
+UNKNOWN = Ratios({}, {})
+CHEAP = ("ngram",)  # looking at the text costs next to nothing
+
+
+class Lane:
+    """A target slot, the draft's slot if one is needed, and a drafter per method.
+
+    Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
+    cost is worth keeping.
+    """
+
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: Manifest,
+        model: Model,
+        draft: Callable[[], Model],
+        context: int,
+        times: Times,
+        store: NGramStore | None = None,
+        target: Slot | None = None,
+        calibrated: Ratios = UNKNOWN,
+    ) -> None:
+        self._manifest, self._draft, self._times, self._calibrated = manifest, draft, times, calibrated
+        self.target = target or open_slot(model, context=context)
+        self._most_rows = self.target.chunk
+        self._draft_slot: Slot | None = None
+        self._draft_rows = 0
+        self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
+        self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
+        self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
+        self._chains: dict[tuple[DraftOptions, int | None, bool, bool], Compose] = {}
+        self._switches: dict[tuple[object, ...], Switch] = {}
+        self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
+
+    def drafter(
+        self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
+    ) -> Drafter:
+        """The drafter of a method; with ``adaptive`` inside the control that drafts as much as pays."""
+        if choice.proposers:
+            return self._chain(choice, gamma, adaptive, fallback, options)
+        if choice.candidates and adaptive:
+            return self._switch(choice, gamma, fallback, options)
+        inner = self._bare(choice, options)
+        if choice.name == "ar" or not adaptive:
+            return inner
+        key = choice.name, options, gamma or choice.gamma, fallback
+        if key not in self._adaptive:
+            self._adaptive[key] = self._controlled(choice, inner, gamma, fallback)
+        return self._adaptive[key]
+
+    def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
+        """The drafter around a caller's proposer; the last one is kept with what was learned of it."""
+        if self._own is None or self._own[0] is not proposer or self._own[1:4] != (gamma, adaptive, fallback):
+            inner = Custom(proposer, self.target.vocab_size)
+            drafter = self._controlled(own_choice(inner.name), inner, gamma, fallback) if adaptive else inner
+            self._own = proposer, gamma, adaptive, fallback, drafter
+        return self._own[4]
+
+    def _chain(
+        self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
+    ) -> Drafter:
+        """Several drafters asked in turn, each inside control of its own: what pays depends on who else may draft."""
+        key = replace(options, proposers=tuple(one.name for one in choice.proposers)), gamma, adaptive, fallback
+        if key not in self._chains:
+            bare = [(one, self._bare(one, options)) for one in choice.proposers]
+            drafters = [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
+            self._chains[key] = Compose(drafters)
+        return self._chains[key]
+
+    def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
+        """The candidates of method auto; each is loaded at its first turn."""
+        key = tuple((one.name, one.promise) for one in choice.candidates), options, gamma, fallback
+        if key not in self._switches:
+            self._verify_costs(None)  # the passes that this times must come before the prompt is read
+            load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
+            candidates = [
+                Candidate(one.name, one.promise, partial(load, one), one.draws, one.name in CHEAP)
+                for one in choice.candidates
+            ]
+            self._switches[key] = Switch(candidates, self.target, fallback)
+        return self._switches[key]
+
+    def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
+        """The drafter of a method inside control of its own."""
+        return self._controlled(choice, self._bare(choice, options), gamma, fallback)
+
+    def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
+        """The drafter of a method, without control."""
+        which = choice.name, replace(options, proposers=())
+        if which not in self._inner:
+            module = import_module(f"edgespec.drafters.{BUILDERS[choice.name]}")
+            self._inner[which] = module.build(self._parts, choice.part, options)
+        return self._inner[which]
+
+    def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
+        """A drafter inside new control."""
+        control = Adaptive(inner, self._costs(choice, inner), gamma or choice.gamma, fallback)
+        if choice.part.measured and choice.part.measured[0].acceptance:
+            control.prior = choice.part.measured[0].acceptance[0]
+        return control
+
+    @property
+    def chunk(self) -> int:
+        """Most rows of a prefill's pass."""
+        return self.target.chunk
+
+    @chunk.setter
+    def chunk(self, rows: int) -> None:
+        self.target.chunk = min(rows, self._most_rows)
+        if self._draft_slot is not None:
+            self._draft_slot.chunk = min(rows, self._draft_rows)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated."""
+        return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
+
+    def _open_draft(self) -> Slot:
+        if self._draft_slot is None:
+            self._draft_slot = open_slot(self._draft())
+            self._draft_rows = self._draft_slot.chunk
+            self._draft_slot.chunk = min(self._draft_rows, self.target.chunk)
+        return self._draft_slot
+
+    def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
+        """Where control starts from: what the export measured, corrected by calibration and a few passes here and now.
+
+        The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
+        draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
+        """
+        cost = self._verify_costs(0.0 if getattr(inner, "cheap", False) else choice.part.draft_cost)
+        if step := getattr(inner, "step_once", None):
+            (ms,) = self._measured(choice.name, lambda _: step(), (1,)).values()
+            cost.observe_draft(1, ms, ENOUGH)
+        elif choice.name in self._calibrated.draft:
+            cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
+        return cost
+
+    def _verify_costs(self, draft_cost: float | None) -> CostModel:
+        saved = self._manifest.cost.get("verify_ms")
+        verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
+        cost = CostModel(verify, draft_cost)
+        measured = self._measured("verify", self._verify_once, VERIFY_SIZES)
+        # the machine may be slower or faster now than when it was calibrated, but not in proportion
+        wide = {rows: v * self._one_ms() for rows, v in self._calibrated.verify.items() if rows not in measured}
+        for rows, ms in (measured | wide).items():
+            cost.observe_verify(rows, ms, ENOUGH)
+        return cost
+
+    def _one_ms(self) -> float:
+        """Time of a pass of one row, measured here and now."""
+        return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
+
+    def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
+        """Times by size, measured once for all lanes of an engine."""
+        if name not in self._times:
+            self._times[name] = measure(run, sizes, repeats=3)
+        return self._times[name]
+
+    def _verify_once(self, rows: int) -> None:
+        self.target.forward(np.zeros(rows, np.int64))
+
+
+class LanePool:
+    """Hands every request the idle lane that already holds most of its prompt."""
+
+    def __init__(self, make: Callable[[], Lane], most_idle: int = MOST_IDLE) -> None:
+        self._make, self._most_idle = make, most_idle
+        self._idle: list[Lane] = []
+        self._busy: list[Lane] = []
+        self._lock = threading.Lock()
+
+    def take(self, prompt: Sequence[int]) -> Lane:
+        """An idle lane, or a new one."""
+        with self._lock:
+            best = max(self._idle, key=lambda lane: common_prefix(lane.target.tokens, prompt), default=None)
+            if best is not None:
+                self._idle.remove(best)
+            lane = best or self._make()
+            self._busy.append(lane)
+            return lane
+
+    def give_back(self, lane: Lane) -> None:
+        """The request on this lane has ended."""
+        with self._lock:
+            if lane in self._busy:
+                self._busy.remove(lane)
+                self._idle.append(lane)
+                del self._idle[: -self._most_idle]
+
+    def drop(self, lane: Lane) -> None:
+        """What this lane held is lost: nobody gets it again."""
+        with self._lock:
+            if lane in self._busy:
+                self._busy.remove(lane)
+
+    def kv_bytes(self) -> int:
+        """Bytes of KV of all lanes."""
+        with self._lock:
+            return sum(lane.kv_bytes for lane in [*self._idle, *self._busy])
+
+    def held(self) -> tuple[int, int]:
+        """Bytes of KV of lanes that are in use, and of idle ones but the largest, which the next request may take."""
+        with self._lock:
+            idle = sorted(lane.kv_bytes for lane in self._idle)
+            return sum(lane.kv_bytes for lane in self._busy), sum(idle[:-1])
+
+    def longest(self) -> int:
+        """Capacity of the longest target slot, in tokens."""
+        with self._lock:
+            return max((lane.target.capacity for lane in [*self._idle, *self._busy]), default=0)
+
+    def clear(self) -> None:
+        """Drop the idle lanes."""
+        with self._lock:
+            self._idle.clear()

@@ -1,0 +1,107 @@
+"""What method auto expects of every method: from this device's calibration, else from what the export measured."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from edgespec.errors import EdgespecError
+from edgespec.formulas.cost import expected_tokens
+from edgespec.planning.profile.record import Profile
+from edgespec.planning.speed.prediction import Speed, speed_of
+from edgespec.planning.use import Use
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import Attention, Manifest, Operators
+
+_TYPICAL = 1024  # tokens of a request, prompt and answer: a bundle's context may be many times what is ever held
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """Costs over a pass of one row, as calibrated: of a pass by its rows, of a draft step by method."""
+
+    verify: Mapping[int, float]
+    draft: Mapping[str, float]
+
+
+def predictions(
+    manifest: Manifest,
+    operators: Operators,
+    threads: int,
+    context: int,
+    *,
+    device: DeviceName = "cpu",
+    attention: Attention | None = None,
+    strict: bool = True,
+    profile: Profile | None = None,
+) -> dict[str, Speed]:
+    """Predicted speed by method; plain decoding and methods of which nothing is known are not in it.
+
+    Args:
+        manifest: of the bundle.
+        operators: stock or native, as chosen.
+        threads: of ONNX Runtime.
+        context: most tokens of a sequence.
+        device: where passes run.
+        attention: how keys are kept.
+        strict: whether rows have the same bits in every pass.
+        profile: of this bundle on this device; None = it was not calibrated: what the export predicted.
+    """
+    if profile is None:
+        return exported(manifest)
+    use = Use("ar", operators, min(context, _TYPICAL), attention, threads=threads, strict=strict, device=device)
+    found = {}
+    for name in manifest.methods:
+        if name == "ar":
+            continue
+        try:
+            found[name] = speed_of(manifest, replace(use, method=name), profile)
+        except EdgespecError:  # of this method nothing is known
+            continue
+    return found
+
+
+def ratios(profile: Profile | None, depth: int = _TYPICAL // 2) -> Ratios:
+    """What control starts from on a calibrated device: costs of passes and draft steps over a pass of one row.
+
+    Args:
+        profile: the device; None = it was not calibrated: nothing is known.
+        depth: tokens before a pass; the nearest that was measured counts.
+    """
+    if profile is None:
+        return Ratios({}, {})
+    at = min(profile.passes, key=lambda known: abs(known - depth))
+    one = profile.passes[at].get(1)
+    if not one:
+        return Ratios({}, {})
+    steps = {
+        name: times[min(times, key=lambda known: abs(known - depth))] / one
+        for name, times in profile.drafts.items()
+        if times
+    }
+    return Ratios({rows: ms / one for rows, ms in profile.passes[at].items()}, steps)
+
+
+def exported(manifest: Manifest) -> dict[str, Speed]:
+    """What the exporting machine predicted."""
+    found = {}
+    for name, part in manifest.methods.items():
+        if not part.predicted_speedup:
+            continue
+        acceptance = part.measured[0].acceptance if part.measured else []
+        found[name] = Speed(
+            speedup=part.predicted_speedup,
+            tokens_per_second=None,
+            plain_tokens_per_second=None,
+            prefill_tokens_per_second=None,
+            gamma=part.gamma,
+            tokens_per_round=expected_tokens(acceptance, part.gamma),
+            acceptance=acceptance[0] if acceptance else None,
+            basis="exported",
+        )
+    return found
+
+
+def where(speed: Speed) -> str:
+    """On what machine that holds, in words."""
+    return "on the exporting machine" if speed.basis == "exported" else f"on this device ({speed.basis})"

@@ -1,0 +1,205 @@
+"""The memory that an engine may take, and what of a request fits into it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from edgespec.errors import BudgetError
+from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
+from edgespec.planning.memory.parts import Memory, memory_of
+from edgespec.planning.memory.process import resident_now
+from edgespec.planning.use import Use
+from edgespec.runtimes.files.manifest import Manifest
+
+OFF = "off"
+LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
+STACK = 8 << 20  # bytes that a thread reserves
+CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
+FALLBACKS = ("ngram", "ar")  # methods without memory of their own, the better one first
+
+
+@dataclass(frozen=True)
+class Admission:
+    """How a request may run.
+
+    Attributes:
+        method: the one asked for, or a cheaper one.
+        chunk: rows of a prefill's pass.
+        predicted: peak bytes; 0 = nothing was predicted.
+        reason: what was changed, in words; empty = nothing.
+        crowded: whether idle KV of earlier requests must go first.
+    """
+
+    method: str
+    chunk: int
+    predicted: int
+    reason: str = ""
+    crowded: bool = False
+
+
+class Allowance:
+    """What an engine may take.
+
+    Args:
+        manifest: of the bundle.
+        use: how it is run: operators, attention, threads, strict, device.
+        budget: bytes or text such as 1.5GiB: the most resident memory of this process, mapped files included; None =
+            what is free now, of which only private memory is counted: mapped files can be read again; ``off`` = nothing
+            is counted.
+
+    Attributes:
+        limit: bytes; None = no limit.
+        asked: whether it was asked for, rather than found.
+
+    Raises:
+        InvalidRequest: a budget that is none, or larger than the machine.
+    """
+
+    def __init__(self, manifest: Manifest, use: Use, budget: str | int | None = None) -> None:
+        self._manifest, self._use = manifest, use
+        self.asked = budget is not None and budget != OFF
+        self.limit: int | None = None
+        self._mapped = self.asked
+        self._known: dict[Use, Memory] = {}
+        if budget == OFF:
+            return
+        found = available_memory()
+        reserved = found.limit_name.startswith("RLIMIT")  # such limits count memory that is reserved, mapped or not
+        reach = found.reachable - (use.threads + 1) * STACK if reserved else found.reachable
+        if budget is not None:
+            self.limit = parse_bytes(budget)
+            check_budget(self.limit, found)
+            self.limit = min(self.limit, reach) if reserved else self.limit
+        elif reserved:
+            self.limit, self._mapped = reach, True
+        else:
+            self.limit = found.available + resident_now()[0]
+
+    def admit_bundle(self, context: int | None) -> None:
+        """Refuse a bundle that cannot fit, before anything of it is loaded.
+
+        Args:
+            context: tokens that were asked for; None = the bundle's own, which need not be held at once.
+
+        Raises:
+            BudgetError: with what would fit.
+        """
+        if self.limit is None:
+            return
+        use = replace(self._use, method="ar", context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
+        if self._takes(use) <= self.limit:
+            return
+        least = self._takes(replace(use, context=LEAST))
+        if least > self.limit:
+            raise BudgetError(
+                f"this bundle needs at least {show_bytes(least)} to decode plainly, {self._of()}",
+                "`edgespec plan` says which format and method would fit",
+            )
+        raise BudgetError(
+            f"a context of {context} tokens needs {show_bytes(self._takes(use))} with plain decoding, {self._of()}",
+            self._shorter(use),
+        )
+
+    def admit(
+        self,
+        method: str,
+        tokens: int,
+        *,
+        gamma: int,
+        greedy: bool,
+        methods: Sequence[str],
+        busy: int = 0,
+        idle: int = 0,
+    ) -> Admission:
+        """How a request may run.
+
+        Args:
+            method: the one chosen.
+            tokens: of prompt and answer.
+            gamma: most guesses a round.
+            greedy: whether only likeliest tokens are needed.
+            methods: of the bundle.
+            busy: bytes of KV of other requests.
+            idle: bytes of KV that earlier requests have left.
+
+        Raises:
+            BudgetError: not even plain decoding fits.
+        """
+        base = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
+        if self.limit is None:
+            return Admission(method, CHUNKS[0], 0)
+        cheaper = [name for name in FALLBACKS if name in methods and name != method]
+        for name in (method, *cheaper):
+            for chunk in CHUNKS:
+                use = replace(base, method=name, chunk=chunk)
+                takes = self._takes(use) + busy
+                if takes <= self.limit:
+                    crowded = takes + idle > self.limit
+                    reason = "" if name == method else self._dropped(method, name, replace(base, method=method))
+                    return Admission(name, chunk, self._memory(use).peak + busy, reason, crowded)
+        least = replace(base, method="ar", chunk=CHUNKS[-1])
+        raise BudgetError(
+            f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "
+            f"{self._of()}",
+            self._shorter(least, busy),
+        )
+
+    def width(self, batch: int, tokens: int, method: str, greedy: bool) -> int:
+        """Sequences that fit together: ``batch`` or fewer, at least one."""
+        base = replace(self._use, method=method, context=tokens, greedy=greedy)
+        while batch > 1 and self.limit is not None and self._takes(replace(base, batch=batch)) > self.limit:
+            batch -= 1
+        return batch
+
+    def together(self, methods: Sequence[str], tokens: int) -> list[str]:
+        """Those of the methods, the first ones first, whose memory fits at the same time with so many tokens."""
+        if self.limit is None:
+            return list(methods)
+        kept: list[str] = []
+        left = self.limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method="ar"))
+        for name in methods:
+            extra = self.extra([name], tokens)
+            if extra <= left:
+                kept.append(name)
+                left -= extra
+        return kept
+
+    def extra(self, methods: Sequence[str], tokens: int) -> int:
+        """Bytes that methods take beyond plain decoding's, all of them together."""
+        if self.limit is None:
+            return 0
+        use = replace(self._use, context=tokens, chunk=CHUNKS[-1])
+        plain = self._takes(replace(use, method="ar"))
+        return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
+
+    def _takes(self, use: Use) -> int:
+        """Bytes that count."""
+        memory = self._memory(use)
+        return memory.peak if self._mapped else memory.private
+
+    def _memory(self, use: Use) -> Memory:
+        # requests differ by a token: whole blocks of KV are what is allocated anyway
+        use = replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context))
+        if use not in self._known:
+            self._known[use] = memory_of(self._manifest, use)
+        return self._known[use]
+
+    def _of(self) -> str:
+        assert self.limit is not None
+        return f"and the budget is {show_bytes(self.limit)}" if self.asked else f"and {show_bytes(self.limit)} are free"
+
+    def _dropped(self, method: str, used: str, use: Use) -> str:
+        return f"{method} needs {show_bytes(self._takes(replace(use, chunk=CHUNKS[-1])))}, {self._of()}: {used} instead"
+
+    def _shorter(self, use: Use, busy: int = 0) -> str:
+        """How many tokens fit, as a hint."""
+        assert self.limit is not None
+        low, high = 0, use.context
+        while high - low > 64:
+            middle = (low + high) // 2
+            fits = self._takes(replace(use, context=middle)) + busy <= self.limit
+            low, high = (middle, high) if fits else (low, middle)
+        if low < LEAST:
+            return "`edgespec plan` says which format and method would fit"
+        return f"{low // 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"

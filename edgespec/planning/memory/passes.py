@@ -1,0 +1,108 @@
+"""Bytes of running: keys and values, and the scratch space and outputs of the largest passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edgespec.planning.use import Use
+from edgespec.runtimes.files.attention import default_attention, exact_attention
+from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, padded_dim
+from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.slots.slot import ROUND_CAPACITY
+
+HUGE = 2 << 20  # numpy asks for huge pages for arrays of twice this: a page that is touched is as large
+SPLIT = 4 * BLOCK  # tokens that attention takes in one piece (native/attention.cpp)
+TILE = 16
+ACT = 40  # bytes of 32 quantized activations (native/layout.h)
+QUERY = 48  # of what attention knows of a query beside its numbers (native/kernels.h)
+TRIED = 384  # tokens that a new slot has room for
+DRAWN = 7  # rows of float64 that drawing a token takes for a moment
+PROBED = 5  # rows whose logits are compared to say whether rows are exact, and that control times
+
+
+def model_kv(part: ModelPart, use: Use, draft: bool) -> KvFormat:
+    """How a model's native cache is kept; a draft's as exactly as its weights allow."""
+    name = exact_attention(part) if draft else use.attention or default_attention(part)
+    return ATTENTION[name]
+
+
+@dataclass(frozen=True)
+class Kv:
+    """Keys and values of one model: resident bytes when the context is full, and what they are made of."""
+
+    bytes: int
+    note: str
+
+
+def kv_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> Kv:
+    """Of all sequences of a batch."""
+    facts, tokens = part.facts, min(use.context, part.facts.context)
+    room = min(facts.context, tokens) + part.headroom
+    if native:
+        kv = model_kv(part, use, draft)
+        there = use.batch * kv.nbytes(facts, -(-room // BLOCK) * BLOCK)
+        # the slots of a batch lie in one array, each with room of its own behind its tokens
+        used = use.batch * kv.nbytes(facts, tokens)
+        # whether rows are exact is tried on a slot of its own where all others are a batch's
+        tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != "ar" and not draft else 0
+        return Kv(_touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}")
+    capacity = -(-room // ROUND_CAPACITY) * ROUND_CAPACITY
+    row = facts.kv_heads * facts.head_dim * 4
+    arrays = 2 * facts.layers * use.batch
+    return Kv(arrays * _touched(row * tokens, row * capacity, facts.kv_heads), "float32")
+
+
+def _touched(used: int, there: int, pieces: int) -> int:
+    """Resident bytes of an array of which some were written, in so many pieces."""
+    if there < 2 * HUGE:
+        return used
+    return min(there, used + pieces * HUGE // 2)
+
+
+def native_scratch(part: ModelPart, use: Use, rows: int, draft: bool = False) -> int:
+    """Of the largest pass of native operators (native/pass.h, Scratch): the prefill's."""
+    facts, form = part.facts, part.format
+    tokens = min(use.context, facts.context)
+    attended, dim = facts.heads * facts.head_dim, padded_dim(facts)
+    floats = facts.hidden + attended + (facts.intermediate if form == "w8a8" else 0)
+    acts = sum(_act_bytes(part, width) for width in (facts.hidden, attended, facts.intermediate))
+    coded = model_kv(part, use, draft).keys in ("nomad1", "nomad2")
+    query = facts.heads * (QUERY + dim * (4 + 1 + (16 if coded else 0)))
+    splits = -(-tokens // SPLIT)
+    partial = facts.heads * splits * (dim + TILE) * 4 if splits else 0
+    return rows * (4 * floats + acts + query + partial)
+
+
+def _act_bytes(part: ModelPart, width: int) -> int:
+    """Of a row of activations, in the form that matrices multiply."""
+    return 4 * width if part.format == "fp32" else -(-width // 64) * 2 * ACT
+
+
+def stock_scratch(part: ModelPart, rows: int) -> int:
+    """Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer.
+
+    Attention adds nothing that grows with the text: ONNX Runtime 1.31 computes it in tiles.
+    """
+    facts = part.facts
+    attended = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
+    activations = 4 * facts.hidden + 3 * attended + 3 * facts.intermediate
+    return 4 * (rows + 1) * activations  # and the dummy row of a gated graph
+
+
+def logits_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> int:
+    """Of rows of logits that leave the LM head, and what sampling makes of the target's."""
+    columns = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
+    drafts = use.method != "ar"
+    rows = PROBED if drafts else 0
+    if not (native and use.greedy):
+        rows = max(rows, use.gamma + 1 if drafts else 1)
+    # float64: what the distribution of a row is made from, and the drafter's distribution of every guess
+    drawn = 0 if use.greedy or draft else DRAWN + (use.gamma if drafts else 0)
+    return 4 * rows * columns + 8 * drawn * part.facts.vocab
+
+
+def head_logits(part: ModelPart, use: Use, native: bool, groups: list[str]) -> int:
+    """Of a group of heads; native operators give only the best."""
+    columns = part.head_vocab.size if part.head_vocab else part.facts.vocab
+    count = max((group.count for group in part.heads if group.name in groups), default=0)
+    return 0 if native else 4 * count * columns

@@ -1,0 +1,161 @@
+"""Bytes of weights in memory: what a bundle's file holds, and which of its pages a run touches or copies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.runtimes.files.manifest import FileEntry, Format, HeadGroup, ModelPart
+from edgespec.runtimes.files.packing import BLOCK, Kind, Packed
+
+# Linux maps this much around a page that is touched, about: 64 KiB to a MiB, by how large the pieces are in which the
+# page cache has the file (docs/planning.md)
+WINDOW = 256 << 10
+_ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank stands in a text; fitted to a text (docs/planning.md)
+_KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
+# bytes of a weight with stock operators: its level, its scale, which stays mapped, and all as ONNX Runtime packs it
+# (levels, scales, and sums of blocks)
+_STOCK: dict[Format, tuple[float, float, float]] = {
+    "int4": (0.5, 0.125, 0.75), "int8": (1, 0.125, 1.25), "w8a8": (1, 0, 1), "fp32": (4, 0, 4),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class WeightParts:
+    """Bytes of what a weight file holds, as it lies there.
+
+    Attributes:
+        matrices: of the layers.
+        lm_head: that all rows go through: the model's, or the cut one of a draft.
+        table: an embedding that is only looked up; 0 = the LM head's matrix.
+        row: of a token in the embedding.
+        heads: matrices by group of heads.
+        cut: a cut LM head beside the model's own, for heads.
+        angles: of all positions, or learned positions.
+        position: of a position in them.
+    """
+
+    matrices: int
+    lm_head: int
+    table: int
+    row: int
+    heads: Mapping[str, int]
+    cut: int
+    angles: int
+    position: int
+
+
+def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
+    """Bytes of a matrix [n, k] in a weight file."""
+    if native:
+        return Packed(_KINDS[form], n, k).nbytes
+    padded = -(-k // BLOCK) * BLOCK if form in ("int4", "int8") else k
+    return int(n * padded * sum(_STOCK[form][:2])) + (4 * n if form == "w8a8" else 0)
+
+
+def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
+    """Take a model's weight file apart, by its size and the model's facts; layers are what is left."""
+    facts, native = part.facts, part.layout == "native"
+    form, head = part.format, part.head_format or part.format
+    hidden, vocab = facts.hidden, facts.vocab
+    size = files[part.weights].size if part.weights in files else 0
+    position = (4 * sum(_rotary_dims(part)) if facts.rope else 4 * hidden) if part.origin == "edgespec" else 0
+    angles = (facts.context + part.headroom) * position
+    cut = matrix_bytes(head, part.head_vocab.size, hidden, native) if part.head_vocab else 0
+    own = matrix_bytes(head, vocab, hidden, native)
+    blocks = form in ("int4", "int8") and hidden % BLOCK == 0
+    tied = facts.tied and (blocks or form in ("fp32", "w8a8"))
+    row = own // vocab if tied else _row_bytes(part, blocks, native)
+    # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up
+    table = 0 if tied and not part.cut else row * vocab
+    lm_head = cut if part.cut else own
+    heads = {group.name: _group_bytes(group, part, native) for group in part.heads}
+    rest = size - angles - table - lm_head - (0 if part.cut else cut) - sum(heads.values())
+    return WeightParts(max(0, rest), lm_head, table, row, heads, 0 if part.cut else cut, angles, position)
+
+
+def _rotary_dims(part: ModelPart) -> list[int]:
+    """Channels that each table of angles turns; Gemma 3 has one for windowed layers and one for the others."""
+    dims = int(float(str(part.facts.rope.get("dims", part.facts.head_dim))))
+    return [dims] * (2 if part.facts.architecture == "gemma3_text" else 1)
+
+
+def _row_bytes(part: ModelPart, blocks: bool, native: bool) -> int:
+    """Of a token's row in an embedding that is only looked up."""
+    hidden = part.facts.hidden
+    if part.format == "fp32":
+        return 4 * hidden
+    return matrix_bytes(part.format, 16, hidden, native) // 16 if blocks else hidden + 4
+
+
+def _group_bytes(group: HeadGroup, part: ModelPart, native: bool) -> int:
+    """Of the matrices of a group of heads."""
+    hidden, form, head = part.facts.hidden, part.format, part.head_format or part.format
+    shapes = {
+        "medusa": [(group.count * hidden, hidden)],
+        "blockwise": [(group.inner, hidden), (group.count * hidden, group.inner)],
+        "exit": [(hidden, hidden)],
+    }[group.kind]
+    own = group.count * matrix_bytes(head, part.facts.vocab, hidden, native) if group.own else 0
+    return own + sum(matrix_bytes(form, n, k, native) for n, k in shapes)
+
+
+def looked_up(table: int, row: int, tokens: int) -> int:
+    """Resident bytes of a table of which only the rows of a text's tokens are read.
+
+    Frequent tokens have low numbers in all tokenizers made by merging pairs, so rows in use lie together; ranks follow
+    Zipf's law.
+    """
+    if table <= 0 or row <= 0 or tokens <= 0:
+        return 0
+    vocab, windows = table // row, -(-table // WINDOW)
+    chance = 1 / (np.arange(vocab) + _SHIFT) ** _ZIPF  # [vocab]
+    share = np.bincount(np.arange(vocab) * row // WINDOW, chance / chance.sum(), windows)  # [windows]
+    return min(table, int((1 - (1 - share) ** tokens).sum() * WINDOW))
+
+
+def needs(part: ModelPart, weights: WeightParts, groups: list[str]) -> int:
+    """Bytes of the matrices that passes of a method multiply by: layers, LM head, these groups of heads."""
+    cut = weights.cut if groups else 0
+    return weights.matrices + weights.lm_head + cut + sum(weights.heads.get(name, 0) for name in groups)
+
+
+@dataclass(frozen=True)
+class StockWeights:
+    """Weights as ONNX Runtime's operators keep them.
+
+    Attributes:
+        packed: private bytes.
+        mapped: of the file, for good.
+        loading: of the file, while it is packed.
+        table: levels that serve as LM head and as embedding, of which the rows in use stay mapped.
+        row: of a token in them.
+    """
+
+    packed: int
+    mapped: int
+    loading: int
+    table: int
+    row: int
+
+
+def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
+    """All matrices of a graph are packed when its session is made, whether a method needs them or not."""
+    native, form, head = part.layout == "native", part.format, part.head_format or part.format
+    hidden, inner, vocab = part.facts.hidden, part.facts.intermediate, part.facts.vocab
+    sizes = ((form, weights.matrices + sum(weights.heads.values())), (head, weights.lm_head + weights.cut))
+    packed = mapped = 0
+    for kind, size in sizes:
+        level, scale, memory = _STOCK[kind]
+        count = size / (matrix_bytes(kind, 4096, 4096) / 4096**2 if native else level + scale)
+        packed += int(count * memory)
+        mapped += int(count * scale)
+    columns = part.head_vocab.size if part.cut and part.head_vocab else vocab
+    headed = int(columns * hidden * _STOCK[head][0])
+    tied = not weights.table  # one matrix for both
+    whole = tied and head in ("fp32", "w8a8")  # looked up as it lies there: all of it stays
+    loading = max(int(hidden * inner * _STOCK[form][0]), 0 if whole else headed)
+    row = headed // vocab if tied and not whole else 0
+    return StockWeights(packed, mapped + (headed if whole else 0), loading, row * vocab, row)

@@ -1,0 +1,295 @@
+"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed.
+
+Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
+
+    weights(n) + attention(n) d        weights(1) = bytes of weights / rate
+
+where weights(n) follows a verify curve, and attention(n) is that of ``traffic.attention_bytes``.  A profile gives both
+by least squares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from edgespec.planning.profile.record import Profile, manifest_hash
+from edgespec.planning.speed.curves import CURVES, STOCK_STEP, STRICT
+from edgespec.planning.speed.passes import PassTimes, Points, line, rising
+from edgespec.planning.speed.traffic import (
+    attention_bytes,
+    exit_share,
+    group_bytes,
+    kept_share,
+    kv_token_bytes,
+    layer_weights,
+    read_bytes,
+)
+from edgespec.planning.use import Use
+from edgespec.runtimes.files.attention import default_attention
+from edgespec.runtimes.files.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
+
+# milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
+# nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
+CONTROL = 0.022
+EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
+
+
+@dataclass
+class Costs:
+    """Times in milliseconds, or in passes over one row where ``known`` is false.
+
+    Attributes:
+        plain: a one-row pass of the fastest plain decoding, at the depth in question.
+        pass_ms: rows -> a pass of the graph that runs every method, at that depth.
+        step_ms: method -> one draft step, or one look at its heads.
+        other: what a round takes beside its pass and drafts.
+        control: what deciding how much to draft adds to it.
+        prefill: tokens a second; None = not known.
+        known: whether times are those of the device in question.
+        assumed: what is assumed, in words.
+    """
+
+    plain: float
+    pass_ms: Callable[[float], float]
+    step_ms: Callable[[str], float]
+    other: float = 0.0
+    control: float = 0.0
+    prefill: float | None = None
+    known: bool = False
+    assumed: list[str] = field(default_factory=list)
+
+    def v(self, rows: float) -> float:
+        """Time of a round over so many rows, drafts apart, over one of plain decoding."""
+        return (self.pass_ms(rows) + self.other) / (self.plain + self.other)
+
+    def controlled(self, rows: float) -> float:
+        """The same of a method's round."""
+        return self.v(rows) + self.control / (self.plain + self.other)
+
+    def c(self, method: str) -> float:
+        """Time of a draft step over a round of plain decoding."""
+        return self.step_ms(method) / (self.plain + self.other)
+
+
+def is_of(profile: Profile, manifest: Manifest, use: Use) -> bool:
+    """Whether a profile was measured with this very bundle, on these operators and this device."""
+    return (
+        profile.bundle == manifest_hash(manifest)
+        and (profile.operators, profile.device) == (use.operators, use.device)
+        and (use.operators == "native" or profile.strict == use.strict)
+    )
+
+
+def plain_points(profile: Profile) -> list[tuple[float, float]]:
+    """One-row passes of the fastest plain decoding by depth; where there is one graph, those of its passes."""
+    if profile.plain and profile.operators == "stock":
+        return rising(profile.plain)
+    return rising({depth: times[min(times)] for depth, times in profile.passes.items()})
+
+
+def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
+    """Of a profile of this very bundle."""
+    passes, plain = PassTimes(profile.passes), plain_points(profile)
+    more = max(0.0, depth - passes.deepest)
+    found = Costs(
+        plain=line(plain, depth),
+        pass_ms=lambda rows: passes.ms(rows, depth),
+        step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
+        other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
+        prefill=_prefill(profile, depth),
+        known=True,
+    )
+    if more > passes.deepest / 2:
+        found.assumed.append(f"passes at depth {depth:.0f} go on as they did up to {passes.deepest}")
+    if use.threads != profile.threads:
+        found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
+    attention = use.attention or default_attention(manifest.target)
+    if use.operators == "native" and profile.attention not in (None, attention):
+        ratio = kv_token_bytes(manifest.target, use.operators, attention) / max(profile.kv_bytes, 1)
+        found.plain = _other_attention(PassTimes({int(d): {1: ms} for d, ms in plain}), 1, depth, ratio)
+        found.pass_ms = lambda rows: _other_attention(passes, rows, depth, ratio)
+        found.assumed.append(f"attention {attention} takes what {profile.attention} does, by its bytes")
+    return found
+
+
+def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
+    """Of a profile of another bundle, by bytes; its verify curve where format and operators are the same."""
+    target, passes = manifest.target, PassTimes(profile.passes)
+    one, slope = passes.split(1)
+    rate = profile.weight_bytes / max(one, 1e-6)  # bytes a millisecond
+    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
+    theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
+    slower = _slower(profile.operators, use.operators, target.format)
+    curve = rising(CURVES[use.operators][target.format])
+
+    def reading(rows: float) -> float:
+        """Attention here over that of the profile."""
+        mine = attention_bytes(target.facts, kv, rows, use.operators)
+        return mine / attention_bytes(profile.facts, theirs, rows, profile.operators)
+
+    def pass_ms(rows: float) -> float:
+        here, per_token = passes.split(rows)
+        weighed = here * weights / profile.weight_bytes if same else slower * weights / rate * line(curve, rows)
+        return weighed + per_token * reading(rows) * depth
+
+    strict = pass_ms(1)
+    padded = _padding(use) if profile.operators != "stock" or not profile.strict else _measured_padding(profile, use)
+    found = Costs(
+        plain=strict / padded,
+        pass_ms=pass_ms,
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate / slower, slope * reading(1) / kv),
+        other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        control=CONTROL,
+        known=True,
+        assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
+    )
+    if prefill := _prefill(profile, depth):
+        found.prefill = prefill * layer_weights(profile.facts) / layer_weights(target.facts)
+    if not same:
+        found.assumed.append(f"the verify curve of {use.operators} {target.format} is another machine's")
+    if use.operators != profile.operators:
+        found.assumed.append(f"{use.operators} operators take {slower:.2g} times a byte what {profile.operators} do")
+    if use.threads != profile.threads:
+        found.assumed.append(f"{use.threads} threads take what {profile.threads} do")
+    if use.device != profile.device:
+        found.assumed.append(f"device {use.device} takes what {profile.device} does")
+    return found
+
+
+def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
+    """What the exporting machine measured; None = nothing, or with other operators."""
+    times = {int(rows): float(ms) for rows, ms in manifest.cost.get("verify_ms", {}).items()}
+    if not times or use.operators != manifest.target.layout or use.device != "cpu":
+        return None
+    target, before = manifest.target, float(manifest.cost.get("depth", EXPORT_DEPTH))
+    weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
+    points = rising(times)
+    one = line(points, 1)
+    per_byte = one / (weights + attention_bytes(target.facts, kv, 1, use.operators) * before)
+    step = manifest.cost.get("plain_ms", one)
+    padded = max(1.0, one / step) if use.operators == "stock" and use.strict else 1.0
+
+    def step_ms(method: str) -> float:
+        known = manifest.methods[method].draft_cost
+        if known is None:
+            return _step_by_bytes(manifest, use, method, depth, 1 / per_byte, per_byte)
+        # the manifest's unit is the step of one row without padding; native operators have none
+        unit = step if use.operators == "stock" else one
+        return float(known * unit) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
+
+    pass_ms = _moved(manifest, use, points, per_byte, before, depth)
+    return Costs(
+        plain=pass_ms(1) / padded,
+        pass_ms=pass_ms,
+        step_ms=lambda method: max(step_ms(method), 0.0),
+        control=CONTROL,
+        assumed=["this device is like the exporting machine"],
+    )
+
+
+def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
+    """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
+    target = manifest.target
+    weights = read_bytes(target, use.operators)
+    points = [(rows, weights * v) for rows, v in rising(CURVES[use.operators][target.format])]
+    pass_ms = _moved(manifest, use, points, 1.0, 0.0, depth)
+    return Costs(
+        plain=pass_ms(1) / _padding(use),
+        pass_ms=pass_ms,
+        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, 1.0, 1.0),
+        assumed=[
+            f"the verify curve of {use.operators} {target.format} is another machine's",
+            "a draft step takes what its bytes do",
+        ],
+    )
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _moved(
+    manifest: Manifest, use: Use, points: Points, per_byte: float, before: float, depth: float
+) -> Callable[[float], float]:
+    """rows -> a pass at ``depth``, from those at depth ``before``."""
+    facts, kv = manifest.target.facts, kv_token_bytes(manifest.target, use.operators, use.attention)
+
+    def pass_ms(rows: float) -> float:
+        known = line(points, rows)
+        grown = attention_bytes(facts, kv, rows, use.operators) * per_byte * (depth - before)
+        return max(known + grown, known / 2)
+
+    return pass_ms
+
+
+def _other_attention(passes: PassTimes, rows: float, depth: float, ratio: float) -> float:
+    """A pass where a token's keys and values have ``ratio`` times the bytes."""
+    return passes.ms(rows, depth) + passes.split(rows)[1] * depth * (ratio - 1)
+
+
+def _slower(there: Operators, here: Operators, form: Format) -> float:
+    """What a byte of weights takes with some operators over others, where that is known."""
+    known = STOCK_STEP.get(form, 1.0)
+    return 1.0 if there == here else known if here == "stock" else 1 / known
+
+
+def _padding(use: Use) -> float:
+    """A strict pass over a plain one."""
+    return STRICT if use.operators == "stock" and use.strict and use.device == "cpu" else 1.0
+
+
+def _measured_padding(profile: Profile, use: Use) -> float:
+    """The same as a profile has it, at its first depth."""
+    depth = min(profile.passes)
+    plain = profile.plain.get(depth)
+    return profile.passes[depth][1] / plain if plain and _padding(use) > 1 else _padding(use)
+
+
+def _prefill(profile: Profile, depth: float) -> float | None:
+    """Tokens a second; deeper ones take longer."""
+    if not profile.prefill:
+        return None
+    return 1000 / line(rising({at: 1000 / rate for at, rate in profile.prefill.items()}), depth)
+
+
+def _measured_step(manifest: Manifest, use: Use, profile: Profile, method: str, depth: float) -> float:
+    """One draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
+    if points := profile.drafts.get(method):
+        return line(rising(points), depth)
+    one, slope = PassTimes(profile.passes).split(1)
+    if (known := manifest.methods[method].draft_cost) is not None:
+        return known * (one + slope * depth)
+    kv = profile.kv_bytes or kv_token_bytes(manifest.target, use.operators, use.attention)
+    return _step_by_bytes(manifest, use, method, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
+
+
+def _step_by_bytes(manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float) -> float:
+    """One draft step: its bytes of weights over ``rate``, and those of the keys and values that it reads."""
+    weights, kv = _draft_bytes(manifest, use, method)
+    return weights / rate + kv * depth * per_kv_byte
+
+
+def _draft_bytes(manifest: Manifest, use: Use, method: str) -> tuple[float, float]:
+    """What one draft step reads: (bytes of weights, bytes a token before it)."""
+    target, part, how = manifest.target, manifest.methods[method], use.operators
+    weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
+    if method == "speculative":
+        if manifest.draft is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
+            return weights / 20, kv / 20
+        return read_bytes(manifest.draft, how), kv_token_bytes(manifest.draft, how)
+    if method in ("self-spec", "swift"):
+        layers = range(target.facts.layers)
+        half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])
+        share, kept = kept_share(target, part.skip or half, how)
+        return weights * share, kv * kept
+    if method in ("medusa", "blockwise"):
+        groups = [group for group in target.heads if group.name in part.heads]
+        groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
+        return float(sum(group_bytes(target, group, how) for group in groups)), 0.0
+    if method == "paradecode":
+        exits = [group.layer for group in target.heads if group.name in part.heads]
+        first = min(exits, default=target.facts.layers // 2)
+        return weights * exit_share(target, first, how), kv * first / target.facts.layers
+    return 0.0, 0.0  # ar, ngram

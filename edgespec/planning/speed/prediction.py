@@ -1,0 +1,191 @@
+"""Seconds: how fast a bundle decodes, from what was measured on the device and the acceptance in the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from edgespec.drafters.medusa import MOST_NODES
+from edgespec.errors import InvalidRequest
+from edgespec.planning.profile.record import Profile, Trial
+from edgespec.planning.speed import costs as of
+from edgespec.planning.speed.costs import Costs
+from edgespec.planning.speed.gains import Guessing, best_gain, looking
+from edgespec.planning.speed.passes import PassTimes, line, rising
+from edgespec.planning.speed.priors import PRIORS, Text
+from edgespec.planning.use import GAMMA, Use
+from edgespec.runtimes.files.manifest import Manifest, MethodPart
+
+# from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
+# exporting machine measured; formulas with assumptions alone
+Basis = Literal["calibrated", "scaled", "exported", "assumed"]
+HEADS = ("medusa", "blockwise")  # methods that guess all at once
+
+
+@dataclass(frozen=True)
+class Speed:
+    """A prediction.
+
+    Attributes:
+        speedup: over the fastest plain decoding of the same bundle on the same device, of as many sequences.
+        tokens_per_second: of one sequence after the prefill; None = nothing is known of the device.
+        plain_tokens_per_second: the same of plain decoding.
+        prefill_tokens_per_second: None = not known.
+        gamma: guesses a round that it was predicted for; 0 = none pays.
+        tokens_per_round: expected.
+        acceptance: of the first guess; None = the method was timed as a whole, or drafts nothing.
+        basis: what it rests on.
+        assumed: what of it is assumed rather than measured, in words; empty = nothing.
+    """
+
+    speedup: float
+    tokens_per_second: float | None
+    plain_tokens_per_second: float | None
+    prefill_tokens_per_second: float | None
+    gamma: int
+    tokens_per_round: float
+    acceptance: float | None
+    basis: Basis
+    assumed: tuple[str, ...] = ()
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return asdict(self) | {"assumed": list(self.assumed)}
+
+
+def speed_of(
+    manifest: Manifest, use: Use, profile: Profile | None = None, *, depth: float | None = None, text: Text = "chat"
+) -> Speed:
+    """How fast a bundle decodes in this way on the device of ``profile``; None = nothing is known of the device.
+
+    Args:
+        manifest: of the bundle, or of one that is planned.
+        use: how it is to be run.
+        profile: of the device: of this bundle, or of another one.
+        depth: tokens before a pass, on average; None = half of the context.
+        text: kind of text, for what is known from the literature alone.
+
+    Raises:
+        InvalidRequest: the bundle does not have the method.
+    """
+    if use.method not in manifest.methods:
+        raise InvalidRequest(
+            f"method {use.method!r} is not in this bundle; it has: {', '.join(manifest.methods)}",
+            "export it with that method",
+        )
+    at = use.context / 2 if depth is None else depth
+    costs, basis = _costs(manifest, use, profile, at)
+    notes = list(costs.assumed)
+    width = use.batch if use.operators == "native" and use.device == "cpu" else 1
+    plain = 1000 / (costs.plain * width_factor(costs, width) + costs.other) if costs.known else None
+    if plain is not None and width < use.batch:  # they take turns
+        plain /= use.batch
+    if use.batch > 1 and width > 1:
+        notes.append("rows of several sequences take what as many rows of one do")
+
+    def speed(gain: float, gamma: int, tokens: float, acceptance: float | None) -> Speed:
+        fast, why = None if plain is None else plain * gain, tuple(dict.fromkeys(notes))
+        return Speed(gain, fast, plain, costs.prefill, gamma, tokens, acceptance, basis, why)
+
+    if use.method == "ar":
+        return speed(1 / costs.v(1), 0, 1.0, None)
+    trial = profile.trials.get(use.method) if profile is not None and _same_text(profile, manifest) else None
+    if not use.greedy:
+        notes.append("guesses are accepted as in greedy decoding")
+    if trial is not None and basis == "calibrated" and profile is not None:
+        if width == 1:
+            gain = moved(trial, profile, costs, use.method, at)
+            return speed(gain, _gamma(trial), trial.tokens_per_round, _first(trial.acceptance))
+    elif trial is not None and profile is not None:
+        notes.append(f"guesses are accepted as in {profile.name}")
+    if use.method == "paradecode" and trial is None:
+        known = manifest.methods["paradecode"].predicted_speedup
+        notes.append("the gain is the exporting machine's" if known else "no gain: how many tokens exit is not known")
+        return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
+    guessing = _guessing(manifest, use, trial, text, notes)
+    found = best_gain(guessing, costs.c(use.method), costs.controlled, width)
+    return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
+
+
+def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: float) -> float:
+    """The speed-up of a trial at another depth: its passes and drafts grow as measured, what it guesses stays.
+
+    Where guessing no longer pays there, control stops, at the price of looking.
+    """
+    passes, before = PassTimes(profile.passes), trial.depth
+    now = sum(count * costs.pass_ms(rows) for rows, count in trial.rows.items())
+    then = sum(count * passes.ms(rows, before) for rows, count in trial.rows.items())
+    drafts = profile.drafts.get(method)
+    grown = line(rising(drafts), depth) / line(rising(drafts), before) if drafts else 1.0
+    # a round of plain decoding, there and here
+    plain = trial.speedup * trial.round_ms / trial.tokens_per_round
+    plain = max(plain + costs.plain - line(of.plain_points(profile), before), plain / 2)
+    speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
+    rest = 1 / (costs.controlled(1) * (1 + looking(costs.c(method), costs.controlled, at_once=method in HEADS)))
+    return max(speedup, min(rest, trial.speedup))
+
+
+def width_factor(costs: Costs, width: int) -> float:
+    """A plain pass over the rows of so many sequences, over one of a single one."""
+    return costs.pass_ms(width) / costs.pass_ms(1)
+
+
+# -- parts -----------------------------------------------------------------------------------------------------------
+
+
+def _costs(manifest: Manifest, use: Use, profile: Profile | None, depth: float) -> tuple[Costs, Basis]:
+    """The best that is known of passes and drafts."""
+    if profile is not None:
+        if of.is_of(profile, manifest, use):
+            return of.calibrated(manifest, use, profile, depth), "calibrated"
+        return of.scaled(manifest, use, profile, depth), "scaled"
+    found = of.exported(manifest, use, depth)
+    return (found, "exported") if found else (of.assumed(manifest, use, depth), "assumed")
+
+
+def _same_text(profile: Profile, manifest: Manifest) -> bool:
+    """Whether what was accepted in a profile's trials says something of this bundle: it is the same model."""
+    return profile.facts == manifest.target.facts
+
+
+def _guessing(manifest: Manifest, use: Use, trial: Trial | None, text: Text, notes: list[str]) -> Guessing:
+    """How a method guesses here: as in a trial, as the export measured, or as the literature has it."""
+    method, part = use.method, manifest.methods[use.method]
+    prior = PRIORS[method][text]
+    most = use.gamma if use.gamma < GAMMA else part.gamma
+    if method == "ngram":
+        if trial is not None:
+            return Guessing(trial.acceptance, most, fixed=(trial.drafted / trial.rounds, trial.tokens_per_round))
+        notes.append(f"guesses of {text} text: {prior.source}")
+        assert prior.guesses is not None
+        assert prior.tokens is not None
+        return Guessing([prior.acceptance], most, fixed=(prior.guesses, prior.tokens))
+    if method == "medusa":
+        ranks = part.ranks
+        if not ranks:
+            notes.append(f"how often heads are right on {text} text: {prior.source}")
+            ranks = prior.ranks
+        nodes = use.gamma if use.gamma < GAMMA else MOST_NODES
+        return Guessing([ranks[0][0]], nodes, ranks, at_once=True)
+    rates = trial.acceptance if trial is not None else _measured(part)
+    if not rates:
+        notes.append(f"acceptance on {text} text: {prior.source}")
+        rates = [prior.acceptance]
+    return Guessing(rates, most, at_once=method in HEADS)
+
+
+def _measured(part: MethodPart) -> list[float]:
+    return list(part.measured[0].acceptance) if part.measured else []
+
+
+def _first(rates: Sequence[float]) -> float | None:
+    return rates[0] if rates else None
+
+
+def _gamma(trial: Trial) -> int:
+    """Guesses of most of its drafted rounds; 0 = it mostly decoded plainly."""
+    drafted = {rows: count for rows, count in trial.rows.items() if rows > 1}
+    if not drafted or 2 * sum(drafted.values()) < trial.rounds:
+        return 0
+    return max(drafted, key=lambda rows: drafted[rows]) - 1

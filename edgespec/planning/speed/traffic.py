@@ -1,0 +1,93 @@
+"""Bytes that a pass reads: of weights, and of keys and values for every token before it."""
+
+from __future__ import annotations
+
+from edgespec.runtimes.files.attention import default_attention
+from edgespec.runtimes.files.kv import ATTENTION, BLOCK
+from edgespec.runtimes.files.manifest import Attention, Format, HeadGroup, ModelFacts, ModelPart, Operators, SkipSetPart
+
+# Bytes of a weight: levels and, for each block of 32, a scale (docs/bundle.md), of 2 bytes in the native layout and 4
+# in the stock one; w8a8's scales are one a row.
+_NATIVE: dict[Format, float] = {"int4": 18 / 32, "int8": 34 / 32, "w8a8": 1.0, "fp32": 4.0}
+_STOCK: dict[Format, float] = {"int4": 20 / 32, "int8": 36 / 32, "w8a8": 1.0, "fp32": 4.0}
+
+# What a multiplication of attention takes, in bytes read: at depth 8192 a pass of the 0.5B shape takes 4.9 ms more for
+# each row than at depth 200 (docs/measurements.md), 43008 multiplications a token, while 35 GB/s are read; ONNX
+# Runtime's attention takes 4.5 times as long.
+MULTIPLY_BYTES: dict[Operators, float] = {"native": 0.5, "stock": 2.2}
+
+
+def weight_size(form: Format, operators: Operators) -> float:
+    """Bytes of a weight, scales included."""
+    return (_NATIVE if operators == "native" else _STOCK)[form]
+
+
+def head_weights(part: ModelPart) -> int:
+    """Weights of the LM head; a cut one has fewer rows."""
+    facts = part.facts
+    rows = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab
+    return rows * facts.hidden
+
+
+def layer_weights(facts: ModelFacts) -> int:
+    """Weights of all layers, embedding and LM head apart."""
+    outside = facts.vocab * facts.hidden * (1 if facts.tied else 2)
+    if facts.parameters > outside:
+        return facts.parameters - outside
+    return facts.layers * (_attention_weights(facts) + 3 * facts.hidden * facts.intermediate)
+
+
+def read_bytes(part: ModelPart, operators: Operators) -> int:
+    """Bytes of weights that a pass reads: all but an embedding of its own, of which it looks up rows."""
+    rest, head = weight_size(part.format, operators), weight_size(part.head_format or part.format, operators)
+    return round(layer_weights(part.facts) * rest + head_weights(part) * head)
+
+
+def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention | None = None) -> int:
+    """Bytes of keys and values of one token; stock operators keep float32."""
+    facts = part.facts
+    if operators == "stock":
+        return facts.kv_bytes_per_token
+    return ATTENTION[attention or default_attention(part)].block_bytes(facts) // BLOCK
+
+
+def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators) -> float:
+    """What attention of a pass takes for each token before it, in bytes read.
+
+    It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
+    """
+    multiplies = 2 * facts.layers * facts.heads * facts.head_dim
+    return max(kv, rows * multiplies * MULTIPLY_BYTES[operators])
+
+
+def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:
+    """What a self-draft reads of what a pass does: (share of the weights, share of the keys and values)."""
+    facts = part.facts
+    per_layer = layer_weights(part.facts) / facts.layers
+    attention = min(_attention_weights(facts), per_layer)
+    left_out = len(skip.attention) * attention + len(skip.mlp) * (per_layer - attention)
+    whole = read_bytes(part, operators)
+    return 1 - left_out * weight_size(part.format, operators) / whole, 1 - len(skip.attention) / facts.layers
+
+
+def group_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
+    """Bytes of weights that computing a group of heads reads: its own, and the LM head it shares."""
+    width = part.facts.hidden
+    rows = part.head_vocab.size if part.head_vocab else part.facts.vocab
+    inner = group.inner * width * (1 + group.count) if group.inner else group.count * width * width
+    own = group.count if group.own else 1  # a shared LM head is read once for all of them
+    size = weight_size(part.format, operators)
+    return round(inner * size + own * rows * width * weight_size(part.head_format or part.format, operators))
+
+
+def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:
+    """What the layers below an exit, and the exit, read of what a pass does."""
+    below = layer_weights(part.facts) * layer / part.facts.layers * weight_size(part.format, operators)
+    ask = part.facts.hidden**2 * weight_size(part.format, operators)
+    head = head_weights(part) * weight_size(part.head_format or part.format, operators)
+    return (below + ask + head) / read_bytes(part, operators)
+
+
+def _attention_weights(facts: ModelFacts) -> int:
+    """Weights of a layer's attention."""
+    return facts.hidden * facts.head_dim * (2 * facts.heads + 2 * facts.kv_heads)

@@ -1,0 +1,297 @@
+"""Every method of every bundle against plain decoding of the same bundle, in one interleaved run."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.methods import AUTO
+from edgespec.engine.result import Result
+from edgespec.errors import InvalidRequest
+
+BASELINE = "plain"
+RESAMPLES = 2000
+
+
+@dataclass
+class MethodFigures:
+    """What was measured of one method.
+
+    Attributes:
+        method: its name; ``plain`` is the baseline.
+        ms_per_token: one figure per run, prefill apart.
+        ratios: plain decoding's time over this method's, pair by pair.
+        results: the runs.
+        same_text: runs whose tokens equal those of strict plain decoding.
+        extra_bytes: memory beyond plain decoding's: draft weights and KV, or the weights of heads.
+        bundle: the bundle's folder.
+        format: of its weights.
+        weight_bytes: of the target's weights.
+        batch: tokens per second of several sequences together, one figure per run; empty = not measured.
+    """
+
+    method: str
+    ms_per_token: list[float] = field(default_factory=list)
+    ratios: list[float] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
+    same_text: int = 0
+    extra_bytes: int = 0
+    bundle: str = ""
+    format: str = ""
+    weight_bytes: int = 0
+    batch: list[float] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        low, high = bootstrap(self.ratios)
+        rounds = sum(result.stats.rounds for result in self.results)
+        tokens = sum(result.stats.tokens for result in self.results)
+        drafted = sum(result.stats.drafted for result in self.results)
+        accepted = sum(result.stats.accepted for result in self.results)
+        return {
+            "method": self.method,
+            "tokens_per_second": 1000 / median(self.ms_per_token),
+            "speedup": median(self.ratios),
+            "speedup_low": low,
+            "speedup_high": high,
+            "pairs": len(self.ratios),
+            "tokens_per_round": tokens / rounds if rounds else 0.0,
+            "acceptance_rate": accepted / drafted if drafted else 0.0,
+            "lossless": all(result.lossless for result in self.results),
+            "exact": all(result.exact for result in self.results),
+            "same_text": self.same_text,
+            "runs": len(self.results),
+            "extra_bytes": self.extra_bytes,
+            "reason": self.results[-1].reason,
+            "bundle": self.bundle,
+            "format": self.format,
+            "weight_bytes": self.weight_bytes,
+            "batch_tokens_per_second": median(self.batch) if self.batch else None,
+        }
+
+
+def bootstrap(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tuple[float, float]:
+    """Percentile interval of the median by resampling."""
+    draw = random.Random(seed)
+    medians = sorted(median(draw.choices(values, k=len(values))) for _ in range(RESAMPLES))
+    edge = int((1 - share) / 2 * RESAMPLES)
+    return medians[edge], medians[-1 - edge]
+
+
+def bench(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    methods: Sequence[str],
+    repeats: int,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[MethodFigures]:
+    """Measure methods against the fastest plain decoding of the same bundle.
+
+    The baseline runs the bundle's plain graph (no gates, no padding) in a session of its own.
+    Baseline and methods take turns on every prompt, so that a slow moment of the machine hits all of them; a ratio is
+    made of neighbours in time.
+
+    Args:
+        engine: the loaded bundle.
+        prompts: texts or token ids.
+        settings: sampling, length and gamma of every run.
+        methods: which methods.
+        repeats: rounds over all prompts, after one that is not timed.
+        progress: called with (done, of, what).
+    """
+    return bench_all([Entry(engine, methods)], prompts, settings, repeats, progress=progress)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A bundle to measure: its engine, and which methods."""
+
+    engine: Engine
+    methods: Sequence[str]
+
+
+@dataclass
+class _Run:
+    """One method of one bundle, and what was found of it; ``base``: the plain decoding it is held against."""
+
+    engine: Engine
+    settings: Settings
+    found: MethodFigures
+    base: int
+    expected: list[list[int]]
+
+
+def bench_all(
+    entries: Sequence[Entry],
+    prompts: Sequence[Prompt],
+    settings: Settings,
+    repeats: int,
+    batch: int = 0,
+    progress: Callable[[int, int, str], None] | None = None,
+) -> list[MethodFigures]:
+    """Measure methods of several bundles, interleaved: all take turns on every prompt.
+
+    Args:
+        entries: the bundles.  Where their tokenizers differ, prompts must be texts.
+        prompts: texts or token ids.
+        settings: sampling, length and gamma of every run.
+        repeats: rounds over all prompts, after one that is not timed.
+        batch: time so many sequences together as well (the prompts, over again where there are fewer); 0 = do not.
+        progress: called with (done, of, what).
+
+    Returns:
+        for each bundle its plain decoding, then its methods.
+
+    Raises:
+        InvalidRequest: token ids for bundles whose tokenizers differ.
+    """
+    tokenizers = {entry.engine.codec.vocabulary_sha256() for entry in entries}
+    if len(tokenizers) > 1 and not all(isinstance(prompt, str) for prompt in prompts):
+        raise InvalidRequest("these bundles have different tokenizers", "give texts with --prompts FILE")
+    runs: list[_Run] = []
+    for entry in entries:
+        runs += _runs(entry, prompts, settings, len(runs))
+    done, of = 0, len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
+    together = [prompts[i % len(prompts)] for i in range(batch)]
+    for repeat in range(repeats + 1):
+        start = repeat % len(runs)
+        turn = [*range(start, len(runs)), *range(start)]
+        for at, prompt in enumerate(prompts):
+            times: dict[int, float] = {}
+            for number in turn:
+                run = runs[number]
+                result = run.engine.generate(prompt, run.settings)
+                times[number] = result.stats.decode_ms / result.stats.tokens
+                if repeat:
+                    run.found.results.append(result)
+                    run.found.same_text += result.tokens == run.expected[at]
+                done += 1
+                if progress:
+                    progress(done, of, run.found.method)
+            if repeat:
+                for number, ms in times.items():
+                    runs[number].found.ms_per_token.append(ms)
+                    runs[number].found.ratios.append(times[runs[number].base] / ms)
+        for number in turn if batch else ():
+            run = runs[number]
+            begun = perf_counter()
+            results = run.engine.generate_batch(together, run.settings, batch=batch)
+            taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in results) / 1000
+            if repeat:
+                run.found.batch.append(sum(len(result.tokens) for result in results) / taken)
+            done += 1
+            if progress:
+                progress(done, of, f"{run.found.method}, {batch} together")
+    for number, run in enumerate(runs):
+        run.found.extra_bytes = sum(extra_bytes(run.engine, name) for name in _loaded(run.found))
+        if run.base == number:
+            run.engine.close()
+    return [run.found for run in runs]
+
+
+def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
+    """Plain decoding of a bundle, which is number ``base``, and its methods."""
+    engine, bundle = entry.engine, entry.engine.bundle
+    native = engine.operators.kind == "native"  # one graph: its plain decoding is the fastest
+    plain = Engine(
+        bundle,
+        threads=engine.model.threads,
+        context=engine.context,
+        strict=False,
+        operators=engine.operators.kind,
+        device=engine.device,
+        graph="native" if native else "plain",
+        share=engine if native or not engine.strict or engine.device != "cpu" else None,
+    )
+    target = bundle.manifest.target
+    size = bundle.manifest.files[target.weights].size
+    expected = [engine.generate(prompt, settings.changed(method="ar")).tokens for prompt in prompts]
+    named = [(BASELINE, plain, "ar"), *((name, engine, name) for name in entry.methods)]
+    return [
+        _Run(
+            where,
+            settings.changed(method=method),
+            MethodFigures(name, bundle=str(bundle.path), format=target.format, weight_bytes=size),
+            base,
+            expected,
+        )
+        for name, where, method in named
+    ]
+
+
+def _loaded(found: MethodFigures) -> set[str]:
+    """The methods whose parts its runs may have loaded: of auto those that were in use."""
+    if found.method != AUTO:
+        return {found.method}
+    changes = [change for result in found.results for change in result.stats.monitor.control.switches]
+    return {result.method_used for result in found.results}.union(*({at.left, at.taken} for at in changes))
+
+
+def check_plot(path: Path) -> None:
+    """Refuse early what ``plot`` could not write.
+
+    Raises:
+        InvalidRequest: not a PNG, or a folder that is not there.
+    """
+    import matplotlib  # noqa: F401  missing: better now than after the measurement
+
+    if path.suffix.lower() != ".png":
+        raise InvalidRequest(f"{path}: expected a name that ends in .png")
+    if not path.parent.is_dir():
+        raise InvalidRequest(f"{path}: there is no folder {path.parent}", "create it first")
+
+
+def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
+    """Bars of the speed-ups with their intervals, as a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [figure.as_dict() for figure in figures]
+    figure, axes = pyplot.subplots(figsize=(7, 0.6 * len(rows) + 1.4))
+    names = [row["method"] for row in rows]
+    speeds = [row["speedup"] for row in rows]
+    errors = [
+        [row["speedup"] - row["speedup_low"] for row in rows],
+        [row["speedup_high"] - row["speedup"] for row in rows],
+    ]
+    axes.barh(names, speeds, xerr=errors, color=["#9aa5b1" if name == BASELINE else "#3b7dd8" for name in names])
+    axes.axvline(1, color="black", linewidth=0.8)
+    axes.invert_yaxis()
+    axes.set_xlabel("speed over plain decoding (median, 95 % interval)")
+    axes.set_title(title, parse_math=False)  # a $ in a name is a $
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+WEIGHT_BYTES = {"int4": 0.5625, "int8": 1.0625, "w8a8": 1.0, "fp32": 4.0}  # of a weight, scales included
+
+
+def extra_bytes(engine: Engine, method: str) -> int:
+    """Memory that a method needs beyond plain decoding's: a draft's weights and KV; heads, by their shapes."""
+    manifest = engine.bundle.manifest
+    if method == "speculative" and manifest.draft is not None:
+        weights = manifest.files[manifest.draft.weights].size
+        return weights + manifest.draft.facts.kv_bytes_per_token * engine.lanes.longest()
+    part = manifest.methods.get(method)
+    if part is None:
+        return 0
+    target = manifest.target
+    width, tokens = target.facts.hidden, target.head_vocab.size if target.head_vocab else target.facts.vocab
+    weights = 0
+    for group in target.heads:
+        if group.name in part.heads:
+            inner = group.inner * width * (1 + group.count)  # blockwise: one matrix in, one out for each head
+            weights += inner if group.inner else group.count * width * width
+            weights += group.count * tokens * width if group.own else 0
+    return round(weights * WEIGHT_BYTES[target.format])

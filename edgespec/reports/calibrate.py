@@ -1,0 +1,294 @@
+"""Calibration: what passes, drafts, prefills and whole methods of a bundle take on this device, within a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import GreedyTarget
+from edgespec.engine.engine import Engine
+from edgespec.engine.sessions import Lane
+from edgespec.errors import first_line
+from edgespec.planning.memory.budget import available_memory
+from edgespec.planning.profile.machine import this_machine
+from edgespec.planning.profile.record import Profile, Trial, manifest_hash, prompts_digest
+from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
+from edgespec.reports.measuring import Clock, take_turns
+from edgespec.reports.trials import run_trials
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.operators import Wanted
+from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.slot import Slot, open_slot
+
+SECONDS = 15.0  # of all parts together, loading apart
+SHARES = {"passes": 0.33, "prefill": 0.10, "drafts": 0.07, "trials": 0.50}  # in this order
+ROWS = (1, 2, 3, 5, 9, 17)
+DEPTHS = (64, 512, 2048, 8192, 32768, 131072)
+FEWEST_DEPTHS = 2  # timed however long they take: what grows with depth is a line
+ON_DEVICE = 512  # deepest on a device whose memory must be filled by a real prefill
+KV_SHARE = 0.25  # of the memory that is free: keys and values of the deepest pass take no more
+PREFILL = 128  # tokens of a timed prefill
+Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
+
+
+@dataclass(frozen=True)
+class CalibrateOptions:
+    """How a bundle is loaded, as ``load`` has it, and how long measuring may take.
+
+    Attributes:
+        seconds: of measuring; divided among its parts, each of which makes its fewest turns however long they take.
+        trials: whether whole methods are tried.
+        prompts: what they are tried on, as token ids; empty = the bundle's own prompts.
+    """
+
+    threads: int | None = None
+    context: int | None = None
+    strict: bool = True
+    operators: Wanted = "auto"
+    device: DeviceName = "cpu"
+    attention: str | None = None
+    seconds: float = SECONDS
+    trials: bool = True
+    prompts: tuple[tuple[int, ...], ...] = ()
+
+
+def calibrate(
+    bundle: Bundle,
+    options: CalibrateOptions | None = None,
+    process: int = 0,
+    progress: Progress | None = None,
+    clock: Clock = perf_counter,
+) -> Profile:
+    """Measure a bundle on this machine.
+
+    Args:
+        bundle: opened.
+        options: how it is run.
+        process: resident bytes of a process before a bundle is opened (``process_bytes``).
+        progress: told of every stage.
+        clock: seconds.
+
+    Raises:
+        EdgespecError: the bundle cannot be run in this way.
+    """
+    return Calibrator(bundle, options or CalibrateOptions(), progress or (lambda *_: None), clock).run(process)
+
+
+class Calibrator:
+    """The parts of a calibration, one after the other."""
+
+    def __init__(self, bundle: Bundle, options: CalibrateOptions, progress: Progress, clock: Clock) -> None:
+        self.bundle, self.options, self.progress, self.clock = bundle, options, progress, clock
+        self.notes: list[str] = []
+        how: dict[str, Any] = {"threads": options.threads, "context": options.context, "device": options.device}
+        self.engine = engine = Engine(
+            bundle, strict=options.strict, operators=options.operators, attention=options.attention, **how
+        )
+        # as in bench: native operators have one graph, whose plain decoding is the fastest
+        native = engine.operators.kind == "native"
+        shared = native or not options.strict or options.device != "cpu"
+        self.plain = Engine(
+            bundle,
+            strict=False,
+            operators=engine.operators.kind,
+            graph="native" if native else "plain",
+            share=engine if shared else None,
+            **how,
+        )
+
+    def run(self, process: int) -> Profile:
+        """Everything."""
+        self.begun = self.clock()
+        engine, manifest = self.engine, self.bundle.manifest
+        slot = open_slot(engine.model, context=engine.context)
+        depths = self._depths()
+        exact = rows_exact(slot)
+        passes, plain = self._passes(slot, depths)
+        depths = list(passes)
+        prefill = self._prefill(slot, depths)
+        del slot  # its cache may be as long as the context: one at a time
+        drafts = self._drafts(depths)
+        trials = self._trials(plain[depths[0]]) if self.options.trials else {}
+        target, kind = manifest.target, engine.operators.kind
+        weights = read_bytes(target, kind)
+        return Profile(
+            machine=this_machine(engine.device),
+            bundle=manifest_hash(manifest),
+            name=self.bundle.path.resolve().name,
+            facts=target.facts,
+            format=target.format,
+            head_format=target.head_format,
+            weight_bytes=weights,
+            kv_bytes=kv_token_bytes(target, kind, engine.attention.name),
+            operators=kind,
+            device=engine.device,
+            threads=engine.model.threads,
+            attention=engine.attention.name,
+            strict=self.options.strict or kind == "native",
+            context=engine.context,
+            passes=passes,
+            plain=plain,
+            drafts=drafts,
+            trials=trials,
+            prompts=prompts_digest(self.options.prompts),
+            prefill=prefill,
+            bandwidth=weights / (plain[depths[0]] / 1000),
+            rows_exact=exact,
+            process_bytes=process,
+            seconds=self.clock() - self.begun,
+            notes=self.notes,
+            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        )
+
+    # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _depths(self) -> list[int]:
+        """Tokens before the timed passes: up to the context, as far as memory allows."""
+        most = self.engine.context - max(ROWS) - 1
+        if self.engine.device != "cpu":
+            most = min(most, ON_DEVICE)
+        else:
+            token = kv_token_bytes(self.bundle.manifest.target, self.engine.operators.kind, self.engine.attention.name)
+            room = int(KV_SHARE * available_memory().available / token)
+            if room < most:
+                self.notes.append(f"no passes beyond depth {room}: their keys and values would fill the memory")
+            most = min(most, room)
+        most = max(1, most)
+        found = [depth for depth in DEPTHS if depth < most]
+        # the end of the context itself, unless that is next to the depth before
+        return [*found, most] if not found or most > 1.5 * found[-1] else found
+
+    def _passes(self, slot: Slot, depths: list[int]) -> tuple[dict[int, dict[int, float]], dict[int, float]]:
+        """Milliseconds by depth and rows, as rounds make them; and of the fastest plain step by depth."""
+        apart = self.plain.model is not self.engine.model
+        other = open_slot(self.plain.model, context=self.engine.context) if apart else None
+        sizes = [rows for rows in ROWS if rows <= self.engine.context - 1]
+        found: dict[int, dict[int, float]] = {}
+        plain: dict[int, float] = {}
+        seconds, begun = self._seconds("passes"), self.clock()
+        for number, depth in enumerate(depths):
+            if number >= FEWEST_DEPTHS and self.clock() - begun > seconds:
+                self.notes.append(f"no passes beyond depth {depths[number - 1]}: the time was up")
+                break
+            self.progress("passes", number, len(depths), f"depth {depth}")
+            runs = {rows: _pass(slot, rows) for rows in sizes}
+            slot.stand_in(depth)
+            if other is not None:
+                other.stand_in(depth)
+                runs[0] = _pass(other, 1)
+            times = take_turns(runs, seconds / len(depths), self.clock)
+            plain[depth] = times.pop(0, times[1])
+            found[depth] = times
+        self.progress("passes", len(depths), len(depths), "done")
+        return found, plain
+
+    def _drafts(self, depths: list[int]) -> dict[str, dict[int, float]]:
+        """One draft step of every method that has one, at the first and at the last depth."""
+        wanted = sorted({depths[0], depths[-1]})
+        with self._lane() as lane:
+            names = [name for name in self.engine.methods if self._usable(name)]
+            drafters = [drafter for name in names if (drafter := self._drafter(lane, name))]
+            steps = {one.name: one.step_once for one in drafters if hasattr(one, "step_once")}
+            slots = [one.model for one in drafters if isinstance(getattr(one, "model", None), Slot)]
+            found: dict[str, dict[int, float]] = {name: {} for name in steps}
+            seconds = self._seconds("drafts") / len(wanted)
+            for number, depth in enumerate(wanted):
+                self.progress("drafts", number, len(wanted), f"depth {depth}")
+                lane.target.stand_in(depth)
+                for slot in slots:  # of draft models
+                    slot.stand_in(min(depth, slot.context - 2))
+                times = take_turns(steps, seconds, self.clock)
+                for name, ms in times.items():
+                    found[name][depth] = ms
+        self.progress("drafts", len(wanted), len(wanted), "done")
+        return found
+
+    @contextmanager
+    def _lane(self) -> Iterator[Lane]:
+        """A lane of the engine, which is dropped afterwards: its drafters have seen nothing real."""
+        lane = self.engine.lanes.take([])
+        try:
+            yield lane
+        finally:
+            self.engine.lanes.drop(lane)
+
+    def _drafter(self, lane: Lane, method: str) -> Any:
+        """A method's drafter without control; None = it does not draft here."""
+        try:
+            drafter: Any = lane.drafter(self.engine.choose(method), None, False, True, DraftOptions())
+            if step := getattr(drafter, "step_once", None):
+                step()
+        except Exception as error:  # as in a request: it costs the method, not the rest
+            self.notes.append(f"{method} was not measured: {first_line(error)}")
+            return None
+        return drafter
+
+    def _prefill(self, slot: Slot, depths: list[int]) -> dict[int, float]:
+        """Tokens a second, by depth."""
+        room = self.engine.context - PREFILL
+        wanted = [depth for depth in depths if depth <= room] or [0]
+        size = min(PREFILL, self.engine.context - 1 - wanted[0])
+        tokens = [0] * size
+        seconds, begun = self._seconds("prefill"), self.clock()
+        found: dict[int, float] = {}
+        for number, depth in enumerate(wanted):
+            if number and self.clock() - begun > seconds:
+                break
+            self.progress("prefill", number, len(wanted), f"{size} tokens at a time")
+            # a slot that holds something else is cropped, so that each begins where it should
+            run, limit = {depth: lambda: slot.prefill(tokens)}, seconds / len(wanted)
+            times = take_turns(run, limit, self.clock, prepare=slot.stand_in, least=1, warm=int(not number))
+            found[depth] = 1000 * size / times[depth]
+        self.progress("prefill", len(wanted), len(wanted), "done")
+        return found
+
+    def _trials(self, step_ms: float) -> dict[str, Trial]:
+        """Every method on the bundle's own prompts, as far as it has some."""
+        prompts = self._prompts()
+        if not prompts:
+            self.notes.append("no method was tried: there are no prompts that fit")
+            return {}
+        methods = [name for name in self.engine.methods if name != "ar" and self._usable(name)]
+        found, failed = run_trials(
+            self.engine,
+            self.plain,
+            methods,
+            prompts,
+            self._seconds("trials"),
+            step_ms,
+            self.clock,
+            lambda done, of, what: self.progress("trials", done, of, what),
+        )
+        self.notes += failed
+        return found
+
+    def _usable(self, method: str) -> bool:
+        """Whether a method can run on this device."""
+        return self.engine.device == "cpu" or method != "swift"
+
+    def _prompts(self) -> Sequence[list[int]]:
+        room = self.engine.context - 2
+        golden = [vector.prompt for vector in self.bundle.manifest.golden]
+        return [list(prompt) for prompt in self.options.prompts or golden if 0 < len(prompt) <= room]
+
+    def _seconds(self, part: str) -> float:
+        """Time of a part: its share of what is left, so that those after it make up for one that took longer."""
+        left = max(0.0, self.options.seconds - (self.clock() - self.begun))
+        names = list(SHARES)
+        return left * SHARES[part] / sum(SHARES[name] for name in names[names.index(part) :])
+
+
+def _pass(slot: Slot, rows: int) -> Callable[[], object]:
+    """A pass as a greedy round makes it."""
+    tokens = np.zeros(rows, np.int64)
+    if isinstance(slot, GreedyTarget):
+        return lambda: slot.forward_best(tokens)
+    return lambda: slot.forward(tokens).logits.argmax(-1)

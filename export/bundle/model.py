@@ -1,0 +1,107 @@
+"""One source model -> one weight file and its graphs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.model_part import INDEX, NATIVE, WEIGHTS, model_part, stock_graphs
+from edgespec.export.bundle.model_part import open_model as open_model  # beside what writes it
+from edgespec.export.graphs.emit import GraphOps
+from edgespec.export.graphs.formats import Errors, linear_format
+from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.native.emit import NativeOps
+from edgespec.export.native.formats import NativeFormat
+from edgespec.export.quantization.quantizers import LevelSource
+from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout, ModelPart
+
+
+@dataclass(frozen=True)
+class WrittenModel:
+    """A model part on disk, and the relative squared error of each of its matrices."""
+
+    part: ModelPart
+    errors: Errors
+
+
+def write_model(
+    folder: Path,
+    arch: Architecture,
+    form: Format,
+    *,
+    head: Format | None = None,
+    chosen: LevelSource | None = None,
+    gated: bool = False,
+    draft: bool = False,
+    prefix: str = "",
+    layout: Layout = "native",
+    plan: HeadPlan | None = None,
+    head_vocab: HeadVocab | None = None,
+) -> WrittenModel:
+    """Write ``model.data`` and the graphs over it into ``folder``.
+
+    With stock operators a target has two graphs: the strict one (its sub-layers gated if asked for), whose rows have
+    the same bits in every pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.  With
+    native operators one graph does all of it.  The weights are stored once; ``model.weights.json`` says where each
+    lies in either layout, so that the other one can be made without looking into the graphs.
+
+    Args:
+        folder: an existing folder.
+        arch: the model.
+        form: weight format of every matrix.
+        head: weight format of the LM head and of the embedding tied to it; None = ``form``.
+        chosen: the levels of int4 and int8 matrices; None = round to nearest.
+        gated: sub-layers can be left out of the strict graph.
+        draft: only the plain graph.
+        prefix: path of ``folder`` inside the bundle, with a trailing slash.
+        layout: which operators' weights are stored.
+        plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
+            (native graphs give them anyway).
+        head_vocab: the tokens of the plan's cut LM head.
+    """
+    linear = linear_format(form, chosen)
+    head_linear = linear_format(head, chosen) if head else linear
+    errors: Errors = {}
+    plan, hidden = plan or HeadPlan(), plan is not None and not draft
+    graphs = stock_graphs(gated, draft, hidden, prefix)
+    with WeightFile(folder / WEIGHTS, plan=layout != "stock") as weights:
+        for graph in graphs.values():  # the second graph finds every tensor already stored
+            kind = {"gates": graph.gated, "padded": graph.padded, "hidden": graph.hidden}
+            ops = GraphOps(arch, linear, weights, errors, head=head_linear, plan=plan, **kind)
+            arch.build(ops)
+            ops.graph.save(folder / graph.file.removeprefix(prefix))
+    with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
+        native = NativeOps(arch, NativeFormat(form, arch, head or form, chosen), packed, errors, plan)
+        arch.build(native)
+        native.graph.save(folder / NATIVE)
+    _write_index(folder / INDEX, weights, packed)
+    part = model_part(
+        arch,
+        form,
+        head=head,
+        quantizer=chosen.quantizer_name if chosen else "rtn",
+        graphs=graphs,
+        min_rows=max(linear.min_rows, head_linear.min_rows),
+        plan=plan,
+        prefix=prefix,
+        layout=layout,
+        head_vocab=head_vocab,
+    )
+    return WrittenModel(part, errors)
+
+
+def _write_index(path: Path, stock: WeightFile, native: WeightFile) -> None:
+    """Where each tensor lies in either layout, and which matrices differ between them."""
+
+    def entries(file: WeightFile) -> dict[str, list[object]]:
+        return {
+            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
+            for name, entry in file.entries.items()
+        }
+
+    matrices = {name: asdict(packed) for name, packed in native.packed.items()}
+    index = {"matrices": matrices, "stock": entries(stock), "native": entries(native)}
+    path.write_text(json.dumps(index), "utf-8")

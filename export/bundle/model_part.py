@@ -1,0 +1,128 @@
+"""What a manifest says of a model, whether its graphs are written or only planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from pathlib import Path
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.source.source import Checkpoint, ConfigOnly
+from edgespec.export.storage.layout import HEADROOM
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+
+WEIGHTS = "model.data"
+MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
+INDEX = "model.weights.json"
+
+
+def open_model(path: Path, context: int | None, adapter: Path | None = None) -> Architecture:
+    """Open a checkpoint as one of the supported architectures, limited to ``context`` tokens.
+
+    Args:
+        path: a model's folder or .gguf file.
+        context: None = as far as the model was made for.
+        adapter: folder of a LoRA adapter to merge into it.
+
+    Raises:
+        ExportError: unreadable, unsupported, or a context beyond what the model was made for.
+    """
+    return limited(architecture(Checkpoint.open(path, adapter)), context)
+
+
+def open_described(path: Path, context: int | None) -> Architecture:
+    """As ``open_model``; of a folder without weights what its config.json describes, which cannot be exported.
+
+    Raises:
+        ExportError: as ``open_model``.
+    """
+    if ConfigOnly.suits(path):
+        return limited(architecture(ConfigOnly.open(path)), context)
+    return open_model(path, context)
+
+
+def limited(arch: Architecture, context: int | None) -> Architecture:
+    """The architecture with its context limited.
+
+    Raises:
+        ExportError: beyond what the model was made for.
+    """
+    if context is not None:
+        if not 1 < context <= arch.most_context:
+            raise ExportError(f"--context {context}: expected 2 to {arch.most_context}, the model's own limit")
+        arch.facts = arch.facts.model_copy(update={"context": context})
+    return arch
+
+
+def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
+    """Refuse models that a device's operators compute wrongly.
+
+    Raises:
+        UnsupportedModel: capped scores: the provider's attention leaves the cap out.
+    """
+    if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
+        raise UnsupportedModel(
+            f"--device {devices[0]}: this model's attention caps its scores, which the provider's attention does not",
+            "use it on the CPU",
+        )
+
+
+def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
+    """Refuse methods that a model has too few layers for.
+
+    Raises:
+        ExportError: swift with fewer than three.
+    """
+    if "swift" in methods and facts.layers < 3:
+        raise ExportError(
+            f"swift leaves out layers between first and last, but the model has {facts.layers} layers",
+            "use another method",
+        )
+
+
+def stock_graphs(gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
+    """The graphs of stock operators.
+
+    A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
+    and the plain one, the fastest plain decoding.  A draft needs only the latter.
+    """
+    if draft:
+        return {"plain": Graph(file=prefix + MAIN)}
+    strict = Graph(file=prefix + MAIN, gated=gated, padded=True, hidden=hidden)
+    return {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
+
+
+def model_part(
+    arch: Architecture,
+    form: Format,
+    *,
+    head: Format | None,
+    quantizer: str,
+    graphs: dict[str, Graph],
+    min_rows: int,
+    plan: HeadPlan,
+    prefix: str = "",
+    layout: Layout = "native",
+    head_vocab: HeadVocab | None = None,
+) -> ModelPart:
+    """The entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
+    facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
+    native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
+    return ModelPart(
+        facts=facts,
+        format=form,
+        quantizer=quantizer,
+        head_format=head,
+        graphs={**graphs, "native": native},
+        weights=prefix + WEIGHTS,
+        index=prefix + INDEX,
+        layout=layout,
+        headroom=HEADROOM,
+        min_rows=min_rows,
+        heads=list(plan.groups),
+        head_vocab=head_vocab,
+        cut=plan.only,
+    )

@@ -1,0 +1,121 @@
+"""Writing a bundle so that it is there whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from edgespec.errors import ExportError
+from edgespec.export.source.source import TOKENIZER_FILES
+from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest
+from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
+
+
+@contextmanager
+def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
+    """A temporary sibling of ``target`` that takes its name at the end; on any error, Ctrl-C too, nothing is left.
+
+    Args:
+        target: the bundle's folder.
+        overwrite: replace an older bundle of that name; anything that is not a bundle is never replaced.
+
+    Raises:
+        ExportError: the target exists, or the disk cannot take the bundle.
+    """
+    refuse_existing(target, overwrite)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.part-"))
+    except OSError as error:
+        raise ExportError(
+            f"{target.parent}: cannot write here: {error.strerror}", "choose another folder with -o"
+        ) from error
+    try:
+        yield folder
+        folder.chmod(0o755)  # mkdtemp makes private folders
+        _take_name(folder, target)
+    except OSError as error:
+        raise ExportError(
+            f"{target}: writing failed: {error.strerror}", "free some space, or choose another disk with -o"
+        ) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _take_name(folder: Path, target: Path) -> None:
+    """Rename ``folder`` to ``target``; what had that name is deleted only after that has worked."""
+    if not target.exists():
+        folder.rename(target)
+        return
+    old = folder.with_name(f"{folder.name}.old")
+    target.rename(old)
+    try:
+        folder.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def refuse_existing(target: Path, overwrite: bool) -> None:
+    """Check that ``target`` may be written.
+
+    Raises:
+        ExportError: it exists and is not a bundle, or is one and ``overwrite`` was not given.
+    """
+    if not target.exists():
+        return
+    if not (target / MANIFEST).is_file():
+        if target.is_dir() and not any(target.iterdir()):
+            return
+        raise ExportError(f"{target}: exists and is not a bundle", "choose another folder with -o")
+    if not overwrite:
+        raise ExportError(
+            f"{target}: a bundle is already there", "pass --overwrite to replace it, or choose another folder"
+        )
+
+
+def copy_tokenizer(source: Path, folder: Path, codec: TextCodec) -> None:
+    """Copy what the runtime needs besides weights: tokenizer, chat templates, generation and model configuration.
+
+    Args:
+        source: the model's folder.
+        folder: the bundle's.
+        codec: the model's tokenizer, written as tokenizer.json if it was made of other files.
+    """
+    for name in (*TOKENIZER_FILES, SPECIAL_TOKENS_FILE):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, folder / name)
+    for file in sorted((source / TEMPLATE_FOLDER).glob("*.jinja")):
+        (folder / TEMPLATE_FOLDER).mkdir(exist_ok=True)
+        shutil.copyfile(file, folder / TEMPLATE_FOLDER / file.name)
+    if codec.converted:
+        codec.tokenizer.save(str(folder / "tokenizer.json"))
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
+    """Write ``edgespec.json`` with size and SHA-256 of every other file; returns the manifest as written."""
+    files = {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_file() and name != MANIFEST:
+            files[name] = FileEntry(size=path.stat().st_size, sha256=sha256(path))
+    manifest = manifest.model_copy(update={"files": files})
+    save_manifest(folder, manifest)
+    return manifest
+
+
+def save_manifest(folder: Path, manifest: Manifest) -> None:
+    """Replace ``edgespec.json`` in one step."""
+    part = folder / f".{MANIFEST}.part"
+    part.write_text(
+        json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False) + "\n", "utf-8"
+    )
+    part.replace(folder / MANIFEST)

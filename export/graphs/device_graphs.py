@@ -1,0 +1,146 @@
+"""The graphs of a bundle for a device: small files over the weights that are there already."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.target import SkipSet
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.graphs.emit import FLOAT, INT64
+from edgespec.export.graphs.emit_device import DeviceHeads, DeviceOps
+from edgespec.export.graphs.formats import Errors, linear_format
+from edgespec.export.graphs.graph import GraphBuilder, Stored, WeightFile
+from edgespec.export.graphs.half import to_half
+from edgespec.export.heads.description import HeadPlan
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
+
+FORMATS = ("fp32", "int4", "int8")
+
+
+class Everything(frozenset[str]):
+    """A set that has every name."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+class KnownWeights(WeightFile):
+    """A weight file that is there, by its index; nothing can be added.
+
+    Args:
+        path: the file.
+        index: ``model.weights.json``.
+    """
+
+    def __init__(self, path: Path, index: Path) -> None:
+        super().__init__(path, plan=True)
+        stock = json.loads(index.read_text("utf-8"))["stock"]
+        for name, (offset, length, dtype, dims) in stock.items():
+            self.entries[name] = Stored(offset, length, tuple(dims), np.dtype(dtype))
+        self.matrices = Everything()  # type: ignore[assignment]
+
+    def put(self, name: str, *_: Any) -> None:
+        """Refuse what is not there.
+
+        Raises:
+            ExportError: always.
+        """
+        raise ExportError(f"{self.path}: has no {name}, which the graph for a device needs", "export the bundle again")
+
+
+def add_device_graphs(
+    folder: Path,
+    arch: Architecture,
+    part: ModelPart,
+    device: DeviceName,
+    skip: SkipSetPart | None,
+    prefix: str = "",
+    precision: Precision = "fp32",
+) -> ModelPart:
+    """Write the graphs of a model for a device into ``folder``.
+
+    Args:
+        folder: the model's folder.
+        arch: the model, with the tensors of its heads.
+        part: its entry in the manifest.
+        device: which.
+        skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
+        prefix: path of ``folder`` inside the bundle, with a trailing slash.
+        precision: of activations, keys and values.
+
+    Raises:
+        ExportError: a weight format that devices do not have.
+    """
+    if part.format not in FORMATS:
+        raise ExportError(
+            f"--device {device} and --format {part.format}: expected one of {', '.join(FORMATS)}",
+            "its operators run on the CPU only",
+        )
+    assert part.index is not None
+    weights = KnownWeights(folder / Path(part.weights).name, folder / Path(part.index).name)
+    plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)
+    shared: dict[str, Any] = {"head": linear_format(part.head_format or part.format, None)}
+    errors: Errors = {}
+    common = arch, linear_format(part.format, None), weights, errors
+    found = dict(part.graphs)
+
+    def add(which: str, graph: GraphBuilder, **facts: Any) -> None:
+        name = graph_name(device, precision, which)
+        if precision == "fp16":
+            to_half(graph)
+        file = f"model.{name.replace('/', '.')}.onnx"
+        graph.save(folder / file)
+        found[name] = Graph(file=prefix + file, device=device, precision=precision, **facts)
+
+    def decoder(which: str, facts: dict[str, Any] | None = None, **kind: Any) -> None:
+        ops = DeviceOps(*common, plan=plan, **(shared | kind))
+        arch.build(ops)
+        add(which, ops.graph, **(facts or {}))
+
+    decoder("", {"hidden": True})
+    add("move", move_graph(arch, weights))
+    add("rows", rows_graph(arch, weights))
+    if skip is not None:
+        decoder("skip", {"skip": skip}, skip=SkipSet(tuple(skip.attention), tuple(skip.mlp)))
+    for group in part.heads:
+        heads = DeviceHeads(*common, group, cut=plan.cut, **shared)
+        arch.build(heads)
+        add(f"heads/{group.name}", heads.graph)
+    edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
+    for first, last in combinations(edges, 2):  # a request may use some of the exits
+        decoder(f"layers/{first}-{last}", first=first, last=last, logits=False)
+    for layer in edges[1:]:
+        decoder(f"from/{layer}", {"hidden": True}, first=layer)
+    return part.model_copy(update={"graphs": found})
+
+
+def move_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
+    """Rows of all keys and values to other places: ``from`` and ``to`` are int64 [m, 3], (0, head, place) each."""
+    graph, facts = GraphBuilder(weights), arch.facts
+    dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
+    for name in ("from", "to"):
+        graph.input(name, INT64, ["M", 3])
+    for layer in range(facts.layers):
+        for kind in ("key", "value"):
+            past = graph.input(f"past_key_values.{layer}.{kind}", FLOAT, dims)
+            rows = graph.node("GatherND", [past, "from"])  # all are read before any is written
+            graph.node("ScatterND", [past, "to", rows], [f"present.{layer}.{kind}"])
+            graph.output(f"present.{layer}.{kind}", FLOAT, dims)
+    return graph
+
+
+def rows_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
+    """Rows int64 [R] of hidden states [1, T, hidden]."""
+    graph = GraphBuilder(weights)
+    graph.input("hidden_in", FLOAT, [1, "T", arch.facts.hidden])
+    graph.input("rows", INT64, ["R"])
+    graph.node("Gather", ["hidden_in", "rows"], ["hidden"], axis=1)
+    graph.output("hidden", FLOAT, [1, "R", arch.facts.hidden])
+    return graph

@@ -1,0 +1,90 @@
+"""Which heads a bundle gets, and the checkpoint with their tensors beside its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.heads.description import CUT, HeadPlan, TrainedHeads, check_heads
+from edgespec.export.heads.read import read_heads
+from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
+from edgespec.export.source.source import BUILTIN, resolve_heads
+from edgespec.runtimes.text.codec import TextCodec
+
+KINDS = ("medusa", "blockwise", "paradecode")  # methods that need trained heads, by the name of their kind
+
+
+@dataclass(frozen=True)
+class HeadChoice:
+    """The heads of a bundle.
+
+    Attributes:
+        trained: by method.
+        tokens: int64 [size], what their cut LM head scores; None = the whole vocabulary.
+    """
+
+    trained: dict[str, TrainedHeads]
+    tokens: NDArray[np.int64] | None = None
+
+    @property
+    def plan(self) -> HeadPlan | None:
+        """What the graphs have; None = nothing."""
+        if not self.trained:
+            return None
+        groups = tuple(group for heads in self.trained.values() for group in heads.groups)
+        return HeadPlan(groups, cut=self.tokens is not None)
+
+    def extend(self, arch: Architecture) -> None:
+        """Put the heads' tensors beside the model's own."""
+        extra: dict[str, Extra] = {}
+        for heads in self.trained.values():
+            for name, tensor in heads.tensors.items():
+                cut = self.tokens is not None and name.endswith(".lm_head.weight")
+                extra[name] = Held(tensor.read(slice(None), None)[self.tokens]) if cut else tensor
+        if self.tokens is not None:
+            extra[CUT] = ChosenRows(arch.source, arch.head.weight, self.tokens)
+        if extra:
+            arch.source = ExtendedCheckpoint(arch.source, extra)
+
+
+def choose_heads(
+    model: str, folders: Sequence[str], methods: Sequence[str], arch: Architecture, codec: TextCodec
+) -> dict[str, TrainedHeads]:
+    """Read and check the heads that the methods need, by method.
+
+    Embedded models come with heads of their own, which are taken where none are given.
+
+    Raises:
+        ExportError: missing heads, two of a kind, heads of no wanted method, or of another model.
+    """
+    found: dict[str, TrainedHeads] = {}
+    read = [(name, read_heads(resolve_heads(name))) for name in folders]
+    if model.startswith(BUILTIN):
+        given = {heads.file.kind for _, heads in read}
+        own = [f"{model}-{kind}" for kind in KINDS if kind in methods and kind not in given]
+        read += [(name, read_heads(resolve_heads(name))) for name in own]
+    for name, heads in read:
+        kind = heads.file.kind
+        if kind in found:
+            raise ExportError(f"{name}: the second {kind} heads: expected one folder of each kind")
+        if kind not in methods:
+            raise ExportError(f"{name}: holds {kind} heads, but not --method {kind}", f"add --method {kind}")
+        check_heads(heads, arch, codec, resolve_heads(name))
+        found[kind] = heads
+    if missing := [kind for kind in KINDS if kind in methods and kind not in found]:
+        raise ExportError(
+            f"method {missing[0]} needs trained heads",
+            f"train them with `edgespec train {missing[0]} MODEL -o DIR`, then add --heads DIR",
+        )
+    return found
+
+
+def cut_draft(draft: Architecture, tokens: NDArray[np.int64]) -> HeadPlan:
+    """Leave only some rows, int64 [size], of a draft's LM head."""
+    draft.source = ExtendedCheckpoint(draft.source, {CUT: ChosenRows(draft.source, draft.head.weight, tokens)})
+    return HeadPlan(cut=True, only=True)

@@ -1,0 +1,103 @@
+"""How often the target accepts a draft, measured exactly and many positions at a time.
+
+Appended rows make it cheap.  The target's KV holds a text.  For each sampled position p a short chain is run in slots
+AFTER the text, with the positions p, p+1, ... and a mask that shows it the text before p and itself alone:
+
+::
+
+    slots:    text[0] ... text[p-1] | text[p] ...  | root  d1  d2 | root' d1' ...
+    root:        1    ...     1     |    0    ...  |  1    0   0  |  0 ...
+    d1:          1    ...     1     |    0    ...  |  1    1   0  |  0 ...
+
+Every row sees exactly what it would see in the real loop: the full model's KV of the committed prefix, and the
+draft's own KV of the chain.  One pass scores all positions.  (One gated pass over a whole text would let the draft
+read its own KV of the prefix: it ranks skip sets wrongly.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import SkipSet
+from edgespec.runtimes.slots.slot import Slot
+
+MAX_ROWS = 96  # rows of one pass: bounds the scratch space
+FIRST = 8  # positions before this have too little context to be typical
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """Counts by draft position.
+
+    Attributes:
+        offered: chains whose earlier guesses were all accepted.
+        accepted: those of them whose guess was accepted too.
+    """
+
+    offered: tuple[int, ...]
+    accepted: tuple[int, ...]
+
+    @property
+    def rates(self) -> list[float]:
+        """P(accepted | offered) of each position; 0 where nothing was offered."""
+        return [a / o if o else 0.0 for a, o in zip(self.accepted, self.offered, strict=True)]
+
+
+class ChainScorer:
+    """Greedy continuations of the target at sampled positions of a text, and how well a draft guesses them.
+
+    Args:
+        target: the full model; its slot is overwritten.
+        tokens: the text.
+        positions: how many positions to sample, evenly spaced.
+        gamma: length of the chains.
+    """
+
+    def __init__(self, target: Slot, tokens: Sequence[int], positions: int, gamma: int) -> None:
+        self.gamma = gamma
+        self.tokens = list(tokens)
+        last = len(self.tokens) - 1
+        self.positions = np.unique(np.linspace(min(FIRST, last), last, positions).astype(np.int64))  # [P]
+        # roots and the target's own continuation: chains[:, j + 1] is what follows chains[:, :j + 1]
+        self.chains = np.zeros((len(self.positions), gamma + 1), np.int64)
+        self.chains[:, 0] = np.asarray(self.tokens, np.int64)[self.positions]
+        for depth in range(gamma):
+            self.chains[:, depth + 1] = self._argmax(target, depth + 1, None)[:, depth]
+
+    def score(self, draft: Slot, skip: SkipSet | None = None, gamma: int | None = None) -> Acceptance:
+        """Run a draft (another model, or the target with sub-layers left out) over every chain.
+
+        Args:
+            draft: its slot is overwritten.
+            skip: sub-layers to leave out.
+            gamma: score only the first guesses; None = all.
+        """
+        gamma = gamma or self.gamma
+        guessed = self._argmax(draft, gamma, skip)  # [P, gamma]
+        same = guessed == self.chains[:, 1 : gamma + 1]
+        reached = np.concatenate([np.ones((len(same), 1), bool), np.cumprod(same, 1)[:, :-1].astype(bool)], 1)
+        return Acceptance(tuple(reached.sum(0).tolist()), tuple((reached & same).sum(0).tolist()))
+
+    def _argmax(self, slot: Slot, depth: int, skip: SkipSet | None) -> NDArray[np.int64]:  # [P, depth]
+        same = slot.follow(self.tokens)
+        slot.prefill(self.tokens[same:])
+        room = slot.model.facts.context + slot.model.part.headroom - len(self.tokens)
+        batch = max(1, min(MAX_ROWS, room) // depth)
+        found = []
+        for start in range(0, len(self.positions), batch):
+            at = self.positions[start : start + batch]  # [p]
+            chains = self.chains[start : start + batch, :depth]
+            rows = np.arange(len(at) * depth).reshape(len(at), depth)
+            parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
+            # a draft of fewer rows never guesses a token beyond them, so nothing after one counts
+            chains = np.minimum(chains, slot.vocab_size - 1)
+            output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel(), skip)
+            best = output.logits.argmax(-1)
+            if slot.model.part.cut and slot.head_tokens is not None:  # columns of a cut LM head
+                best = slot.head_tokens[best]
+            found.append(best.reshape(len(at), depth))
+        return np.concatenate(found)

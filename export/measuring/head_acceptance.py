@@ -1,0 +1,210 @@
+"""How often heads guess what the exported model writes, and what that is worth."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import Resume
+from edgespec.export.measuring.acceptance import MAX_ROWS, Acceptance, ChainScorer
+from edgespec.formulas.cost import Curve, measure
+from edgespec.runtimes.files.manifest import HeadGroup
+from edgespec.runtimes.slots.slot import Slot
+
+TOP = 10  # guesses of a head that are looked at
+DOUBT = 8  # positions, taken to be wrong, that are counted with the measured ones
+
+
+def head_ranks(slot: Slot, scorer: ChainScorer, group: HeadGroup) -> tuple[list[list[float]], Acceptance]:
+    """How often the guess of each rank of each head is right, on the model's own greedy text.
+
+    Args:
+        slot: the model; its slot is overwritten.
+        scorer: chains of the model's continuations.
+        group: of medusa or blockwise heads.
+
+    Returns:
+        ([head][rank] shares, acceptance of the chain of first guesses).
+    """
+    chains, gamma = scorer.chains, scorer.gamma  # [P, gamma + 1]
+    count = min(group.count, gamma - 1)
+    depth = gamma - count  # rows of each chain for which all these heads' tokens are known
+    guesses = _guesses(slot, scorer, group.name, depth)  # [count of group, P, depth, TOP]
+    right = np.stack(
+        [guesses[i] == chains[:, i + 2 : i + 2 + depth, None] for i in range(count)]
+    )  # [count, P, depth, TOP]
+    # a few positions right by chance must not make a tree look good
+    ranks = (right.sum((1, 2)) / (right[0, :, :, 0].size + DOUBT)).tolist()
+    first = right[..., 0].reshape(count, -1).T  # [P * depth, count]
+    reached = np.concatenate([np.ones((len(first), 1), bool), np.cumprod(first, 1)[:, :-1].astype(bool)], 1)
+    return ranks, Acceptance(tuple(reached.sum(0).tolist()), tuple((reached & first).sum(0).tolist()))
+
+
+def _guesses(slot: Slot, scorer: ChainScorer, group: str, depth: int) -> NDArray[np.int64]:
+    """int64 [count, P, depth, TOP]: what the heads guess behind each row of each chain."""
+    found = []
+    room = slot.model.facts.context + slot.model.part.headroom - len(scorer.tokens)
+    batch = max(1, min(MAX_ROWS, room) // depth)
+    slot.prefill(scorer.tokens[slot.follow(scorer.tokens) :])
+    slot.keep_hidden = True
+    try:
+        for start in range(0, len(scorer.positions), batch):
+            at = scorer.positions[start : start + batch]  # [p]
+            rows = np.arange(len(at) * depth).reshape(len(at), depth)
+            parents = np.where(np.arange(depth) > 0, rows - 1, -1)  # [p, depth]
+            chains = scorer.chains[start : start + batch, :depth]
+            output = slot.forward_hypotheses(chains.ravel(), np.repeat(at, depth), parents.ravel())
+            assert output.hidden is not None
+            best = slot.forward_heads(group, output.hidden.copy(), TOP).best
+            assert best is not None
+            found.append(best[0].reshape(len(best[0]), len(at), depth, -1).copy())
+    finally:
+        slot.keep_hidden = False
+    return np.concatenate(found, 1)
+
+
+@dataclass(frozen=True)
+class ExitRecord:
+    """What each exit said along the model's own greedy text.
+
+    Attributes:
+        layers: of each exit, ascending.
+        confidence: float [exits, N], its probability of its likeliest token.
+        right: bool [exits, N], whether that was the model's token.
+        ms: [exits + 1], time of one row through the layers from exit to exit, and through the rest with the LM head.
+        head_ms: time of asking an exit.
+    """
+
+    layers: tuple[int, ...]
+    confidence: NDArray[np.float64]
+    right: NDArray[np.bool_]
+    ms: tuple[float, ...]
+    head_ms: float
+
+
+def record_exits(slot: Slot, tokens: Sequence[int], layers: Sequence[int], length: int, starts: int) -> ExitRecord:
+    """Write greedy text from several places of ``tokens`` and ask every exit at every token.
+
+    Args:
+        slot: the model; its slot is overwritten.
+        tokens: a text.
+        layers: of the exits, ascending.
+        length: tokens to write from each place.
+        starts: places.
+    """
+    confidence: list[list[float]] = [[] for _ in layers]
+    right: list[list[bool]] = [[] for _ in layers]
+    for start in np.linspace(len(tokens) // 4, len(tokens) - 1, starts).astype(int):
+        text = list(tokens[: start + 1])
+        for _ in range(length):
+            slot.prefill(text[slot.follow(text[:-1]) : -1])
+            row = np.array(text[-1:], np.int64)
+            hidden, below, said = None, 0, []
+            for layer in layers:
+                hidden = slot.forward_layers(row if hidden is None else hidden, 0, below, layer)
+                below = layer
+                logits = slot.forward_heads(f"exit.{layer}", hidden)
+                said.append(confident(logits.logits, logits.tokens))
+            assert hidden is not None
+            token = int(slot.forward_resumed(row, Resume(hidden, below)).logits[0].argmax())
+            slot.keep([0])
+            text.append(token)
+            for i, (guess, chance) in enumerate(said):
+                confidence[i].append(chance)
+                right[i].append(guess == token)
+    edges = [0, *layers]
+    row, stream = np.zeros(1, np.int64), np.zeros((1, slot.model.facts.hidden), np.float32)
+
+    def segment(at: int) -> None:
+        if at < len(layers):
+            slot.forward_layers(row if at == 0 else stream, 0, edges[at], edges[at + 1])
+        elif at == len(layers):
+            slot.forward_resumed(row, Resume(stream, edges[-1]))
+        else:
+            slot.forward_heads(f"exit.{layers[0]}", stream)
+
+    times = measure(segment, range(len(layers) + 2), 5)
+    ms = tuple(times[at] for at in range(len(layers) + 1))
+    return ExitRecord(tuple(layers), np.array(confidence), np.array(right), ms, times[len(layers) + 1])
+
+
+def confident(logits: NDArray[np.float32] | None, tokens: NDArray[np.int64] | None) -> tuple[int, float]:
+    """The likeliest token of one row of a head, [1, 1, size], and its probability."""
+    assert logits is not None
+    row = logits[0, 0].astype(np.float64)
+    best = int(row.argmax())
+    return best if tokens is None else int(tokens[best]), float(1 / np.exp(row - row[best]).sum())
+
+
+@dataclass(frozen=True)
+class ExitChoice:
+    """Exits that pay best, by what was recorded.
+
+    Attributes:
+        layers: of the exits to ask.
+        threshold: confidence from which one is taken.
+        speedup: predicted over plain decoding.
+        acceptance: share of taken exits that were right.
+        taken: share of tokens that left by an exit.
+        draft_cost: time of a guess over that of a plain step.
+    """
+
+    layers: tuple[int, ...]
+    threshold: float
+    speedup: float
+    acceptance: float
+    taken: float
+    draft_cost: float
+
+
+def choose_exits(record: ExitRecord, plain_ms: float, v: Curve, cap: int = 8) -> ExitChoice:
+    """Go through single exits and all together, and thresholds, along the recorded text."""
+    sets = [(i,) for i in range(len(record.layers))] + (
+        [tuple(range(len(record.layers)))] if len(record.layers) > 1 else []
+    )
+    choices = [
+        _along(record, which, threshold, plain_ms, v, cap)
+        for which in sets
+        for threshold in (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+    ]
+    return max(choices, key=lambda choice: choice.speedup)
+
+
+def _along(
+    record: ExitRecord, which: tuple[int, ...], threshold: float, plain_ms: float, v: Curve, cap: int
+) -> ExitChoice:
+    """Rounds along the recorded text with these exits."""
+    n = record.confidence.shape[1]
+    ms = taken = right = guesses = at = 0.0
+    spent = 0.0
+    last = which[-1]
+    back = record.ms[last + 1 :]
+    position = 0
+    while position < n:
+        flight, ok = 0, True
+        while True:  # one token of the flight
+            here = min(position + flight, n - 1)
+            left = next((i for i in which if record.confidence[i, here] > threshold), None)
+            reached = last if left is None else left
+            spent += sum(record.ms[: reached + 1]) + record.head_ms * sum(1 for i in which if i <= reached)
+            if left is None or flight >= cap or not ok:
+                break
+            spent += sum(record.ms[left + 1 : last + 1]) * (v(2) - 1)  # deferred, then in a row's company
+            ok = bool(record.right[left, here])
+            taken, right, flight = taken + 1, right + ok, flight + 1
+        ms += sum(back) * v(flight + 1)
+        guesses += flight
+        position += flight + ok
+        at += 1
+    total = spent + ms
+    return ExitChoice(
+        tuple(record.layers[i] for i in which),
+        threshold,
+        position * plain_ms / total,
+        right / taken if taken else 0.0,
+        taken / n,
+        spent / max(guesses + at, 1) / plain_ms,
+    )

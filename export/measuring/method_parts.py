@@ -1,0 +1,135 @@
+"""What the manifest says of every method: acceptance, costs and skip sets, measured on the written graphs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from edgespec.decoding.target import SkipSet
+from edgespec.export.heads.choice import HeadChoice
+from edgespec.export.measuring.acceptance import ChainScorer
+from edgespec.export.measuring.head_methods import measure_heads
+from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
+from edgespec.export.measuring.skip_sets import first_skip_set
+from edgespec.export.options import ALWAYS, ExportOptions
+from edgespec.export.quantization.calibration_text import MIN_TOKENS
+from edgespec.formulas.cost import WORTH
+from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+
+GAMMA = 5  # length of the measured chains: acceptance is known up to here
+POSITIONS, HEAD_POSITIONS = 40, 160
+TREE_ROWS = (9, 17)  # rows of the passes that verify trees
+Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
+
+
+@dataclass(frozen=True)
+class MethodMeasurer:
+    """Measures the methods of one export.
+
+    Attributes:
+        options: of the export.
+        methods: all of the bundle.
+        heads: those of the target.
+        given_skip: instead of a search.
+        text, text_name: what is measured on.
+        model: what tells this search from others: its state may be kept in a file.
+        progress: told of every stage.
+    """
+
+    options: ExportOptions
+    methods: list[str]
+    heads: HeadChoice
+    given_skip: SkipSet | None
+    text: str
+    text_name: str
+    model: str
+    progress: Progress
+
+    def measure(
+        self, folder: Path, slot: Slot, tokens: list[int], draft_part: ModelPart | None
+    ) -> tuple[dict[str, MethodPart], StepCosts]:
+        """Acceptance, costs and the skip set, all on the written graphs."""
+        methods = {name: MethodPart() for name in self.methods}
+        slot.follow([])
+        slot.prefill(tokens)
+        costs = measure_steps(slot, GAMMA, TREE_ROWS if self.heads.trained else ())
+        if "swift" in self.methods:
+            start = first_skip_set(slot.layers)
+            part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
+            methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
+        if not set(self.methods) - {*ALWAYS, "swift"}:
+            return methods, costs
+        self.progress("acceptance", 0, 1, "the target's own continuations")
+        scorer = _chains(slot, tokens)
+        self.progress("acceptance", 1, 1, "the target's own continuations")
+        if draft_part is not None:
+            wanted = "auto" if draft_part.origin == "optimum" else self.options.operators
+            graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
+            draft = open_slot(Model(folder, draft_part, graph, self.options.threads))
+            within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
+            chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
+            acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
+            gains = costs.speedups(acceptance, draft_ms)
+            gamma = max(gains, key=lambda g: gains[g])
+            methods["speculative"] = MethodPart(
+                gamma=gamma,
+                draft_cost=draft_ms / costs.plain,
+                predicted_speedup=gains[gamma],
+                measured=[self._measured(acceptance.rates, acceptance.offered[0])],
+            )
+        if "self-spec" in self.methods:
+            methods["self-spec"] = self._self_spec(slot, scorer, costs)
+        for name, heads in self.heads.trained.items():
+            self.progress("heads", 0, 1, f"{name} against the target")
+            chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)
+            methods[name] = measure_heads(name, heads, slot, chains, costs, self._measured)
+            self.progress("heads", 1, 1, f"{name} against the target")
+        return methods, costs
+
+    def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
+        search = SkipSearch(slot, [scorer], costs, self.options.seed, self._store())
+        if self.given_skip is not None:
+            found = search.score(self.given_skip)
+        else:
+            found = search.run(self.options.trials, lambda done, of, what: self.progress("skip set", done, of, what))
+        if search.store is not None:
+            search.store.unlink(missing_ok=True)
+        return MethodPart(
+            gamma=found.gamma,
+            skip=SkipSetPart(attention=list(found.skip.attention), mlp=list(found.skip.mlp)),
+            draft_cost=found.draft_cost,
+            predicted_speedup=found.speedup,
+            measured=[self._measured(found.acceptance.rates, found.acceptance.offered[0])],
+            notes=_advice(found),
+        )
+
+    def _measured(self, rates: list[float], positions: int) -> Measured:
+        return Measured(acceptance=rates, positions=positions, text=self.text_name, text_sha256=digest(self.text))
+
+    def _store(self) -> Path | None:
+        if self.options.keep_search is None:
+            return None
+        return self.options.keep_search / f"skip-{digest(self.model + digest(self.text))[:16]}.journal"
+
+
+def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> ChainScorer:
+    return ChainScorer(target, tokens, positions=min(positions, len(tokens) // 4), gamma=GAMMA)
+
+
+def _advice(found: Candidate) -> str:
+    if found.speedup >= WORTH:
+        return f"predicted {found.speedup:.2f}x on the exporting machine"
+    return (
+        f"predicted {found.speedup:.2f}x on the exporting machine: a draft step still costs {found.draft_cost:.2f} of "
+        "a full one, so self-speculation hardly pays here"
+    )
+
+
+def digest(text: str) -> str:
+    """SHA-256 of a text as hex digits."""
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()

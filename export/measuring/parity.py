@@ -1,0 +1,98 @@
+"""How far a written model is from its source, on text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures import Architecture
+from edgespec.export.graphs.formats import Errors
+from edgespec.export.quantization.reference import reference_logits
+from edgespec.runtimes.slots.slot import Slot
+
+ROWS = 64  # positions whose logits are compared
+
+
+def parity_report(
+    arch: Architecture,
+    errors: Errors,
+    slot: Slot,
+    tokens: Sequence[int],
+    progress: Callable[[int], None] | None = None,
+) -> dict[str, Any]:
+    """Compare the graph with the float32 source on one text.
+
+    Args:
+        arch: the source, streamed layer by layer.
+        errors: squared errors of the stored matrices.
+        slot: the written model.
+        tokens: the text.
+        progress: called after each of the source's sub-layers.
+
+    Returns a JSON object: relative weight error by layer, logit error, top-1 agreement, perplexity of both.
+    """
+    tokens = list(tokens)
+    rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
+    exact = reference_logits(arch, tokens, rows.tolist(), progress)  # [R, vocab]
+    own = arch.tensors
+    return {
+        "positions": len(rows),
+        "weight_error_by_layer": error_by_layer(errors, arch.facts.layers),
+        "weight_error": relative_error(sums for name, sums in errors.items() if name in own),
+        **compare_logits(exact, plain_logits(slot, tokens, rows), np.asarray(tokens)[rows + 1]),
+    }
+
+
+def compare_logits(
+    exact: NDArray[np.float32],  # [R, vocab]
+    ours: NDArray[np.float32],  # [R, vocab]
+    following: NDArray[np.int64],  # [R]: the token after each row
+) -> dict[str, float]:
+    """How far logits are from the exact ones, and the perplexity of both."""
+    difference = ours - exact
+    return {
+        "logit_rms_error": float(np.sqrt(np.mean(np.square(difference)))),
+        "logit_max_error": float(np.abs(difference).max()),
+        "logit_std": float(exact.std()),
+        "top1_agreement": float((ours.argmax(-1) == exact.argmax(-1)).mean()),
+        "perplexity": _perplexity(ours, following),
+        "perplexity_source": _perplexity(exact, following),
+    }
+
+
+def plain_logits(slot: Slot, tokens: list[int], rows: NDArray[np.int64]) -> NDArray[np.float32]:  # [R, vocab]
+    """Logits of the rows of a text, each computed in a pass of its own."""
+    found = []
+    for row in rows.tolist():
+        same = slot.follow(tokens[:row])
+        slot.prefill(tokens[same:row])
+        found.append(slot.forward(np.asarray(tokens[row : row + 1], np.int64)).logits[0].copy())
+    return np.stack(found)
+
+
+def error_by_layer(errors: Errors, layers: int) -> list[float]:
+    """Relative error (root of the ratio of squares) of each layer's matrices together."""
+    groups: list[list[tuple[float, float]]] = [[] for _ in range(layers)]
+    for name, sums in errors.items():
+        words = name.split(".")
+        if "layers" in words[:-1]:  # heads have numbers, too
+            groups[int(words[words.index("layers") + 1])].append(sums)
+    return [relative_error(group) for group in groups]
+
+
+def relative_error(sums: Any) -> float:
+    """Root of the ratio of summed squares, of (squared error, sum of squares) each."""
+    sums = list(sums)
+    norm = sum(pair[1] for pair in sums)
+    return math.sqrt(sum(pair[0] for pair in sums) / norm) if norm else 0.0
+
+
+def _perplexity(logits: NDArray[np.float32], following: NDArray[np.int64]) -> float:  # [R, vocab], [R]
+    wide = logits.astype(np.float64)
+    shifted = wide - wide.max(-1, keepdims=True)
+    chosen = shifted[np.arange(len(following)), following] - np.log(np.exp(shifted).sum(-1))
+    return float(np.exp(min(-chosen.mean(), 700.0)))

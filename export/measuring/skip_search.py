@@ -1,0 +1,223 @@
+"""Which sub-layers a self-draft should leave out: a search for predicted speed, not for acceptance alone.
+
+2L bits, attention and MLP of each layer apart (Draft & Verify, arXiv 2309.08168).  The objective is the speed-up that
+the cost formula predicts from measured numbers: acceptance over the full model's KV (acceptance.py), the draft step's
+cost and the verify curve on this machine.  Tree-structured Parzen estimators (optuna) propose sets; single sub-layers
+are scored first, and the greedy sets they suggest warm-start the search.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.decoding.target import SkipSet
+from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
+from edgespec.formulas.cost import CostModel, measure, speedup
+from edgespec.runtimes.slots.slot import Slot
+
+Progress = Callable[[int, int, str], None]  # done, of, what
+SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Measured times of passes on this machine, in milliseconds.
+
+    Attributes:
+        plain: one row, everything runs.
+        attention: what leaving out one attention saves; 0 where the graph has no gates.
+        mlp: what leaving out one MLP saves.
+        verify: {rows: milliseconds} of the passes a round makes (as the decoding loop makes them).
+    """
+
+    plain: float
+    attention: float
+    mlp: float
+    verify: dict[int, float]
+
+    def draft_ms(self, skip: SkipSet) -> float:
+        """Time of one draft step."""
+        saved = len(skip.attention) * self.attention + len(skip.mlp) * self.mlp
+        return max(self.plain - saved, 0.02 * self.plain)
+
+    def model(self, draft_ms: float) -> CostModel:
+        """The cost model of a draft step of that time."""
+        return CostModel(self.verify, draft_ms / self.verify[1])
+
+    def speedups(self, acceptance: Acceptance, draft_ms: float) -> dict[int, float]:
+        """Predicted speed over the fastest plain decoding, by gamma."""
+        cost, padding = self.model(draft_ms), self.plain / self.verify[1]
+        rates = acceptance.rates
+        return {g: padding * speedup(rates, g, cost.c, cost.v) for g in range(1, len(rates) + 1)}
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON: what the manifest keeps."""
+        verify = {str(rows): ms for rows, ms in self.verify.items()}
+        return {"plain_ms": self.plain, "attention_ms": self.attention, "mlp_ms": self.mlp, "verify_ms": verify}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> StepCosts:
+        """From what ``as_dict`` gave."""
+        verify = {int(rows): ms for rows, ms in data["verify_ms"].items()}
+        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify)
+
+
+def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: int = 5) -> StepCosts:
+    """Time passes on this machine, at the depth the slot is at; ``larger``: rows of further passes to time."""
+    layers, token = tuple(range(slot.layers)), np.zeros(1, np.int64)
+    sets: list[SkipSet | None] = [None]
+    if slot.model.graph.gated:
+        sets += [SkipSet(attention=layers), SkipSet(mlp=layers)]
+    steps = measure(lambda i: _discard(slot.forward_draft(token, 0, sets[i])), range(len(sets)), repeats)
+    sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
+    verify = measure(lambda n: _discard(slot.forward(np.zeros(n, np.int64))), sizes, repeats)
+    saved = [max(0.0, (steps[0] - steps[i]) / slot.layers) for i in range(1, len(steps))] or [0.0, 0.0]
+    return StepCosts(plain=steps[0], attention=saved[0], mlp=saved[1], verify=verify)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A scored skip set."""
+
+    skip: SkipSet
+    acceptance: Acceptance
+    draft_cost: float
+    gamma: int
+    speedup: float
+
+
+class SkipSearch:
+    """Scores skip sets and searches for the fastest.
+
+    Args:
+        slot: the full model, gated.
+        scorers: chains over calibration text.
+        costs: measured on this machine.
+        seed: makes the search reproducible, given the same costs.
+        store: a file that keeps finished trials, so that an interrupted search goes on; None = memory only.
+    """
+
+    def __init__(
+        self, slot: Slot, scorers: list[ChainScorer], costs: StepCosts, seed: int = 0, store: Path | None = None
+    ) -> None:
+        self.slot, self.scorers, self.costs, self.seed, self.store = slot, scorers, costs, seed, store
+        self.layers = slot.layers
+        self._scored: dict[tuple[SkipSet, int | None], Candidate] = {}
+
+    def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:
+        """Acceptance and predicted speed of one set; ``gamma`` limits the chains, which is cheaper."""
+        if (skip, gamma) not in self._scored:
+            parts = [scorer.score(self.slot, skip, gamma) for scorer in self.scorers]
+            acceptance = Acceptance(
+                tuple(sum(column) for column in zip(*(part.offered for part in parts), strict=True)),
+                tuple(sum(column) for column in zip(*(part.accepted for part in parts), strict=True)),
+            )
+            draft_ms = self.costs.draft_ms(skip)
+            gains = self.costs.speedups(acceptance, draft_ms)
+            best = max(gains, key=lambda g: gains[g])
+            found = Candidate(skip, acceptance, draft_ms / self.costs.plain, best, gains[best])
+            self._scored[skip, gamma] = found
+        return self._scored[skip, gamma]
+
+    def run(self, trials: int, progress: Progress | None = None) -> Candidate:
+        """Search; ``trials`` counts the proposals after the 2L single sub-layers."""
+        import optuna
+
+        report = progress or (lambda done, of, what: None)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        study = optuna.create_study(
+            direction="maximize", study_name="skip", storage=self._storage(optuna), load_if_exists=True
+        )
+        if saved := study.user_attrs.get("costs"):  # an interrupted search goes on with the costs it started from
+            self.costs = StepCosts.from_dict(saved)
+        else:
+            study.set_user_attr("costs", self.costs.as_dict())
+        values = self._singles(study, trials, report)
+        starts = self._warm_starts(sorted(values, key=lambda key: -values[key]))
+        finished = [trial for trial in study.trials if trial.value is not None]
+        values |= {_key(self._set(trial.params)): trial.value for trial in finished if trial.value}
+        for number in range(len(finished), trials):
+            # a sampler per trial: the search goes the same way whether or not it was interrupted
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)  # of `multivariate`
+                study.sampler = optuna.samplers.TPESampler(
+                    seed=self.seed + number, multivariate=True, n_startup_trials=8
+                )
+            if number < len(starts):
+                study.enqueue_trial(self._bits(starts[number]))
+            trial = study.ask()
+            skip = self._set({name: trial.suggest_int(name, 0, 1) for name in self._names()})
+            value = self.score(skip).speedup if len(skip) else 0.0
+            study.tell(trial, value)
+            values[_key(skip)] = value
+            report(2 * self.layers + number + 1, 2 * self.layers + trials, f"best {max(values.values()):.2f}x")
+        return self.score(_parse(max(values, key=lambda key: values[key])))
+
+    def _singles(self, study: Any, trials: int, report: Progress) -> dict[str, float]:
+        """Predicted speed of leaving out each sub-layer alone, by key."""
+        if known := study.user_attrs.get("singles"):
+            return dict(known)
+        values = {}
+        for count in range(2 * self.layers):
+            layer = (count % self.layers,)
+            single = SkipSet(attention=layer) if count < self.layers else SkipSet(mlp=layer)
+            values[_key(single)] = self.score(single, SINGLE_GAMMA).speedup
+            report(count + 1, 2 * self.layers + trials, "single sub-layers")
+        study.set_user_attr("singles", values)
+        return values
+
+    def _warm_starts(self, ranked: list[str]) -> list[SkipSet]:
+        """Unions of the best single sub-layers, of growing size."""
+        sets = [_parse(key) for key in ranked]
+        sizes = sorted({max(2, round(share * len(ranked))) for share in (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)})
+        return [_union(sets[:size]) for size in sizes]
+
+    def _names(self) -> list[str]:
+        return [f"attention.{i}" for i in range(self.layers)] + [f"mlp.{i}" for i in range(self.layers)]
+
+    def _bits(self, skip: SkipSet) -> dict[str, int]:
+        chosen = {f"attention.{i}" for i in skip.attention} | {f"mlp.{i}" for i in skip.mlp}
+        return {name: int(name in chosen) for name in self._names()}
+
+    def _set(self, bits: dict[str, Any]) -> SkipSet:
+        chosen: dict[str, list[int]] = {"attention": [], "mlp": []}
+        for name, on in bits.items():
+            kind, layer = name.split(".")
+            if on:
+                chosen[kind].append(int(layer))
+        return SkipSet(tuple(sorted(chosen["attention"])), tuple(sorted(chosen["mlp"])))
+
+    def _storage(self, optuna: Any) -> Any:
+        if self.store is None:
+            return None
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+
+        self.store.parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(str(self.store)))
+
+
+def _union(sets: list[SkipSet]) -> SkipSet:
+    attention = sorted({i for s in sets for i in s.attention})
+    return SkipSet(tuple(attention), tuple(sorted({i for s in sets for i in s.mlp})))
+
+
+def _key(skip: SkipSet) -> str:
+    return ",".join([f"a{i}" for i in skip.attention] + [f"m{i}" for i in skip.mlp])
+
+
+def _parse(key: str) -> SkipSet:
+    parts = key.split(",")
+    return SkipSet(
+        tuple(int(p[1:]) for p in parts if p.startswith("a")), tuple(int(p[1:]) for p in parts if p.startswith("m"))
+    )
+
+
+def _discard(_: object) -> None:
+    """The output of a timed pass."""

@@ -1,0 +1,158 @@
+"""An ONNX file of optimum: its ports, its tensors, and the matrices that can be quantized."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgespec.errors import ExportError
+from edgespec.export.source.source import PIECE_BYTES
+from edgespec.runtimes.slots.concat_graph import FLOAT, INTEGER, ConcatPorts, Port
+
+_KINDS = {TensorProto.FLOAT: FLOAT, TensorProto.INT64: INTEGER}
+_QUANTIZED = re.compile(r"MatMulNBits|.*Integer|.*Quantiz.*|QLinear.*|QAttention|QGemm|GatherBlockQuantized")
+_LAYER = re.compile(r"(?:^|[./])(?:layers|layer|h|blocks|block)[./](\d+)[./]")
+_AGAIN = "export it with `optimum-cli export onnx --task text-generation-with-past`, in float32"
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A multiplication of rows by a constant matrix.
+
+    Attributes:
+        node: its place in the graph's list of nodes.
+        name: of the node, with ``layers.N`` in front where it belongs to a layer.
+        weight: the initializer.
+        stored_rows: whether it lies as [n, k] (else [k, n]).
+        n: outputs.
+        k: inputs.
+        bias: the initializer of a bias [n], if the node adds one.
+    """
+
+    node: int
+    name: str
+    weight: str
+    stored_rows: bool
+    n: int
+    k: int
+    bias: str | None
+
+    @property
+    def key(self) -> str:
+        """Names the matrix: one tensor may be multiplied by both ways."""
+        return self.weight if self.stored_rows else f"{self.weight}.transposed"
+
+
+class ForeignGraph:
+    """An opened graph; its tensors are read when asked for.
+
+    Raises:
+        ExportError: not readable, not a decoder with concatenated keys and values, or quantized already.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self.proto = onnx.load(str(path), load_external_data=False)
+        except Exception as error:  # protobuf's own types
+            raise ExportError(f"{path}: not a readable ONNX file: {_line(error)}", _AGAIN) from error
+        graph = self.proto.graph
+        self.initializers = {tensor.name: tensor for tensor in graph.initializer}
+        quantized = next((node.op_type for node in graph.node if _QUANTIZED.fullmatch(node.op_type)), None)
+        if quantized:
+            raise ExportError(f"{path}: is quantized already (it has {quantized}); expected float32 weights", _AGAIN)
+        try:
+            ports = [one for one in graph.input if one.name not in self.initializers]
+            self.ports = ConcatPorts.match([_port(one) for one in ports], [_port(one) for one in graph.output])
+        except ValueError as error:
+            raise ExportError(f"{path}: the graph {error}", _AGAIN) from error
+
+    @property
+    def parameters(self) -> int:
+        """Elements of all float tensors."""
+        sizes = [int(np.prod(t.dims)) for t in self.initializers.values() if t.data_type == TensorProto.FLOAT]
+        return sum(sizes)
+
+    def tensor(self, name: str) -> NDArray[Any]:
+        """An initializer's values; mapped, not read, where they lie beside the graph.
+
+        Raises:
+            ExportError: the file beside it is missing, short, or outside the folder.
+        """
+        proto = self.initializers[name]
+        if proto.data_location != TensorProto.EXTERNAL:
+            return np.asarray(numpy_helper.to_array(proto))
+        where = {entry.key: entry.value for entry in proto.external_data}
+        file = where.get("location", "")
+        if Path(file).name != file:
+            raise ExportError(f"{self.path}: tensor {name} is in {file!r}, which is not a file of this folder", _AGAIN)
+        dtype, shape = np.dtype(helper.tensor_dtype_to_np_dtype(proto.data_type)), tuple(proto.dims)
+        try:
+            return np.memmap(self.path.parent / file, dtype, "r", int(where.get("offset", 0)), shape)
+        except (OSError, ValueError) as error:
+            hint = "copy the whole export: model.onnx and the files beside it"
+            raise ExportError(f"{self.path.parent / file}: cannot read {name}: {_line(error)}", hint) from error
+
+    def matrices(self) -> list[Matrix]:
+        """The multiplications by constant matrices, in the order of the graph."""
+        made_by = {node.output[0]: node for node in self.proto.graph.node if node.output}
+        found = []
+        for at, node in enumerate(self.proto.graph.node):
+            if node.op_type not in ("MatMul", "Gemm"):
+                continue
+            attributes = {one.name: helper.get_attribute_value(one) for one in node.attribute}
+            weight, rows = node.input[1], bool(attributes.get("transB", 0))
+            above = made_by.get(weight)
+            # a head tied to the embedding [n, k] is transposed in the graph
+            if above is not None and above.op_type == "Transpose" and not rows:
+                weight, rows = above.input[0], True
+            tensor = self.initializers.get(weight)
+            if tensor is None or tensor.data_type != TensorProto.FLOAT or len(tensor.dims) != 2:
+                continue
+            bias = node.input[2] if len(node.input) > 2 else None
+            usual = all(
+                attributes.get(key, usual) == usual for key, usual in (("alpha", 1), ("beta", 1), ("transA", 0))
+            )
+            if not usual or (bias and (bias not in self.initializers or len(self.initializers[bias].dims) != 1)):
+                continue
+            n, k = (tensor.dims[0], tensor.dims[1]) if rows else (tensor.dims[1], tensor.dims[0])
+            name = _named(node.name or node.output[0], self.ports.layers)
+            found.append(Matrix(at, name, weight, rows, n, k, bias or None))
+        return found
+
+    def pieces(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
+        """The rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
+        values = self.tensor(matrix.weight)
+        step = max(1, PIECE_BYTES // (4 * matrix.k))
+        for start in range(0, matrix.n, step):
+            part = values[start : start + step] if matrix.stored_rows else values[:, start : start + step].T
+            piece = np.ascontiguousarray(part, np.float32)
+            if not np.isfinite(np.dot(piece.ravel(), piece.ravel())):
+                raise ExportError(f"{self.path}: tensor {matrix.weight} holds NaN or infinity", "export it again")
+            yield piece
+
+
+def _port(value: Any) -> Port:
+    """A graph's input or output as ONNX Runtime would describe it."""
+    kind = value.type.tensor_type
+    dims = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in kind.shape.dim]
+    name = _KINDS.get(kind.elem_type) or f"tensor({TensorProto.DataType.Name(kind.elem_type).lower()})"
+    return Port(value.name, name, tuple(dims))
+
+
+def _named(node: str, layers: int) -> str:
+    """``layers.N.NODE`` for a node of layer N: errors are summed by layer."""
+    layer = _LAYER.search(node)
+    return f"layers.{layer[1]}.{node}" if layer and int(layer[1]) < layers else node
+
+
+def _line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

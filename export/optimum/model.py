@@ -1,0 +1,203 @@
+"""A model whose graph optimum makes, or has made: where it lies, and its facts from config.json and the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures import ARCHITECTURES, describe
+from edgespec.export.optimum.export import export_graph, optimum_missing
+from edgespec.export.optimum.graph import ForeignGraph
+from edgespec.export.optimum.write import HEADROOM
+from edgespec.export.quantization.levels import BLOCK
+from edgespec.export.quantization.weights import BITS, WeightChoice
+from edgespec.export.source.json_object import read_object
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import ModelFacts
+
+GRAPH = "model.onnx"
+# the same fact by the names that architectures give it
+_NAMES = {
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "head_dim": ("head_dim",),
+    "intermediate": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff"),
+    "vocab": ("vocab_size",),
+    "context": ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len", "n_ctx"),
+}
+
+
+@dataclass(frozen=True)
+class Folder:
+    """Where a model was read from; ``notes``: what to tell of it."""
+
+    path: Path
+    notes: tuple[str, ...] = ()
+
+
+@dataclass
+class ForeignModel:
+    """A decoder whose graph is optimum's.
+
+    Attributes:
+        source: the folder of config.json and the tokenizer's files.
+        config: the parsed config.json.
+        facts: sizes; by config.json until the graph is opened, which knows better.
+        file: the graph; None = optimum is to make it.
+    """
+
+    source: Folder
+    config: dict[str, Any]
+    facts: ModelFacts
+    file: Path | None
+
+    @classmethod
+    def open(cls, path: Path, context: int | None) -> ForeignModel:
+        """Open a folder that holds an export of optimum's, or a checkpoint that optimum can export here.
+
+        Args:
+            path: the folder.
+            context: most tokens of a sequence; None = the model's limit.
+
+        Raises:
+            UnsupportedModel: no graph is there, and optimum neither.
+            ExportError: unreadable, incomplete, or a context beyond the model's.
+        """
+        file = find_graph(path)
+        home = next((at for at in (path, path / "onnx") if (at / "config.json").is_file()), path)
+        config = read_object(home / "config.json", "copy the whole export, or give a model folder")
+        if file is None:
+            if missing := optimum_missing():
+                raise unsupported(path, config, missing)
+            Checkpoint.open(path)  # weights are there, and no pickles
+        facts = _facts(home / "config.json", config, context)
+        model = cls(Folder(home), config, facts, file)
+        if file is not None:
+            model.open_graph()
+        limit = model.facts.context
+        if context is not None and not 1 < context <= limit:
+            raise ExportError(
+                f"--context {context}: expected 2 to {limit}, the model's own limit less {HEADROOM} rows to measure "
+                "with"
+            )
+        model.facts = model.facts.model_copy(update={"context": context or limit})
+        return model
+
+    def weight_bytes(self, choice: WeightChoice) -> int:
+        """Bytes of the weight file, alignment apart; without the graph an estimate by the checkpoint's shapes."""
+        if self.file is not None:
+            graph = ForeignGraph(self.file)
+            sizes = {name: tuple(tensor.dims) for name, tensor in graph.initializers.items()}
+            matrices = {matrix.weight: (matrix.n, matrix.k) for matrix in graph.matrices()}
+        else:
+            source = Checkpoint.open(self.source.path)
+            sizes = {name: source.shape(name) for name in source.index}
+            matrices = {name: (shape[0], shape[1]) for name, shape in sizes.items() if len(shape) == 2}
+        total = 0
+        for name, shape in sizes.items():
+            looked_up = shape[:1] == (self.facts.vocab,) and len(shape) == 2  # stays float32 beside a head tied to it
+            if choice.format in BITS and name in matrices:
+                n, k = matrices[name]
+                form = choice.head if choice.head and n == self.facts.vocab else choice.format
+                total += n * -(-k // BLOCK) * (BLOCK * BITS[form] // 8 + 4)
+                if not looked_up:
+                    continue
+            total += 4 * int(np.prod(shape))
+        return total
+
+    def open_graph(self, work: Path | None = None) -> ForeignGraph:
+        """The graph; made by optimum in the new folder ``work`` where there is none.
+
+        Raises:
+            ExportError: optimum fails, or its graph is not one that a slot can drive.
+        """
+        if self.file is None:
+            assert work is not None
+            export_graph(self.source.path, work)
+            self.file = find_graph(work)
+            if self.file is None:
+                raise ExportError(
+                    f"{self.source.path}: optimum wrote no {GRAPH}", "try `optimum-cli export onnx` by hand"
+                )
+        graph = ForeignGraph(self.file)
+        ports = graph.ports
+        known = {"layers": ports.layers, "kv_heads": ports.kv_heads, "head_dim": ports.head_dim}
+        if ports.vocab is not None:
+            known["vocab"] = ports.vocab
+        self.facts = self.facts.model_copy(update=known)
+        return graph
+
+
+def is_foreign(path: Path) -> bool:
+    """Whether a model goes through optimum: edgespec does not emit its architecture, or only a graph is there."""
+    if not path.is_dir():
+        return False
+    config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
+    if config is None or (path / "adapter_config.json").is_file():
+        return find_graph(path) is not None
+    described = read_object(config, "copy the whole export, or give a model folder")
+    text = described.get("text_config")  # of a model for images and text
+    own = any(describe(one) in ARCHITECTURES for one in (described, text) if isinstance(one, dict))
+    return find_graph(path) is not None and not any(path.glob("*.safetensors")) if own else True
+
+
+def find_graph(path: Path) -> Path | None:
+    """The graph of an export by optimum in a folder or its sub-folder ``onnx``; None = there is none.
+
+    Raises:
+        ExportError: there are other graphs, but not that one.
+    """
+    for folder in (path, path / "onnx"):
+        if (folder / GRAPH).is_file():
+            return folder / GRAPH
+    others = sorted(file.name for folder in (path, path / "onnx") for file in folder.glob("*.onnx"))
+    if others and not any(path.glob("*.safetensors")):
+        raise ExportError(
+            f"{path}: has {others[0]}, but no {GRAPH}: expected one graph with a cache, in float32",
+            "export it with `optimum-cli export onnx --task text-generation-with-past`",
+        )
+    return None
+
+
+def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFacts:
+    """The facts by config.json; what only informs may be derived, what decoding needs must be there."""
+
+    def read(fact: str, default: int | None = None) -> int:
+        found = [(name, config[name]) for name in _NAMES[fact] if config.get(name) is not None]
+        name, value = found[0] if found else (_NAMES[fact][0], default)
+        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+            hint = "say how many tokens it was made for: --context N" if fact == "context" else None
+            raise ExportError(f"{file}: expected a positive integer {name}, got {value!r}", hint)
+        return value
+
+    hidden, heads = read("hidden"), read("heads")
+    return ModelFacts(
+        architecture=describe(config),
+        layers=read("layers"),
+        hidden=hidden,
+        intermediate=read("intermediate", 4 * hidden),
+        heads=heads,
+        kv_heads=read("kv_heads", heads),
+        head_dim=read("head_dim", max(1, hidden // heads)),
+        vocab=read("vocab"),
+        # positions may be unbounded (ALiBi): then the limit is what was asked for
+        context=max(2, read("context", context and context + HEADROOM) - HEADROOM),
+        tied=bool(config.get("tie_word_embeddings", False)),
+    )
+
+
+def unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
+    """The error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
+    return UnsupportedModel(
+        f"{path}: architecture {describe(config)!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}; "
+        f"others go through optimum, but {missing}",
+        "install edgespec[optimum] in an environment of its own (its transformers is older than that of "
+        "edgespec[train]), or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
+        "elsewhere and give DIR; docs/architectures.md says how to add an architecture",
+    )

@@ -1,0 +1,244 @@
+"""A bundle that is not exported yet, from a model's config.json alone: the manifest that an export would write.
+
+No weights are read, no graph is made.  Sizes of weights are exact; what cannot be known before an export is assumed,
+said under ``provenance.assumed``, and left out where a number would be a guess: there is no acceptance, no cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from edgespec import __version__
+from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
+from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.traits import traits
+from edgespec.export.bundle.model_part import check_devices, check_layers, open_described
+from edgespec.export.measuring.skip_sets import first_skip_set
+from edgespec.export.options import GATED, ExportOptions
+from edgespec.export.planning.files import copied_files, entries
+from edgespec.export.planning.heads import PlannedHeads, assumed_draft, planned_heads
+from edgespec.export.planning.model import PlannedModel
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import resolve
+from edgespec.export.storage.layout import TABLES
+from edgespec.export.tokenizers.facts import PADDING
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.kv import ATTENTION, LEARNT
+from edgespec.runtimes.files.manifest import (
+    SCHEMA,
+    Attention,
+    AttentionPart,
+    Format,
+    Layout,
+    Manifest,
+    MethodPart,
+    SkipSetPart,
+    TokenizerFacts,
+)
+from edgespec.runtimes.text.chat import TEMPLATE_FILE
+from edgespec.runtimes.text.special import read_object
+
+UNWRITTEN = "a draft"  # stands for one where the options must name one
+
+
+def planned_bundle(
+    model: str | Path,
+    *,
+    form: Format = "int4",
+    head_format: Format | None = None,
+    methods: Sequence[str] = (),
+    draft: str | None = None,
+    context: int | None = None,
+    layout: Layout = "native",
+    quantizer: str | None = None,
+    heads: Sequence[str] = (),
+    head_vocab: int | None = None,
+    draft_vocab: int | None = None,
+    attention: Sequence[str] = (),
+    devices: Sequence[DeviceName] = (),
+    revision: str | None = None,
+) -> Manifest:
+    """What ``edgespec export`` with these options would write.
+
+    Args:
+        model: a folder, which may have no weights; a .gguf file; a hub id, of which no weights are fetched;
+            ``builtin:NAME``.
+        form, head_format, quantizer: of the weights.
+        methods: beside ar and ngram.
+        draft: for speculative, named as ``model``; None = one as ``edgespec train draft`` makes.
+        context: most tokens; None = the model's limit.
+        layout: of the weights.
+        heads: folders of trained heads; methods without get those that ``edgespec train`` makes.
+        head_vocab, draft_vocab: rows of a cut LM head.
+        attention: the first is the default, as if it had passed its gate.
+        devices: with graphs of their own.
+        revision: of a hub model.
+
+    Returns a manifest without measurements: ``provenance.planned`` is true, and ``provenance.assumed`` lists what is
+    not there yet.
+
+    Raises:
+        ExportError: as an export with these options, as far as it can be known.
+    """
+    name = str(model)
+    speculative = UNWRITTEN if "speculative" in methods else None
+    options = ExportOptions(name, Path(), methods, form, quantizer, head_format, draft or speculative, context,
+                            head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices)  # fmt: skip
+    wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
+    path = resolve(name, revision, weights=False)
+    arch = _opened(path, context)
+    check_devices(arch, devices)
+    check_layers(wanted, arch.facts)
+    its_heads = planned_heads(name, heads, wanted, arch.facts)
+    assumed = list(its_heads.assumed)
+    skip = _skip_set(arch.facts.layers)
+    files, estimated = copied_files(arch.source.path, arch.facts.vocab)
+    target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
+    target.with_heads(its_heads, gated=bool(set(GATED) & set(wanted)))
+    target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
+    target.for_devices(skip if "self-spec" in wanted else None)
+    files |= target.files()
+    other: PlannedModel | None = None
+    if speculative is not None:
+        other = PlannedModel(_draft(draft, arch, assumed), choice, layout, devices, draft_vocab, "draft/")
+        other.as_draft()
+        other.for_devices(None)
+        files |= other.files()
+    if "self-spec" in wanted:
+        assumed.append("self-spec leaves out the middle half of the layers: the set is not searched yet")
+    if estimated:
+        assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
+    if attention and (first := attention[0]) not in ("f32", "f16"):
+        assumed.append(f"{first} keys and values pass the quality gate")
+    kv = arch.facts.kv_bytes_per_token + (other.arch.facts.kv_bytes_per_token if other else 0)
+    return Manifest(
+        schema_version=SCHEMA,
+        edgespec_version=__version__,
+        target=target.part,
+        draft=other.part if other else None,
+        methods={method: _method(method, its_heads, skip, arch.facts.layers) for method in wanted},
+        tokenizer=_tokenizer(arch),
+        memory={"weight_bytes": _weights(target, other), "kv_bytes_per_token": kv},
+        provenance={
+            "model": path.resolve().name if path.exists() and Path(name).exists() else name,
+            "planned": True,
+            "assumed": assumed,
+            "notes": list(arch.source.notes),
+            "traits": traits(arch),
+        }
+        | ({} if draft is None else {"draft": draft}),
+        files=entries(files),
+    )
+
+
+def _opened(path: Path, context: int | None) -> Architecture:
+    """The model, or the error of an export for an architecture that edgespec does not emit."""
+    if _holds_graph(path):
+        raise UnsupportedModel(
+            f"{path}: is an export of optimum, whose graphs cannot be planned", "export it, and plan with the bundle"
+        )
+    try:
+        return open_described(path, context)
+    except UnsupportedModel as error:
+        from edgespec.export.optimum.export import optimum_missing
+        from edgespec.export.optimum.model import find_graph, is_foreign, unsupported
+        from edgespec.export.source.json_object import read_object as described
+
+        if not is_foreign(path):
+            raise
+        missing = optimum_missing()
+        if missing and find_graph(path) is None:
+            raise unsupported(path, described(path / "config.json", ""), missing) from error
+        raise UnsupportedModel(
+            f"{error.message}; others go through optimum, whose graphs cannot be planned",
+            "export it, and plan with the bundle",
+        ) from error
+
+
+def _holds_graph(path: Path) -> bool:
+    """Whether an export would take the graph of a folder, because it has no weights (``is_foreign``)."""
+    graphs = [*path.glob("*.onnx"), *path.glob("onnx/*.onnx")]
+    return bool(graphs) and not any(path.glob("*.safetensors"))
+
+
+def _draft(name: str | None, target: Architecture, assumed: list[str]) -> Architecture:
+    """The draft, with no more context than the target."""
+    if name is None:
+        draft = assumed_draft(target)
+        assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
+    else:
+        draft = _opened(resolve(name, weights=False), None)
+    sizes = target.facts.vocab, draft.facts.vocab
+    if abs(sizes[0] - sizes[1]) > PADDING:
+        raise IncompatibleDraft(
+            f"the draft's vocabulary has {sizes[1]} tokens, the target's {sizes[0]}",
+            "use a draft of the same model family, with the same tokenizer",
+        )
+    context = min(target.facts.context, draft.facts.context)
+    draft.facts = draft.facts.model_copy(update={"context": context})
+    return draft
+
+
+def _attention(names: Sequence[str], layout: Layout, assumed: list[str]) -> AttentionPart | None:
+    """How keys and values are kept, as if what was asked for had passed its gate."""
+    if unknown := [name for name in names if name not in ATTENTION]:
+        raise ExportError(f"unknown attention {unknown[0]!r}", f"attention: {', '.join(ATTENTION)}")
+    if not names:
+        return None
+    if layout == "stock":
+        raise ExportError(f"--attention {names[0]} needs native operators", "leave --attention out, or --operators")
+    learnt = [name for name in LEARNT if any(ATTENTION[cast(Attention, wanted)].keys == name for wanted in names)]
+    return AttentionPart(default=cast(Attention, names[0]), tables=TABLES if learnt else None, learnt=learnt)
+
+
+def _method(name: str, heads: PlannedHeads, skip: SkipSetPart, layers: int) -> MethodPart:
+    """Its parameters as far as an export does not measure them."""
+    if name == "self-spec":
+        return MethodPart(skip=skip)
+    if name == "swift":
+        first = first_skip_set(layers)
+        return MethodPart(skip=SkipSetPart(attention=list(first.attention), mlp=list(first.mlp)))
+    if name == "paradecode":
+        return MethodPart(gamma=8, heads=[group.name for group in heads.groups[name]])
+    if name in heads.groups:
+        (group,) = heads.groups[name]
+        return MethodPart(gamma=group.count, heads=[group.name])
+    return MethodPart()
+
+
+def _skip_set(layers: int) -> SkipSetPart:
+    """Half of the sub-layers, those in the middle: searched sets of Draft & Verify (arXiv 2309.08168) leave out about
+    half, few of them at either end."""
+    size = max(1, layers // 2)
+    start = max(0, (layers - size) // 2)
+    middle = list(range(start, start + size))
+    return SkipSetPart(attention=middle, mlp=middle)
+
+
+def _weights(target: PlannedModel, draft: PlannedModel | None) -> dict[str, int]:
+    """As in an export's manifest."""
+    alone, heads = target.weights()
+    found = {"target": alone} | ({"draft": draft.weights()[0]} if draft else {})
+    return found | ({"heads": heads} if heads else {})
+
+
+def _tokenizer(arch: Architecture) -> TokenizerFacts:
+    """What the small files say; the tokenizer itself, which may know another EOS, is not opened."""
+    folder = arch.source.path
+
+    def read(name: str) -> dict[str, Any]:
+        try:
+            return read_object(folder / name)
+        except BundleError:
+            return {}
+
+    def ids(value: Any) -> list[int]:
+        return [item for item in (value if isinstance(value, list) else [value]) if type(item) is int and item >= 0]
+
+    generation, config = read("generation_config.json"), {**read("config.json"), **arch.config}
+    bos = ids(generation.get("bos_token_id")) or ids(config.get("bos_token_id"))
+    eos = ids(generation.get("eos_token_id")) or ids(config.get("eos_token_id"))
+    template = "chat_template" in read("tokenizer_config.json") or (folder / TEMPLATE_FILE).is_file()
+    return TokenizerFacts(bos=bos[0] if bos else None, eos=eos, chat_template=template)

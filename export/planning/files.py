@@ -1,0 +1,99 @@
+"""The files of a planned bundle and their sizes: exact for weights, as they are for what is copied, else estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import combinations
+from math import prod
+from pathlib import Path
+
+from edgespec.export.source.source import TOKENIZER_FILES
+from edgespec.export.storage.layout import HEAD_TOKENS, TABLES
+from edgespec.export.storage.sizes import FileSizes
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.kv import table_shape
+from edgespec.runtimes.files.manifest import FileEntry, Format, Graph, ModelPart, SkipSetPart
+from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
+from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
+
+TOKENIZER = "tokenizer.json"
+# bytes of tokenizer.json a token of the vocabulary: 67 and 71 in byte-level ones of 8,000 and 50,257 tokens with their
+# merges; those that write a merge as one string need less
+TOKENIZER_BYTES = 70
+# bytes of a graph a layer, beside the vectors inside it, by graph and format: about the mean of 8 architectures
+# (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
+GRAPH_BYTES: Mapping[str, Mapping[Format, int]] = {
+    "native": {"int4": 2400, "int8": 2400, "w8a8": 2450, "fp32": 2400},
+    "gated": {"int4": 6200, "int8": 6200, "w8a8": 8600, "fp32": 4400},
+    "strict": {"int4": 5000, "int8": 5000, "w8a8": 7500, "fp32": 3700},
+    "plain": {"int4": 4700, "int8": 4700, "w8a8": 7000, "fp32": 3300},
+}
+HEAD_BYTES = {"native": 900, "gated": 2000, "strict": 2000}  # of a group's nodes in a graph
+HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
+# of the index, an entry
+INDEX_BYTES: Mapping[Format, int] = {"int4": 165, "int8": 165, "w8a8": 140, "fp32": 135}
+DEVICE_BYTES = 6000  # of a device's graph, a layer
+
+
+def model_files(part: ModelPart, sizes: Mapping[str, FileSizes]) -> dict[str, int]:
+    """Files of a model; ``sizes``: of its weights by layout."""
+    files = {part.weights: sizes[part.layout].end}
+    for name, graph in part.graphs.items():
+        if graph.device != "cpu":
+            files[graph.file] = DEVICE_BYTES * part.facts.layers
+            continue
+        inline = sizes[graph.operators].inline
+        size = GRAPH_BYTES[name][part.format] * part.facts.layers
+        for vector, length in inline.items():
+            size += length if graph.hidden or not vector.startswith(HEADS) else 0
+        files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden else 0)
+    if part.index is not None:
+        files[part.index] = INDEX_BYTES[part.format] * sum(each.entries for each in sizes.values())
+    if part.head_vocab is not None:
+        files[part.head_vocab.file] = 4 * part.head_vocab.size
+    if part.attention is not None and part.attention.tables is not None:
+        files[TABLES] = sum(4 * prod(table_shape(name, part.facts)) + 100 for name in part.attention.learnt)
+    return files
+
+
+def copied_files(folder: Path, vocab: int) -> tuple[dict[str, int], bool]:
+    """What an export copies, and whether the size of tokenizer.json is an estimate."""
+    names = [*TOKENIZER_FILES, SPECIAL_TOKENS_FILE]
+    names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
+    files = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    assumed = TOKENIZER not in files
+    return ({TOKENIZER: TOKENIZER_BYTES * vocab} if assumed else {}) | files, assumed
+
+
+def entries(files: Mapping[str, int]) -> dict[str, FileEntry]:
+    """For a manifest; nothing is written yet, so there are no sums."""
+    return {name: FileEntry(size=size, sha256="") for name, size in sorted(files.items())}
+
+
+def head_tokens(prefix: str) -> str:
+    """Where the tokens of a cut LM head are."""
+    return prefix + HEAD_TOKENS
+
+
+def device_graphs(part: ModelPart, device: DeviceName, skip: SkipSetPart | None, prefix: str) -> ModelPart:
+    """The entry of a model with the graphs that ``add_device_graphs`` writes."""
+    found = dict(part.graphs)
+
+    def add(which: str, hidden: bool = False, skip: SkipSetPart | None = None) -> None:
+        name = f"{device}/{which}" if which else device
+        file = f"{prefix}model.{name.replace('/', '.')}.onnx"
+        found[name] = Graph(file=file, device=device, hidden=hidden, skip=skip)
+
+    add("", hidden=True)
+    add("move")
+    add("rows")
+    if skip is not None:
+        add("skip", skip=skip)
+    for group in part.heads:
+        add(f"heads/{group.name}")
+    edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
+    for first, last in combinations(edges, 2):
+        add(f"layers/{first}-{last}")
+    for layer in edges[1:]:
+        add(f"from/{layer}", hidden=True)
+    return part.model_copy(update={"graphs": found})

@@ -1,0 +1,240 @@
+"""Quantizing with the inputs that every matrix sees on a calibration text, one sub-layer at a time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.quantization.levels import BLOCK, dequantize_block, pack_levels, unpack_levels
+from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
+from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
+from edgespec.export.quantization.quantizers.drift import Correction
+from edgespec.export.quantization.quantizers.mse import quantize_searched
+from edgespec.export.quantization.reference import NumpyOps
+from edgespec.export.source.source import Checkpoint
+
+SEQUENCE = 512  # tokens
+
+
+class SpooledLevels:
+    """Levels made earlier, in a temporary file; matrices it does not hold are quantized when asked for."""
+
+    def __init__(self, file: IO[bytes], quantizer: Quantizer) -> None:
+        self._file, self._direct = file, DirectLevels(quantizer)
+        self.quantizer_name = quantizer.name
+        self._where: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
+
+    def add(self, name: str, bits: int, made: Quantized) -> None:
+        """Keep the next piece of a matrix."""
+        levels, scales = made
+        offset = self._file.seek(0, 2)
+        self._file.write(np.ascontiguousarray(pack_levels(levels, bits)).data)
+        self._file.write(np.ascontiguousarray(scales).data)
+        self._where.setdefault((name, bits), []).append((offset, *scales.shape))
+
+    def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
+        """See LevelSource."""
+        where = self._where.get((name, bits))
+        if where is None:
+            yield from self._direct.pieces(source, name, bits)
+            return
+        for piece, (offset, rows, blocks) in zip(source.pieces(name), where, strict=True):
+            self._file.seek(offset)
+            packed = np.frombuffer(self._file.read(rows * blocks * BLOCK * bits // 8), np.uint8)
+            scales = np.frombuffer(self._file.read(4 * rows * blocks), np.float32)
+            levels = unpack_levels(packed.reshape(rows, blocks, -1), bits)
+            yield piece, (levels, scales.reshape(rows, blocks))
+
+
+class CalibrationOps(NumpyOps):
+    """Runs calibration sequences through the decoder and quantizes every matrix on its way.
+
+    Every activation is [2 S, T, width]: the sequences in the unquantized model, then the same behind the matrices
+    quantized so far, which is what a matrix sees at run time.  Held at once: one activation or two, the statistics of
+    one input, a piece of a matrix.
+
+    Args:
+        arch: the architecture with its checkpoint.
+        sequences: int [S, T], each from an empty past.
+        quantizer: what the matrices are quantized with.
+        bits: of a matrix, by its name.
+        spool: where the levels go.
+        progress: called after every sub-layer with the number done so far.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        sequences: NDArray[np.int64],
+        quantizer: Quantizer,
+        bits: Callable[[str], int],
+        spool: SpooledLevels,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        super().__init__(arch, sequences[0].tolist(), None, progress)
+        self.sequences, self.quantizer, self.bits, self.spool = sequences, quantizer, bits, spool
+        self._writers = residual_writers(arch)
+        self._product = True  # whether anybody needs what a matrix gives
+        self._stream: Array = np.empty(0, np.float32)  # before this sub-layer
+
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
+        wanted, inverse = np.unique(self.sequences, return_inverse=True)
+        found, at = [], 0
+        for piece in self.source.pieces(weight):
+            found.append(piece[wanted[(wanted >= at) & (wanted < at + len(piece))] - at])
+            at += len(piece)
+        rows = np.concatenate(found)
+        inverse = inverse.reshape(self.sequences.shape)
+        k, bits, seen = rows.shape[1], self.bits(weight), rows
+        if k % BLOCK == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
+            seen = dequantize_block(*quantize_searched(rows, bits), k, bits)
+        return self._placed(np.concatenate([rows[inverse], seen[inverse]]), scale, positions)
+
+    def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
+        seen = x[len(x) // 2 :].reshape(-1, x.shape[-1])
+        products = seen.T @ seen / np.float32(len(seen))
+        if not np.isfinite(products).all():
+            raise ExportError(
+                f"{self.source.path}: the inputs of {parts[0].weight} are not finite on the calibration text",
+                "quantize without calibration: --quantizer mse",
+            )
+        quantize = self.quantizer.prepare(products)
+        correction = self._correction(x, parts[0], products) if self.quantizer.corrects else None
+        return tuple(self._quantized(x, part, quantize, correction) for part in parts)
+
+    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
+        self._stream = x
+        return super().sublayer(kind, layer, x, body)
+
+    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
+        one = super().attention
+        each = [slice(s, s + 1) for s in range(len(q))]
+        return np.concatenate([one(q[s], k[s], v[s], rule) for s in each])
+
+    def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
+        for s in range(len(gate)):  # in place: the widest of all activations
+            gate[s] = super().gated(gate[s], up[s], activation)
+        return gate
+
+    def activate(self, x: Array, activation: Activation) -> Array:
+        for s in range(len(x)):
+            x[s] = super().activate(x[s], activation)
+        return x
+
+    def head(self, x: Array, norm: Norm, head: Linear) -> Array:
+        """The head is quantized; nobody needs its logits."""
+        x = self.norm(x, norm)
+        self._product = False
+        self.linear(x, head)
+        return x
+
+    def _quantized(self, x: Array, part: Linear, quantize: PieceQuantizer, correction: Correction | None) -> Array:
+        bits, k = self.bits(part.weight), x.shape[-1]
+        middle, n = len(x) // 2, self.source.shape(part.weight)[0] if self._product else 0
+        y, at = np.empty((*x.shape[:-1], n), np.float32), 0
+        for piece in self.source.pieces(part.weight):
+            rows = slice(at, at + len(piece))
+            made = quantize(correction.target(piece, rows) if correction else piece, bits)
+            self.spool.add(part.weight, bits, made)
+            if self._product:
+                y[:middle, :, rows] = x[:middle] @ piece.T
+                y[middle:, :, rows] = x[middle:] @ dequantize_block(*made, k, bits).T
+            at += len(piece)
+        if part.bias is not None and self._product:
+            y += self.source.read(part.bias)
+        return y
+
+    def _correction(self, x: Array, part: Linear, products: Array) -> Correction:
+        exact, seen = x.reshape(2, -1, x.shape[-1])  # [S * T, k]
+        count = np.float32(len(seen))
+        residual = None
+        if part.weight in self._writers:  # stands alone in its linear
+            before, behind = self._stream.reshape(2, -1, self._stream.shape[-1])  # [S * T, n]
+            residual = (before - behind).T @ seen / count
+        return Correction(products, exact.T @ seen / count - products, residual)
+
+
+class _Trace:
+    """Names of the matrices that end each sub-layer; activations are nothing."""
+
+    def __init__(self) -> None:
+        self.last, self.ends = "", set[str]()
+
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None: ...
+
+    def norm(self, x: None, norm: Norm) -> None:
+        self.last = ""
+
+    def linear(self, x: None, *parts: Linear, joined: bool = False) -> tuple[None, ...]:
+        self.last = parts[-1].weight if len(parts) == 1 else ""
+        return (None,) * len(parts)
+
+    def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.last = ""
+
+    def gated(self, gate: None, up: None, activation: Activation) -> None:
+        self.last = ""
+
+    def activate(self, x: None, activation: Activation) -> None:
+        self.last = ""
+
+    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:
+        body(None)
+        self.ends.add(self.last)
+
+    def head(self, x: None, norm: Norm, head: Linear) -> None: ...
+
+
+def residual_writers(arch: Architecture) -> set[str]:
+    """Names of the matrices whose outputs are added to the residual stream as they are."""
+    trace = _Trace()
+    arch.build(trace)
+    return trace.ends - {""}
+
+
+@contextmanager
+def chosen_levels(
+    arch: Architecture,
+    quantizer: Quantizer,
+    bits: Callable[[str], int],
+    texts: NDArray[np.int64],
+    folder: Path,
+    progress: Callable[[int], None] | None = None,
+) -> Iterator[LevelSource]:
+    """The levels that ``quantizer`` chooses for a model's matrices.
+
+    Args:
+        arch: the model.
+        quantizer: one that needs calibration runs the model here; any other quantizes when a matrix is stored.
+        bits: of a matrix, by its name.
+        texts: [S, T], tokens of the calibration text; see ``sequences``.
+        folder: where a temporary file may lie: about as large as the weights.
+        progress: called after every sub-layer with the number done so far.
+
+    Raises:
+        ExportError: activations that are not finite.
+    """
+    if not quantizer.calibrated:
+        yield DirectLevels(quantizer)
+        return
+    with tempfile.TemporaryFile(dir=folder) as file:
+        spool = SpooledLevels(file, quantizer)
+        arch.build(CalibrationOps(arch, texts, quantizer, bits, spool, progress))
+        yield spool
+
+
+def sequences(tokens: Sequence[int], begin: Sequence[int], context: int) -> NDArray[np.int64]:  # [S, T]
+    """The tokens in rows of equal length, ``begin`` in front of each; what does not fill a row is dropped."""
+    length = max(1, min(SEQUENCE, context - len(begin), len(tokens)))
+    count = len(tokens) // length
+    rows = np.asarray(tokens[: count * length], np.int64).reshape(count, length)
+    return np.concatenate([np.tile(np.asarray(begin, np.int64), (count, 1)), rows], 1)

@@ -1,0 +1,50 @@
+"""The text that an export calibrates and measures on."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.quantization.calibrate import sequences
+from edgespec.runtimes.text.codec import TextCodec
+
+MIN_TOKENS = 32  # whatever the context
+MEASURED_TOKENS = 512  # at the text's beginning: what parity, acceptance and the search are measured on
+QUANTIZER_TOKENS = 8192  # bounds the activations that awq and gptq hold
+
+
+def read_calibration(file: Path | None, model: Path, codec: TextCodec) -> tuple[str, str]:
+    """The text and its file's name.
+
+    Args:
+        file: as of ``--calibration``; None = the one in the model's folder, or the built-in one.
+        model: the source model's folder.
+        codec: its tokenizer.
+
+    Raises:
+        ExportError: the file cannot be read, or is too short.
+    """
+    if file is None:
+        own = model / "calibration.txt"
+        file = own if own.is_file() else Path(__file__).with_name("calibration.txt")
+    try:
+        text = file.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ExportError(f"{file}: cannot read the calibration text: {error}", "give a UTF-8 text file") from error
+    if len(codec.encode(text)) < MIN_TOKENS:
+        raise ExportError(
+            f"{file}: expected at least {MIN_TOKENS} tokens of calibration text", "give a page of typical text"
+        )
+    return text, file.name
+
+
+def quantizer_texts(codec: TextCodec, text: str, context: int) -> NDArray[np.int64]:  # [S, T]
+    """What awq and gptq calibrate on: the text after the part that is measured on, if it is long enough for both."""
+    tokens = codec.encode(text, special=False)
+    begin = codec.encode("")[:1]  # BOS, where the tokenizer puts one in front of a text
+    if len(tokens) >= 2 * MEASURED_TOKENS:
+        tokens = tokens[MEASURED_TOKENS:]
+    return sequences(tokens[:QUANTIZER_TOKENS], begin, context)

@@ -1,0 +1,66 @@
+"""What a quantizer of block formats is, and where a format takes its levels from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.source.source import Checkpoint
+
+Array = NDArray[np.float32]
+Quantized = tuple[NDArray[np.uint8], Array]  # levels [n, blocks, BLOCK], scales [n, blocks], all float16 values
+PieceQuantizer = Callable[[Array, int], Quantized]  # rows [n, k] of a matrix, bits
+
+
+class Quantizer(Protocol):
+    """Chooses levels and scales of a matrix, a piece of its rows at a time.
+
+    Attributes:
+        name: as in ``--quantizer``.
+        calibrated: whether it asks for the inputs of a matrix.
+        corrects: whether it moves weights to make up for errors, also for those of the matrices before.
+    """
+
+    name: str
+    calibrated: bool
+    corrects: bool
+
+    def prepare(self, inputs: Array | None) -> PieceQuantizer:
+        """A function for the pieces of one matrix.
+
+        Args:
+            inputs: [k, k], the mean of x.T @ x over the inputs x [tokens, k]; None if it asks for none, or where a
+                matrix has none (rows that are only looked up): every channel then counts the same.
+        """
+        ...
+
+
+class LevelSource(Protocol):
+    """Where a format takes the levels of a matrix from.
+
+    Attributes:
+        quantizer_name: what chose them.
+    """
+
+    quantizer_name: str
+
+    def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
+        """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
+        ...
+
+
+class DirectLevels:
+    """Quantizes when asked, without knowing the inputs."""
+
+    def __init__(self, quantizer: Quantizer) -> None:
+        self.quantizer = quantizer
+        self.quantizer_name = quantizer.name
+
+    def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
+        """See LevelSource."""
+        quantize = self.quantizer.prepare(None)
+        for piece in source.pieces(name):
+            yield piece, quantize(piece, bits)

@@ -1,0 +1,163 @@
+"""The source model in float32 numpy, streamed: one matrix in memory at a time.
+
+What a bundle is compared with.  It reads the source weights itself and shares only the architecture file with the
+graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+
+Array = NDArray[np.float32]
+
+
+class NumpyOps:
+    """Computes a decoder on one text, causally, from an empty past.
+
+    Args:
+        arch: the architecture with its checkpoint.
+        tokens: int [T].
+        rows: which positions get logits; None = all.
+        progress: called after every sub-layer with the number done so far.
+    """
+
+    def __init__(
+        self,
+        arch: Architecture,
+        tokens: Sequence[int],
+        rows: Sequence[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        self.arch, self.source = arch, arch.source
+        self.tokens = np.asarray(tokens, np.int64)  # [T]
+        self.rows = np.arange(len(self.tokens)) if rows is None else np.asarray(rows)  # [R]
+        self.progress, self.done = progress, 0
+        self.angles = {
+            name: rotary.tables(len(self.tokens), arch.facts.context) for name, rotary in arch.rotaries.items()
+        }
+
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:  # [1, T, hidden]
+        wanted, inverse = np.unique(self.tokens, return_inverse=True)
+        rows = np.concatenate([self.source.read(weight, slice(int(token), int(token) + 1)) for token in wanted])
+        return self._placed(rows[inverse][None], scale, positions)
+
+    def norm(self, x: Array, norm: Norm) -> Array:
+        x = x - x.mean(-1, keepdims=True) if norm.centered else x
+        mean = np.mean(np.square(x), -1, keepdims=True)
+        y = x / np.sqrt(mean + np.float32(self.arch.eps)) * self.source.read(norm.weight)
+        return y if norm.bias is None else y + self.source.read(norm.bias)
+
+    def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
+        return tuple(self._linear(x, part) for part in parts)
+
+    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
+        facts = self.arch.facts
+        q, k = self._heads(q, facts.heads), self._heads(k, facts.kv_heads)
+        q = self._rotate(self.norm(q, rule.q_norm) if rule.q_norm else q, rule.rotary)
+        k = self._rotate(self.norm(k, rule.k_norm) if rule.k_norm else k, rule.rotary)
+        v = self._heads(v, facts.kv_heads)  # [kv_heads, T, head_dim]
+        length, group = q.shape[1], facts.heads // facts.kv_heads
+        hidden = np.triu(np.ones((length, length), bool), 1)
+        if rule.window:
+            hidden |= np.tril(np.ones((length, length), bool), -rule.window)
+        out = np.empty_like(q)
+        for head in range(facts.heads):
+            scores = capped(q[head] @ k[head // group].T * np.float32(rule.scale), rule.cap)
+            scores[hidden] = -np.inf
+            scores = np.exp(scores - scores.max(-1, keepdims=True))
+            out[head] = (scores / scores.sum(-1, keepdims=True)) @ v[head // group]
+        return out.transpose(1, 0, 2).reshape(1, length, -1)
+
+    def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
+        return self.activate(gate, activation) * up
+
+    def activate(self, x: Array, activation: Activation) -> Array:
+        return ACTIVATE[activation](x)
+
+    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
+        y = x + body(x)
+        self.done += 1
+        if self.progress:
+            self.progress(self.done)
+        return y
+
+    def head(self, x: Array, norm: Norm, head: Linear) -> Array:  # [1, R, vocab]
+        rule = self.arch.logits
+        return capped(self._linear(self.norm(x[:, self.rows], norm), head) * np.float32(rule.scale), rule.cap)
+
+    def _placed(self, x: Array, scale: float, positions: str | None) -> Array:  # [.., T, hidden]
+        x = x * np.float32(scale)
+        return x if positions is None else x + self.source.read(positions, slice(0, x.shape[-2]))
+
+    def _linear(self, x: Array, part: Linear) -> Array:
+        y = np.concatenate([x @ piece.T for piece in self.source.pieces(part.weight)], -1)
+        if part.bias is not None:
+            y += self.source.read(part.bias)
+        return y
+
+    @staticmethod
+    def _heads(x: Array, heads: int) -> Array:  # [1, T, heads * head_dim] -> [heads, T, head_dim]
+        return x.reshape(x.shape[1], heads, -1).transpose(1, 0, 2)
+
+    def _rotate(self, x: Array, rotary: str | None) -> Array:  # [heads, T, head_dim]
+        if rotary is None:
+            return x
+        cos, sin = self.angles[rotary]
+        half = cos.shape[1]
+        first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+        return np.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
+
+
+def capped(x: Array, cap: float) -> Array:
+    """cap * tanh(x / cap); x itself if ``cap`` is 0."""
+    return np.tanh(x / np.float32(cap)) * np.float32(cap) if cap else x
+
+
+def silu(x: Array) -> Array:
+    """x * sigmoid(x)."""
+    with np.errstate(over="ignore"):  # exp(-x) may overflow to inf, which gives the right 0
+        return x / (1 + np.exp(-x))
+
+
+def gelu(x: Array) -> Array:
+    """x times the normal distribution's share below x; erf by Abramowitz and Stegun 7.1.26, good to 1.5e-7."""
+    z = np.abs(x.astype(np.float64)) / np.sqrt(2)
+    t = 1 / (1 + 0.3275911 * z)
+    series = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
+    erf = np.sign(x) * (1 - series * np.exp(-z * z))
+    return np.asarray(0.5 * x * (1 + erf), np.float32)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The approximation of gelu by tanh (arXiv 1606.08415)."""
+    return 0.5 * x * (1 + np.tanh(np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)))
+
+
+def relu(x: Array) -> Array:
+    """What is positive."""
+    return np.maximum(x, 0)
+
+
+ACTIVATE: dict[Activation, Callable[[Array], Array]] = {
+    "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "relu": relu,
+}
+
+
+def reference_logits(
+    arch: Architecture,
+    tokens: Sequence[int],
+    rows: Sequence[int] | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Array:  # [R, vocab]
+    """Float32 logits of the source model at the given rows of a text."""
+    logits: Array = arch.build(NumpyOps(arch, tokens, rows, progress))[0]
+    return logits

@@ -1,0 +1,54 @@
+"""How the matrices of a model are to be stored: format, quantizer, and the LM head's own format."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures import Architecture
+from edgespec.export.quantization.quantizers import QUANTIZERS, Quantizer
+from edgespec.runtimes.files.manifest import Format
+
+BITS: dict[Format, int] = {"int4": 4, "int8": 8}
+DEFAULT_QUANTIZER = "mse"
+
+
+@dataclass(frozen=True)
+class WeightChoice:
+    """A valid combination of options.
+
+    Attributes:
+        format: of every matrix but the head's.
+        quantizer: of int4 and int8 matrices; None for other formats, which have none to choose.
+        head: format of the LM head and of the embedding tied to it; None = ``format``.
+    """
+
+    format: Format
+    quantizer: Quantizer | None
+    head: Format | None
+
+    @classmethod
+    def of(cls, form: Format, quantizer: str | None, head: Format | None) -> WeightChoice:
+        """Check the options ``--format``, ``--quantizer`` and ``--head-format``.
+
+        Raises:
+            ExportError: an unknown quantizer, or options that do not fit together.
+        """
+        if quantizer is not None and quantizer not in QUANTIZERS:
+            raise ExportError(f"unknown quantizer {quantizer!r}", f"quantizers: {', '.join(QUANTIZERS)}")
+        if form not in BITS:
+            for option, value in (("--quantizer", quantizer), ("--head-format", head)):
+                if value is not None:
+                    raise ExportError(
+                        f"{option} {value} was given, but --format {form}: expected int4 or int8",
+                        f"leave {option} out, or choose --format int4 or int8",
+                    )
+            return cls(form, None, None)
+        if head is not None and head not in BITS:
+            raise ExportError(f"--head-format {head}: expected int4 or int8", "leave --head-format out")
+        return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head)
+
+    def bits(self, arch: Architecture) -> Callable[[str], int]:
+        """Bits of a matrix by its name."""
+        return lambda name: BITS[self.head if self.head and name == arch.head.weight else self.format]

@@ -1,0 +1,111 @@
+"""Tensors made of a checkpoint's tensors, read in parts: renamed, cut, transposed, scaled.
+
+An architecture says with these how its checkpoint becomes the tensors that every other part of the export knows:
+``model.layers.N.self_attn.q_proj.weight`` and so on, one matrix [outputs, inputs] a projection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.source.extended import Extra, Overlay
+from edgespec.export.source.source import Checkpoint
+
+Floats = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Own:
+    """A tensor of the checkpoint."""
+
+    source: Checkpoint
+    name: str
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.source.shape(self.name)
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        return self.source.read(self.name, rows, columns)
+
+
+@dataclass(frozen=True)
+class Transposed:
+    """A matrix [k, n] as [n, k]."""
+
+    of: Extra
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, k]."""
+        return self.of.shape[::-1]
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        return self.of.read(slice(None) if columns is None else columns, rows).T
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Some rows of a tensor, in another order.
+
+    Attributes:
+        of: a matrix [n, k] or a vector [n].
+        ids: int64 [m], the rows; best in long runs.
+    """
+
+    of: Extra
+    ids: NDArray[np.int64]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[m, k] or [m]."""
+        return len(self.ids), *self.of.shape[1:]
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        wanted = self.ids[rows]
+        runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
+        return np.concatenate([self.of.read(slice(int(run[0]), int(run[-1]) + 1), columns) for run in runs])
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A tensor times ``scale``, plus ``shift``."""
+
+    of: Extra
+    scale: float = 1.0
+    shift: float = 0.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.of.shape
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        return self.of.read(rows, columns) * np.float32(self.scale) + np.float32(self.shift)
+
+
+def origins(tensor: Extra) -> set[str]:
+    """Names of the checkpoint's tensors that a tensor is made of."""
+    if isinstance(tensor, Own):
+        return {tensor.name}
+    return origins(tensor.of) if isinstance(tensor, Transposed | Rows | Affine) else set()
+
+
+class DerivedCheckpoint(Overlay):
+    """A checkpoint seen through an architecture: ``extra`` replaces and adds tensors."""
+
+    def __init__(self, base: Checkpoint, extra: Mapping[str, Extra]) -> None:
+        super().__init__(base, extra)
+
+    def origins(self, name: str) -> set[str]:
+        """Names of the checkpoint's tensors behind a tensor."""
+        return origins(self.extra[name]) if name in self.extra else {name}

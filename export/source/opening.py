@@ -1,0 +1,92 @@
+"""Opening a source model: a Hugging Face folder, a GGUF file, an adapter with its base."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from edgespec.errors import ExportError
+from edgespec.export.source.gguf.files import TOKENIZER
+from edgespec.export.source.gguf.tensors import open_gguf
+from edgespec.export.source.json_object import read_object
+from edgespec.export.source.lora import CONFIG, WEIGHTS, adapter_settings, is_adapter, merged
+from edgespec.export.source.quantized.converters import converted
+from edgespec.export.source.safetensors_files import safetensors_in
+from edgespec.export.source.stored import LOSS, NONSENSE, Opened, Temporary
+
+BESIDE = ("config.json", "generation_config.json", "calibration.txt")  # what else is read from a model's folder
+
+
+def open_source(path: Path) -> Opened:
+    """Open a folder or a .gguf file.
+
+    Raises:
+        ExportError: nothing that can be read; the message says why.
+    """
+    if path.suffix == ".gguf" and path.is_file():
+        return open_gguf(path)
+    if is_adapter(path) and ((path / WEIGHTS).is_file() or not (path / "config.json").is_file()):
+        return open_adapter(_base(path), path)
+    if file := _only_gguf(path):
+        return open_gguf(file)
+    return _open_folder(path)
+
+
+def _open_folder(path: Path) -> Opened:
+    """A Hugging Face folder with safetensors."""
+    config = read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file")
+    tensors, quantized = converted(path, config, safetensors_in(path))
+    notes = [f"the checkpoint is quantized ({quantized}): {LOSS}"] if quantized else []
+    return Opened(path, config, tensors, notes)
+
+
+def open_adapter(base: Opened, folder: Path) -> Opened:
+    """A model with an adapter; a tokenizer beside the adapter takes the place of the base's.
+
+    Raises:
+        ExportError: the adapter is damaged, of another model, or of a kind that cannot be merged.
+    """
+    try:
+        tensors, config = merged(base, folder)
+    except NONSENSE as error:
+        raise ExportError(f"{folder}: its {CONFIG} cannot be understood: {error!r}", "download it again") from error
+    notes = [*base.notes, f"the adapter {folder.name} is merged into the weights"]
+    if not (folder / TOKENIZER[0]).is_file():
+        return Opened(base.path, config, tensors, notes, base.temporary)
+    temporary = base.temporary or Temporary()
+    view = Path(tempfile.mkdtemp(dir=temporary.path)) / folder.resolve().name
+    view.mkdir(parents=True)
+    for source, names in ((base.path, BESIDE), (folder, TOKENIZER)):
+        for name in names:
+            if (source / name).is_file():
+                shutil.copyfile(source / name, view / name)
+    return Opened(view, config, tensors, notes, temporary)
+
+
+def _base(folder: Path) -> Opened:
+    """The base model of an adapter's folder: in the folder itself, or the local one that it names."""
+    if (folder / "config.json").is_file():
+        return _open_folder(folder)
+    named = adapter_settings(folder).get("base_model_name_or_path")
+    if isinstance(named, str) and named:
+        for path in (Path(named).expanduser(), folder / named):
+            if path.exists() and path.resolve() != folder.resolve():
+                return open_source(path)
+    raise ExportError(
+        f"{folder}: is an adapter, and its base model {named!r} ({CONFIG}) is not a local folder",
+        f"name the base too: edgespec export BASE --adapter {folder}",
+    )
+
+
+def _only_gguf(path: Path) -> Path | None:
+    """The GGUF file of a folder that holds no other weights."""
+    files = sorted(path.glob("*.gguf"))
+    if not files or any(path.glob("*.safetensors")):
+        return None
+    if len(files) > 1:
+        raise ExportError(
+            f"{path}: holds {len(files)} GGUF files ({files[0].name}, {files[1].name}, ...); expected one",
+            "give the file itself",
+        )
+    return files[0]

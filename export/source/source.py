@@ -1,0 +1,216 @@
+"""The source model: a Hugging Face folder, a GGUF file, a hub id or an embedded model, read one tensor at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError, first_line
+from edgespec.export.source.json_object import read_object
+from edgespec.export.source.opening import open_adapter, open_source
+from edgespec.export.source.stored import Stored, Temporary
+from edgespec.runtimes.files.manifest import MANIFEST
+
+BUILTIN = "builtin:"
+HUB_SMALL_FILES = [
+    "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja",
+]  # fmt: skip
+HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "generation_config.json",
+    "config.json",
+    "chat_template.jinja",
+)
+PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS, small beside any model
+
+
+def builtin_names() -> list[str]:
+    """Names of the embedded models, usable as ``builtin:NAME``."""
+    return _builtin_with("config.json")
+
+
+def builtin_heads() -> list[str]:
+    """Names of the embedded trained heads, usable as ``builtin:NAME`` where heads are asked for."""
+    return _builtin_with("edgespec_heads.json")
+
+
+def _builtin_with(file: str) -> list[str]:
+    folder = resources.files("edgespec") / "builtin"
+    return sorted(item.name for item in folder.iterdir() if (item / file).is_file()) if folder.is_dir() else []
+
+
+def resolve(model: str, revision: str | None = None, weights: bool = True) -> Path:
+    """Find the folder or .gguf file of a model, or the folder of trained heads: a local path, ``builtin:NAME``, or a
+    hub id (downloaded to the hub's own cache).
+
+    Args:
+        model: the name.
+        revision: of a hub model.
+        weights: whether they are needed; else only configuration and tokenizer are downloaded.
+
+    Raises:
+        ExportError: nothing of that name; the message lists what was tried.
+    """
+    if model.startswith(BUILTIN):
+        name = model.removeprefix(BUILTIN)
+        if name not in (*builtin_names(), *builtin_heads()):
+            known = f"embedded models: {', '.join(builtin_names())}; heads: {', '.join(builtin_heads())}"
+            raise ExportError(f"no embedded model {name!r}", known)
+        return Path(str(resources.files("edgespec") / "builtin" / name))
+    path = Path(model).expanduser()
+    if (path / MANIFEST).is_file():
+        raise ExportError(f"{model}: is a bundle, made by an export", "give the model that it was made of")
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.is_file():
+        raise ExportError(
+            f"{model}: expected a model folder, got a file", "give the folder that holds config.json, or a .gguf file"
+        )
+    looks_like_hub_id = model.count("/") <= 1 and not model.startswith((".", "/", "~"))
+    if not looks_like_hub_id:
+        raise ExportError(
+            f"{model}: no such folder", "give a local Hugging Face folder, a .gguf file, a hub id or builtin:NAME"
+        )
+    try:
+        from huggingface_hub import snapshot_download
+
+        files = HUB_FILES if weights else HUB_SMALL_FILES
+        return Path(snapshot_download(model, revision=revision, allow_patterns=files))
+    except Exception as error:  # the hub client raises many kinds: network, not found, gated
+        raise ExportError(
+            f"{model}: no local folder of that name, and the hub could not provide it: {first_line(error)}",
+            "check the spelling and the network, or download the model and give its folder",
+        ) from error
+
+
+def resolve_heads(name: str) -> Path:
+    """Find a folder of trained heads: a local path, or ``builtin:NAME`` of those that come with an embedded model.
+
+    Raises:
+        ExportError: nothing of that name.
+    """
+    if not name.startswith(BUILTIN):
+        return Path(name).expanduser()
+    if name.removeprefix(BUILTIN) not in builtin_heads():
+        raise ExportError(
+            f"there are no embedded heads {name!r}", "train them with `edgespec train`, and add --heads DIR"
+        )
+    return resolve(name)
+
+
+@dataclass
+class Checkpoint:
+    """Weights and configuration of a source model.
+
+    Attributes:
+        path: the folder of config.json and the tokenizer: the model's own, or where they are made from something else
+            (a GGUF file, an adapter) a temporary one that lasts as long as this object.
+        config: the parsed config.json.
+        tensors: what is stored, by Hugging Face name.
+        notes: what the user should know about how it is read.
+        temporary: where ``path`` is, if it is a temporary folder.
+    """
+
+    path: Path
+    config: dict[str, Any] = field(repr=False)
+    tensors: Mapping[str, Stored] = field(default_factory=dict, repr=False)
+    notes: list[str] = field(default_factory=list, repr=False)
+    temporary: Temporary | None = field(default=None, repr=False)
+
+    @classmethod
+    def open(cls, path: Path, adapter: Path | None = None) -> Checkpoint:
+        """Open a model folder or a .gguf file; quantized weights are converted when they are read.
+
+        Args:
+            path: the model; an adapter's folder stands for its base and the adapter.
+            adapter: folder of a LoRA adapter to merge into it.
+
+        Raises:
+            ExportError: no or broken config.json, weights that are not there, only pickles, or quantized in a way that
+                is not supported.
+        """
+        opened = open_source(path) if adapter is None else open_adapter(open_source(path), adapter)
+        return cls(opened.path, opened.config, opened.tensors, opened.notes, opened.temporary)
+
+    @cached_property
+    def index(self) -> dict[str, Path]:
+        """Which file holds which tensor."""
+        return {name: tensor.file for name, tensor in self.tensors.items()}
+
+    def has(self, name: str) -> bool:
+        """Whether the checkpoint holds a tensor of that name."""
+        return name in self.index
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, without reading it."""
+        return self._stored(name).shape
+
+    def read(self, name: str, rows: slice = slice(None), columns: slice | None = None) -> NDArray[np.float32]:
+        """Read (part of) a tensor as float32, whatever it is stored as.
+
+        Raises:
+            ExportError: the tensor is missing, of a type that is not a plain float, or not of finite numbers.
+        """
+        tensor = self._stored(name)
+        with np.errstate(all="ignore"):
+            values = np.ascontiguousarray(tensor.read(rows, columns))
+            flat = values.ravel()
+            total = float(np.dot(flat, flat))  # one pass, no temporary: NaN and infinity survive the sum
+        if not math.isfinite(total):
+            raise ExportError(
+                f"{tensor.file}: tensor {name} holds NaN or infinity", "the checkpoint is damaged: download it again"
+            )
+        return values
+
+    def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
+        """The rows of a matrix [n, k] in order, as float32 pieces [rows, k] of about PIECE_BYTES."""
+        n, k = self.shape(name)
+        step = max(1, PIECE_BYTES // (4 * k))
+        for start in range(0, n, step):
+            yield self.read(name, slice(start, min(n, start + step)))
+
+    def _stored(self, name: str) -> Stored:
+        if name not in self.tensors:
+            near = [have for have in self.tensors if have.split(".")[-2:] == name.split(".")[-2:]][:1]
+            hint = f"a similar name is {near[0]}" if near else "is it a base model without a language-model head?"
+            raise ExportError(f"{self.path}: tensor {name} is missing from the checkpoint", hint)
+        return self.tensors[name]
+
+
+class ConfigOnly(Checkpoint):
+    """A model known by its config.json alone: every tensor is taken to be there, and none can be read.
+
+    Of a model that says untied and yet holds no LM head it cannot be known that it is tied.
+    """
+
+    @staticmethod
+    def suits(path: Path) -> bool:
+        """Whether a folder has a config.json and no weights of any kind."""
+        if not (path / "config.json").is_file():
+            return False
+        return not any(next(path.glob(pattern), None) for pattern in WEIGHT_FILES)
+
+    @classmethod
+    def open(cls, path: Path, adapter: Path | None = None) -> ConfigOnly:
+        """Read the folder's config.json; an adapter changes no shape.
+
+        Raises:
+            ExportError: not a JSON object.
+        """
+        return cls(path, read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file"))
+
+    def has(self, name: str) -> bool:
+        """See the class."""
+        return True

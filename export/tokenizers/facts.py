@@ -1,0 +1,97 @@
+"""Tokenizer facts for the manifest, and whether two models speak the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import BundleError, ExportError, IncompatibleDraft
+from edgespec.export.source.described import Described
+from edgespec.runtimes.files.manifest import TokenizerFacts
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.special import read_object
+
+PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
+
+
+def tokenizer_facts(arch: Described, codec: TextCodec) -> TokenizerFacts:
+    """BOS and EOS ids: generation_config.json first, then config.json, then the tokenizer's own.
+
+    Without generation_config.json the tokenizer's EOS ends a text too: of chat-tuned models it is the end of a turn,
+    while config.json often keeps that of the base model.
+
+    Raises:
+        ExportError: an EOS, or a token of the tokenizer, outside the model's vocabulary.
+    """
+    folder = arch.source.path
+    generation, whole = _read(folder / "generation_config.json"), _read(folder / "config.json")
+    config = whole | arch.config  # of a model for images and text, EOS may be named outside the text part
+    own = _ids(codec.token_id(codec.special("eos_token")))
+    eos = _ids(generation.get("eos_token_id")) or list(dict.fromkeys(_ids(config.get("eos_token_id")) + own))
+    check_vocabulary(arch, codec, eos)
+    bos = _ids(generation.get("bos_token_id")) or _ids(config.get("bos_token_id"))
+    bos = bos or _ids(codec.token_id(codec.special("bos_token")))
+    return TokenizerFacts(bos=bos[0] if bos else None, eos=eos, chat_template=codec.chat_template is not None)
+
+
+def check_vocabulary(arch: Described, codec: TextCodec, eos: Sequence[int] = ()) -> None:
+    """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding).
+
+    Raises:
+        ExportError: a token, or one of ``eos``, outside the vocabulary.
+    """
+    size = arch.facts.vocab
+    beyond = [(number, token) for token, number in codec.tokenizer.get_vocab().items() if number >= size]
+    if beyond:
+        number, token = min(beyond)
+        raise ExportError(
+            f"{arch.source.path}: the tokenizer has {token!r} as token {number}, but the model has {size} tokens",
+            "take tokenizer and weights of the same model; after adding tokens, resize the model's embeddings",
+        )
+    if wrong := [number for number in eos if number >= size]:
+        raise ExportError(
+            f"{arch.source.path}: eos_token_id {wrong[0]}, but the model has {size} tokens",
+            "repair generation_config.json or config.json",
+        )
+
+
+def check_same_vocabulary(target: Described, draft: Described, ours: TextCodec, theirs: TextCodec) -> None:
+    """Refuse a draft whose tokens mean something else.
+
+    Raises:
+        IncompatibleDraft: sizes too far apart, or a token that differs; both values are named.
+    """
+    sizes = target.facts.vocab, draft.facts.vocab
+    if abs(sizes[0] - sizes[1]) > PADDING:
+        raise IncompatibleDraft(
+            f"the draft's vocabulary has {sizes[1]} tokens, the target's {sizes[0]}",
+            "use a draft of the same model family, with the same tokenizer",
+        )
+    mine, other = ours.tokenizer.get_vocab(), theirs.tokenizer.get_vocab()
+    by_id = {number: token for token, number in other.items()}
+    for token, number in sorted(mine.items(), key=lambda item: item[1]):
+        if by_id.get(number) != token:
+            raise IncompatibleDraft(
+                f"token {number} is {token!r} in the target's tokenizer and {by_id.get(number)!r} in the draft's",
+                "use a draft of the same model family, with the same tokenizer",
+            )
+    extra = {number: token for token, number in other.items() if token not in mine and number < sizes[0]}
+    if extra:
+        number = min(extra)
+        raise IncompatibleDraft(
+            f"token {number} is {extra[number]!r} in the draft's tokenizer and unknown in the target's"
+        )
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where it is missing or damaged: another file has the same facts."""
+    try:
+        return read_object(file)
+    except BundleError:
+        return {}
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if type(item) is int and item >= 0]  # -1 says none

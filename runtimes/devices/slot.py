@@ -1,0 +1,281 @@
+"""A KV slot on a device: keys and values never leave its memory.
+
+Buffers are of one size and bound as past and present of every graph, so that a pass writes in place; a rollback is a
+smaller past, and the accepted path of a tree is moved on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.devices.model import DeviceModel
+from edgespec.runtimes.slots.slot import ROUND_CAPACITY, Slot, best_of, depths_of
+from edgespec.runtimes.slots.stock import HIDE
+
+# Rows of a pass, and rows that reach the LM head: a device compiles its programs for each shape that it meets, which
+# takes far longer than a pass.
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+BEST = 16  # likeliest tokens that the graphs choose
+
+
+class DeviceSlot(Slot):
+    """A slot for the graphs of a device; see ``open_slot``."""
+
+    model: DeviceModel
+    chooses = True
+
+    def __init__(self, model: DeviceModel, *, context: int | None = None, reserve: int = 256) -> None:
+        super().__init__(model, context)
+        facts, part = model.facts, model.part
+        self.capacity = -(-(self.context + part.headroom) // ROUND_CAPACITY) * ROUND_CAPACITY
+        self._last = facts.context + part.headroom - 1  # position of the tables
+        shape = 1, facts.kv_heads, self.capacity, facts.head_dim
+        self._kv = {
+            (layer, kind): model.put(np.zeros(shape, model.number))
+            for layer in range(facts.layers)
+            for kind in ("key", "value")
+        }
+        self._places = model.put(np.arange(self.capacity, dtype=np.float32))
+        self._streams: dict[int, Any] = {}  # by rows
+        self.chunk = min(self.chunk, model.most_rows)
+        self._no_tree: dict[int, Any] = {}  # by rows: a mask that hides nothing, on the device
+
+    # -- the Target contract ---------------------------------------------------------------------------------------
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        return self._verify(tokens, parents, best=False)
+
+    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Like ``forward``, but only the likeliest token of each row and its logit leave the device."""
+        return self._verify(tokens, parents, best=True)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        tokens, parents = self._pending
+        past = len(self.tokens)
+        moved = [] if parents is None else [(past + row, past + at) for at, row in enumerate(rows) if row != at]
+        if moved:
+            self._move(moved)
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
+
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        return self._draft(tokens, offset, skip, best=False)
+
+    def forward_skipped_best(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        """Like ``forward_skipped``, but only the likeliest token, its logit and its probability leave the device."""
+        return self._draft(tokens, offset, skip, best=True)
+
+    def _draft(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet | None, best: bool) -> Pass:
+        which = ""
+        if skip is not None:
+            which = "skip"
+            graph = self.model.part.graphs.get(self.model.name("skip"))
+            known = graph.skip if graph else None
+            if known is None or SkipSet(tuple(known.attention), tuple(known.mlp)) != skip:
+                raise InvalidRequest("this device has a graph for the bundle's own skip set only", "use device cpu")
+        past = len(self.tokens) + offset
+        return self._outcome(which, tokens, past, None, np.array([len(tokens) - 1], np.int64), best)
+
+    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        _, found = self._group(group)
+        r, only = len(hidden), 0 < top <= BEST
+        names = ["best_values", "best_ids", "log_total"] if only else ["logits"]
+        outputs = self.model.run(f"heads/{group}", {"hidden_in": hidden[None]}, {}, {}, names)
+        if only:
+            values, ids = (out[0, :, :top].reshape(found.count, r, top) for out in outputs[:2])
+            chance = np.exp(values[..., 0] - outputs[2].reshape(found.count, r))
+            return Heads(None, None, (self._named(ids), values), chance)
+        logits = outputs[0][0].reshape(found.count, r, -1)
+        return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        past = len(self.tokens) + offset
+        which = f"layers/{first}-{last}"
+        return self._launch(which, rows, past, None, None, ["hidden"])[0][0, : len(rows)]
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        self._pending = (tokens.tolist(), None)
+        which, rows = f"from/{resume.layer}", np.arange(len(tokens))
+        return self._outcome(which, resume.hidden, len(self.tokens), None, rows, best)
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],
+        visible: NDArray[np.int64],
+        parents: NDArray[np.int64],
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        raise InvalidRequest("hypotheses that see less than the whole text run on the CPU only", "use device cpu")
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        if tokens > self.capacity:
+            raise InvalidRequest(f"{tokens} tokens do not fit the cache of {self.capacity} on this device")
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated, on the device."""
+        facts = self.model.facts
+        size = np.dtype(self.model.number).itemsize
+        return 2 * size * facts.layers * facts.kv_heads * facts.head_dim * self.capacity
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+        return {
+            f"past_key_values.{layer}.{kind}": value.numpy()[0, :, : len(self.tokens)].astype(np.float32)
+            for (layer, kind), value in self._kv.items()
+        }
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        self._launch("", chunk, len(self.tokens), None, np.zeros(1, np.int64), [])
+
+    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None, best: bool) -> Pass:
+        n = len(tokens)
+        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
+        return self._outcome("", tokens, len(self.tokens), self._pending[1], np.arange(n), best)
+
+    def _outcome(
+        self,
+        which: str,
+        begin: NDArray[Any],
+        past: int,
+        parents: list[int] | None,
+        rows: NDArray[np.int64],
+        best: bool,
+    ) -> Pass:
+        """A pass that ends in the LM head."""
+        r, n = len(rows), len(begin)
+        rows = np.resize(rows, self._rounded(r, 0))
+        names = ["best_values", "best_ids", "log_total"] if best else ["logits"]
+        stream = self._stream(self._rounded(n, past)) if self.keep_hidden else None
+        outputs = self._launch(which, begin, past, parents, rows, names, stream)
+        hidden: Any = None if stream is None else HeldRows(self.model, stream, n)
+        if not best:
+            return Pass(outputs[0][0, :r], hidden)
+        values, ids = outputs[0][0, :r, 0], outputs[1][0, :r, 0]
+        best_of_row = self._named(ids, self.model.part.cut), values
+        chance = np.exp(values - outputs[2][0, :r])
+        return Pass(np.zeros((0, self.columns), np.float32), hidden, best_of_row, chance)
+
+    def _launch(
+        self,
+        which: str,
+        begin: NDArray[Any],  # int64 [n] tokens, or float32 [n, hidden]
+        past: int,
+        parents: list[int] | None,
+        rows: NDArray[np.int64] | None,
+        wanted: list[str],
+        stream: Any = None,
+    ) -> list[NDArray[Any]]:
+        """Run a graph over rows from place ``past`` on; ``stream`` takes hidden states."""
+        more = self._rounded(len(begin), past) - len(begin)
+        if more > 0:  # what they write is overwritten by the next pass
+            begin = np.concatenate([begin, np.repeat(begin[-1:], more, 0)])
+            parents = None if parents is None else parents + [-1] * more
+        n = len(begin)
+        if n > self.model.most_rows:
+            raise InvalidRequest(
+                f"a pass of {n} rows: this device computes {self.model.most_rows} at most right", "use smaller trees"
+            )
+        if past + n > self.capacity:
+            raise InvalidRequest(f"a pass up to row {past + n} does not fit the cache of {self.capacity} rows")
+        positions = past + (np.arange(n) if parents is None else depths_of(parents))
+        small: dict[str, NDArray[Any]] = {
+            ("ids" if begin.ndim == 1 else "hidden_in"): begin[None],
+            "pos": np.minimum(positions, self._last)[None],
+            "position": positions[:, None].astype(np.float32),
+            "index": np.arange(n, dtype=np.float32)[:, None],
+            "past": np.array([past], np.float32),
+            "seqlens_k": np.array([past + n - 1], np.int32),
+            "total": np.array(self.capacity, np.int32),
+        }
+        if rows is not None:
+            small["rows"] = rows
+        held: dict[str, Any] = {"places": self._places}
+        if parents is None:
+            held["tree"] = self._blank(n)
+        else:
+            small["tree"] = tree_mask(parents)
+        kept: dict[str, Any] = {} if stream is None else {"hidden": stream}
+        taken = self.model.inputs(which)
+        for (layer, kind), value in self._kv.items():
+            if (name := f"past_key_values.{layer}.{kind}") in taken:  # a graph has some of the layers
+                held[name] = kept[f"present.{layer}.{kind}"] = value
+        small = {name: value for name, value in small.items() if name in taken}
+        held = {name: value for name, value in held.items() if name in taken}
+        return self.model.run(which, small, held, kept, wanted)
+
+    def _move(self, moved: list[tuple[int, int]]) -> None:
+        """Copy rows of all keys and values within the device's memory: (from, to) pairs."""
+        heads = np.repeat(np.arange(self.model.facts.kv_heads), len(moved))
+        indices = [
+            np.stack([np.zeros_like(heads), heads, np.tile([pair[end] for pair in moved], len(heads) // len(moved))], 1)
+            for end in (0, 1)
+        ]
+        small = {"from": indices[0].astype(np.int64), "to": indices[1].astype(np.int64)}
+        held = {f"past_key_values.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
+        kept = {f"present.{layer}.{kind}": value for (layer, kind), value in self._kv.items()}
+        self.model.run("move", small, held, kept, [])
+
+    def _rounded(self, n: int, past: int) -> int:
+        """Rows that a pass of n has from place ``past`` on."""
+        least = max(n, self.model.least_rows)
+        wanted = next((size for size in ROWS if size >= least), least)
+        return wanted if past + wanted <= self.capacity and wanted <= self.model.most_rows else least
+
+    def _stream(self, n: int) -> Any:
+        """A buffer for the hidden states of n rows, on the device."""
+        if n not in self._streams:
+            self._streams[n] = self.model.put(np.zeros((1, n, self.model.facts.hidden), np.float32))
+        return self._streams[n]
+
+    def _blank(self, n: int) -> Any:
+        if n not in self._no_tree:
+            self._no_tree[n] = self.model.put(np.zeros((n, n), np.float32))
+        return self._no_tree[n]
+
+    def _named(self, ids: NDArray[np.int64], cut: bool = True) -> NDArray[np.int64]:
+        """Tokens of the columns of a cut LM head."""
+        return self.head_tokens[ids] if cut and self.head_tokens is not None else ids
+
+
+class HeldRows:
+    """Hidden states [n, hidden] in the device's memory, until the next pass; rows cross when they are asked for."""
+
+    def __init__(self, model: DeviceModel, value: Any, count: int) -> None:
+        self._model, self._value, self._count = model, value, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, which: Any) -> NDArray[np.float32]:
+        rows = np.arange(self._count)[which]
+        found = self._model.run("rows", {"rows": np.atleast_1d(rows)}, {"hidden_in": self._value}, {}, ["hidden"])[0][0]
+        return found if np.ndim(rows) else found[0]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
+
+
+def tree_mask(parents: Sequence[int]) -> NDArray[np.float32]:
+    """[n, n]: 0 where a row sees another one, itself and its ancestors, and HIDE elsewhere."""
+    n = len(parents)
+    mask = np.full((n, n), HIDE, np.float32)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            mask[row] = mask[parent]
+        mask[row, row] = 0
+    return mask

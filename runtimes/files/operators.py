@@ -1,0 +1,67 @@
+"""Stock or native operators: which of a model's graphs runs here, and why."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Literal
+
+from edgespec.errors import BundleError
+from edgespec.runtimes.files.manifest import EMITTED, ModelPart, Operators
+from edgespec.runtimes.ort.native_library import native_library
+
+Wanted = Literal["auto", "stock", "native"]
+NATIVE = "native"  # name of the graph
+
+
+@dataclass(frozen=True)
+class OperatorChoice:
+    """The operators of a session.
+
+    Attributes:
+        kind: stock or native.
+        reason: why.
+    """
+
+    kind: Operators
+    reason: str
+
+    def graph(self, part: ModelPart, strict: bool) -> str:
+        """The graph that can run every method, strict if asked for; native rows always have the same bits."""
+        if self.kind == "native" and NATIVE in part.graphs:
+            return NATIVE
+        main = part.main
+        return main if strict or main == "gated" else "plain"
+
+
+def choose_operators(wanted: Wanted, part: ModelPart) -> OperatorChoice:
+    """Native operators where they are there and the bundle's weights are theirs, else stock ones.
+
+    Raises:
+        BundleError: native operators are asked for and cannot run.
+    """
+    library = native_library()
+    if wanted == "stock":
+        return OperatorChoice("stock", "asked for")
+    if part.origin == "optimum":
+        if wanted == "native":
+            raise BundleError(
+                "this model's graph was exported by optimum: it has ONNX Runtime's operators alone",
+                f"native operators need an architecture that edgespec emits itself: {', '.join(EMITTED)}",
+            )
+        return OperatorChoice("stock", "the graph was exported by optimum")
+    if NATIVE not in part.graphs:
+        if wanted == "native":
+            raise BundleError("this bundle has no graph for native operators", "export it again with this version")
+        return OperatorChoice("stock", "the bundle has no graph for native operators")
+    if library.path is None:
+        if wanted == "native":
+            raise BundleError(library.reason, "install edgespec where there is a C++ compiler, or use stock operators")
+        return OperatorChoice("stock", library.reason)
+    if wanted == "auto" and library.isa == "scalar" and "EDGESPEC_ISA" not in os.environ:
+        return OperatorChoice(
+            "stock", "there are no kernels for this processor: the portable ones are slower than stock"
+        )
+    if wanted == "auto" and part.layout != "native":
+        return OperatorChoice("stock", "the bundle was exported for stock operators")
+    return OperatorChoice("native", library.reason)

@@ -1,0 +1,76 @@
+"""Opening the models of a bundle: on the CPU with the operators that were chosen, or on a device."""
+
+from __future__ import annotations
+
+from edgespec.runtimes.devices.model import DeviceModel
+from edgespec.runtimes.devices.trust import open_on_device
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.kv import KvFormat
+from edgespec.runtimes.files.manifest import Precision
+from edgespec.runtimes.files.operators import OperatorChoice, Wanted, choose_operators
+from edgespec.runtimes.slots.shared import Model
+
+ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
+
+
+def open_target(
+    bundle: Bundle,
+    device: DeviceName,
+    precision: Precision | None,
+    graph: str,
+    strict: bool,
+    threads: int | None,
+    kv: KvFormat | None,
+) -> Model:
+    """The target.
+
+    Args:
+        bundle: where it is.
+        device: where its passes run.
+        precision: on a device: see ``load``.
+        graph: on the CPU: which of its graphs.
+        strict: on a device: whether rows have the same bits in every pass.
+        threads: on the CPU.
+        kv: on the CPU: how keys and values are kept.
+
+    Raises:
+        BundleError, DeviceError: see ``load``.
+    """
+    if device != "cpu":
+        return open_on_device(bundle, device, precision, strict, threads)
+    return Model(bundle.path, bundle.manifest.target, graph, threads, kv)
+
+
+def share_target(model: Model, strict: bool) -> Model:
+    """The same target for another engine; its sessions are shared."""
+    return model.relaxed() if isinstance(model, DeviceModel) and model.strict and not strict else model
+
+
+def open_draft(
+    bundle: Bundle,
+    device: DeviceName,
+    precision: Precision | None,
+    wanted: Wanted,
+    operators: OperatorChoice,
+    threads: int | None,
+) -> Model:
+    """The draft model; on the CPU where it has no graphs for the device.
+
+    Args:
+        bundle: where it is.
+        device: where the target is.
+        precision: what was asked for there.
+        wanted: the operators that were asked for.
+        operators: those of the target.
+        threads: of the target.
+    """
+    part = bundle.part("draft")
+    if any(graph.device == device != "cpu" for graph in part.graphs.values()):
+        return DeviceModel(bundle.path, part, device, False, precision)
+    # a small draft is done before a second thread has woken up
+    small = bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
+    # operators are the target's, but a graph of optimum has stock ones alone
+    if "optimum" in (part.origin, bundle.manifest.target.origin):
+        operators = choose_operators("stock" if wanted == "stock" else "auto", part)
+    return Model(bundle.path, part, operators.graph(part, False), 1 if small else threads)

@@ -1,0 +1,52 @@
+"""ONNX Runtime: sessions made the same way everywhere."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edgespec.errors import BundleError
+from edgespec.runtimes.ort.native_library import native_library
+
+if TYPE_CHECKING:
+    import onnxruntime
+
+
+def default_threads() -> int:
+    """Threads a session gets when none are asked for: the processors this process may use."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS or Windows
+        return os.cpu_count() or 1
+
+
+def make_session(path: Path, threads: int | None = None, native: bool = False) -> onnxruntime.InferenceSession:
+    """Open a graph for the CPU; external weights are memory-mapped by ONNX Runtime.
+
+    Thread pools never spin: two sessions' spinning pools fight for the cores, and a phone's battery pays for it.
+
+    Args:
+        path: the graph.
+        threads: of its pool; None = all processors this process may use.
+        native: the graph uses edgespec's own operators.
+
+    Raises:
+        BundleError: ONNX Runtime refuses the graph, or native operators are not there.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads or default_threads()
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 4  # errors come back as exceptions; the log would print them a second time
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if native:
+        library = native_library()
+        if library.path is None:
+            raise BundleError(f"{path}: needs native operators: {library.reason}", "use stock operators")
+        options.register_custom_ops_library(str(library.path))
+    try:
+        return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions share no public base class
+        raise BundleError(f"{path}: ONNX Runtime {ort.__version__} cannot load this graph: {error}") from error

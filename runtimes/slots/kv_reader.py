@@ -1,0 +1,68 @@
+"""Reading the native KV cache back into arrays: for tests and tools, in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtimes.files.kv import BLOCK, TILE, KvFormat, head_bytes, padded_dim
+from edgespec.runtimes.files.manifest import ModelFacts
+
+
+def read_cache(
+    cache: NDArray[np.uint8],  # [bytes]
+    kv: KvFormat,
+    facts: ModelFacts,
+    tokens: int,
+) -> dict[str, NDArray[np.float32]]:
+    """Keys and values of the first tokens, [kv_heads, tokens, head_dim] by name.
+
+    Codes that need tables (int4, nomad) are returned as they are, [kv_heads, tokens, head_dim or sub-vectors].
+    """
+    dim, blocks = padded_dim(facts), max(1, -(-tokens // BLOCK))
+    header, size = kv.header_bytes(facts), kv.block_bytes(facts)
+    shape = blocks, facts.layers, facts.kv_heads, size // (facts.layers * facts.kv_heads)
+    body = cache[header : header + blocks * size].reshape(shape)
+    at, found = 0, {}
+    for kind, name in (("key", kv.keys), ("code", kv.codes), ("value", kv.values)):
+        if name is None:
+            continue
+        part = np.ascontiguousarray(body[..., at : at + head_bytes(name, dim)])
+        at += head_bytes(name, dim)
+        whole = (
+            _values(part, name, dim) if kind == "value" else _keys(part, name, dim)
+        )  # [blocks, layers, heads, 128, d]
+        for layer in range(facts.layers):
+            rows = whole[:, layer].transpose(1, 0, 2, 3).reshape(facts.kv_heads, blocks * BLOCK, -1)
+            width = facts.head_dim * rows.shape[-1] // dim  # sub-vectors of two dimensions are half as many
+            found[f"past_key_values.{layer}.{kind}"] = rows[:, :tokens, :width].astype(np.float32)
+    return found
+
+
+def _keys(part: NDArray[np.uint8], name: str, dim: int) -> NDArray[np.float32]:
+    """[..., bytes] -> [..., 128, dim]."""
+    lead = part.shape[:-1]
+    if name in ("f32", "f16"):
+        tiles = part.view("<f4" if name == "f32" else "<f2").reshape(*lead, BLOCK // TILE, dim, TILE)
+        return np.swapaxes(tiles, -1, -2).reshape(*lead, BLOCK, dim).astype(np.float32)
+    if name == "int8":
+        tiles = part[..., : BLOCK * dim].reshape(*lead, BLOCK // TILE, dim // 4, TILE, 4)
+        keys = np.swapaxes(tiles, -2, -3).reshape(*lead, BLOCK, dim).astype(np.float32) - 128
+        return keys * np.ascontiguousarray(part[..., BLOCK * dim :]).view("<f4")[..., None]
+    if name == "int4":
+        tiles = part.reshape(*lead, BLOCK // TILE, dim // 8, 1, TILE, 4)
+        both = np.concatenate([tiles & 15, tiles >> 4], -3)  # [.., tiles, dim / 8, 2, 16, 4]
+        return np.moveaxis(both, -2, -4).reshape(*lead, BLOCK, dim).astype(np.float32)
+    codes = part.reshape(*lead, -1, BLOCK // 4, 2)  # byte b: token (b & 1) * 32 + b / 2
+    half = np.concatenate([codes[..., 0], codes[..., 1]], -1)  # [.., subs, 64]
+    return np.swapaxes(np.concatenate([half & 15, half >> 4], -1), -1, -2).astype(np.float32)
+
+
+def _values(part: NDArray[np.uint8], name: str, dim: int) -> NDArray[np.float32]:
+    """[..., bytes] -> [..., 128, dim]."""
+    lead = part.shape[:-1]
+    if name != "int8":
+        return part.view("<f4" if name == "f32" else "<f2").reshape(*lead, BLOCK, dim).astype(np.float32)
+    levels = part[..., : BLOCK * dim].reshape(*lead, BLOCK // 4, dim, 4).view(np.int8)
+    levels = np.swapaxes(levels, -1, -2).reshape(*lead, BLOCK, dim).astype(np.float32)
+    return levels * np.ascontiguousarray(part[..., BLOCK * dim :]).view("<f4")[..., None]

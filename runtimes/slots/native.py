@@ -1,0 +1,168 @@
+"""A KV slot over native operators.
+
+One node runs the whole pass.  It is told, for every row, where it stands, what it sees and where its key and value go
+(the plan), so a chain, a tree, a draft with layers left out and many hypotheses at once are the same call.  A row has
+the same bits whatever stands beside it; nothing is padded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.kv import LONGEST_PASS
+from edgespec.runtimes.slots.native_runner import PARENT, POSITION, TOP, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.slot import depths_of
+
+
+class NativeSlot(NativeRunner):
+    """A slot for the graph of native operators; see ``open_slot``."""
+
+    # -- the Target contract ---------------------------------------------------------------------------------------
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        same = super().follow(tokens)
+        if self.kv.ring and self._furthest - same > LONGEST_PASS:
+            # the ring has overwritten exact keys that the next rows would read: begin again
+            self.tokens.clear()
+            same = self._furthest = 0
+        return same
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        self._verify(tokens, parents)
+        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden)
+
+    def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
+        self._verify(tokens, parents)
+        self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
+        try:
+            return self._likeliest(self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden))
+        finally:
+            self._control[TOP] = 0
+
+    def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
+        """The plan of a pass whose rows may be kept; [n], [n]."""
+        past = len(self.tokens)
+        self._furthest = max(self._furthest, past + len(tokens))  # kept or not, the rows are in the ring
+        self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
+        plan = self._plan(tokens, past)
+        if parents is not None:
+            plan[PARENT] = parents
+            plan[POSITION] = past + depths_of(parents.tolist())
+
+    def keep(self, rows: Sequence[int]) -> None:
+        tokens, parents = self._pending
+        past = len(self.tokens)
+        if parents is not None:
+            self._moves = [(0, past + row, past + at) for at, row in enumerate(rows) if row != at]
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
+
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        past, n = len(self.tokens), len(tokens)
+        plan = self._plan(tokens, past + offset)
+        plan[VISIBLE] = past + offset
+        self._furthest = max(self._furthest, past + offset + n)
+        self._set_gates(skip)
+        self._read_codes(self.kv.codes is not None)
+        try:
+            return self._launch(n, rows=-1)
+        finally:
+            self._set_gates(None)
+            self._read_codes(False)
+
+    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """Compute a group of heads from rows of the residual stream, [r, hidden].
+
+        Neither the cache nor the last forward is touched: its rows may still be kept afterwards.
+        """
+        number, found = self._group(group)
+        r = len(hidden)
+        plan = self._attach("plan", "plan", (6, r), np.int64)
+        plan[:], plan[PARENT] = 0, -1  # no layer runs: the rows stand nowhere
+        self._load(hidden, r)
+        with self._parts((), load=True, group=number), self._top(top):
+            output = self._launch(r, rows=r, times=found.count, columns=self._head_size(found))
+        if not top:
+            return Heads(output.logits.reshape(found.count, r, self._head_size(found)), self.head_tokens)
+        assert output.best is not None
+        ids, values = output.best
+        if self.head_tokens is not None:  # -1 where more are asked for than there are
+            ids = np.where(ids < 0, -1, self.head_tokens[ids])
+        shape = found.count, r, top
+        return Heads(None, self.head_tokens, (ids.reshape(shape), values.reshape(shape)))
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
+        if not 0 <= first <= last <= self.layers:
+            raise InvalidRequest(f"layers {first} to {last}: expected a range within 0 to {self.layers}")
+        past, n, load = len(self.tokens) + offset, len(rows), first > 0
+        plan = self._plan(np.zeros(n, np.int64) if load else rows.astype(np.int64, copy=False), past)
+        plan[VISIBLE] = past
+        self._furthest = max(self._furthest, past + n)
+        if load:
+            self._load(rows, n)
+        with self._parts(range(first, last), load):
+            hidden = self._launch(n, rows=0, hidden=True).hidden
+        assert hidden is not None
+        return hidden.copy()
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
+        if not 0 <= resume.layer <= self.layers:
+            raise InvalidRequest(f"resumed after {resume.layer} layers: expected 0 to {self.layers}")
+        n = len(tokens)
+        self._load(resume.hidden, n)
+        self._verify(tokens, None)
+        with self._parts(range(resume.layer, self.layers), load=True, lm=True), self._top(int(best)):
+            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden))
+
+    def _likeliest(self, output: Pass) -> Pass:
+        """A pass of the only best of each row, as tokens [n]."""
+        if output.best is not None:
+            ids, values = output.best[0][:, 0], output.best[1][:, 0]
+            if self.model.part.cut and self.head_tokens is not None:
+                ids = self.head_tokens[ids]
+            output.best = ids, values
+        return output
+
+    # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        n, past = len(tokens), len(self.tokens)
+        if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
+            raise InvalidRequest(
+                f"hypotheses reach {past + n - int(visible.min())} tokens back, but exact recent keys {LONGEST_PASS}",
+                "score hypotheses with attention f32, f16 or int8",
+            )
+        plan = self._plan(tokens, past)
+        plan[VISIBLE], plan[PARENT] = visible, parents
+        plan[POSITION] = visible + depths_of(parents.tolist())
+        self._furthest = max(self._furthest, past + n)
+        self._set_gates(skip)
+        try:
+            return self._launch(n, rows=n, hidden=self.keep_hidden)
+        finally:
+            self._set_gates(None)
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        self._plan(chunk, len(self.tokens))
+        self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
+        self._launch(len(chunk), rows=0)

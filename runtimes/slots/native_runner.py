@@ -1,0 +1,195 @@
+"""One pass of native operators over a slot's cache: its inputs and outputs, bound, and running it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import Pass, SkipSet
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.kv import BLOCK
+from edgespec.runtimes.slots.kv_reader import read_cache
+from edgespec.runtimes.slots.native_gates import Gates
+from edgespec.runtimes.slots.shared import Bound, Model
+from edgespec.runtimes.slots.slot import Slot
+
+TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
+TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
+
+
+class NativeRunner(Slot):
+    """The cache of a slot and running passes over it; ``NativeSlot`` says which."""
+
+    def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
+        super().__init__(model, context)
+        self.kv = model.kv
+        self._io = model.session.io_binding()
+        self._bound: dict[str, Bound] = {}
+        self._at = at = Gates(self.layers, len(model.part.heads))
+        self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
+        self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
+        self._gates = self._bind("gates", Bound(self._plain.copy())).array
+        self._bind("hidden_in", Bound(np.zeros((0, model.facts.hidden), np.float32)))
+        self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
+        self._bind("tables", model.key_tables)
+        self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
+        self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
+        self._furthest = 0  # tokens ever written, of those that the ring may have lost
+        self._cache: Bound | None = None
+        self._skip: SkipSet | None = None
+        self.reserve(reserve)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        headroom = self.model.part.headroom
+        most = self.model.facts.context + headroom
+        need = -(-min(most, tokens + headroom) // BLOCK) * BLOCK
+        if min(need, most) <= self.capacity:
+            return
+        need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
+        # a block of tokens lies together: what is there already is the beginning of the larger cache
+        array = np.zeros((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
+        if self._cache is not None:
+            used = self.kv.nbytes(self.model.facts, max(len(self.tokens), self._furthest))
+            held = self._cache.array
+            array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
+        self._cache = self._bind("kv", Bound(array))
+        self.capacity = min(need, most)  # the last block may reach beyond the table of angles
+
+    @property
+    def kv_bytes(self) -> int:
+        return 0 if self._cache is None else self._cache.array.nbytes
+
+    def stand_in(self, tokens: int) -> None:
+        self.reserve(tokens)
+        assert self._cache is not None
+        self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
+        self.tokens, self._moves = [0] * tokens, []
+        self._furthest = max(self._furthest, tokens)
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        assert self._cache is not None
+        self._settle()
+        return read_cache(self._cache.array[0], self.kv, self.model.facts, len(self.tokens))
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Carry out what ``keep`` left to the next pass."""
+        if self._moves:
+            self._plan(np.zeros(0, np.int64), len(self.tokens))
+            self._launch(0, rows=0)
+
+    def _plan(self, tokens: NDArray[np.int64], past: int) -> NDArray[np.int64]:  # [n] -> [6, n]
+        """The plan of a chain after ``past`` tokens, bound; callers change what differs."""
+        n = len(tokens)
+        if past + n > self.capacity:
+            self._need_room(past + n)
+        plan = self._attach("plan", "plan", (6, n), np.int64)
+        plan[TOKEN] = tokens
+        plan[POSITION] = plan[PLACE] = np.arange(past, past + n)
+        plan[SLOT] = 0
+        plan[VISIBLE] = past
+        plan[PARENT] = np.arange(-1, n - 1)
+        return plan
+
+    def _launch(self, n: int, rows: int, *, hidden: bool = False, times: int = 1, columns: int | None = None) -> Pass:
+        """Run what the plan says.
+
+        Args:
+            n: rows of the plan.
+            rows: how many of the first reach the LM head, -1: the last one.
+            hidden: give the residual stream after the last layer.
+            times: rows of logits for each of them.
+            columns: of the logits; None = those of the model's own LM head.
+
+        Returns a pass whose ``best`` are columns and logits [rows * times, top].
+        """
+        model, count = self.model, 1 if rows < 0 else rows
+        wanted = self._attach("rows", "rows", (count,), np.int64)
+        wanted[:] = n - 1 if rows < 0 else np.arange(count)
+        self._gates[self._at.hidden] = hidden
+        if self._moves:
+            self._bind("moves", Bound(np.array(self._moves, np.int64)))
+        top, given = int(self._control[TOP]), count * times
+        logits = model.buffer("logits", (0 if top else given, columns or self.columns), np.float32)
+        ids = model.buffer("ids", (given, top), np.int64)
+        values = model.buffer("values", (given, top), np.float32)
+        stream = model.buffer("hidden", (n if hidden else 0, model.facts.hidden), np.float32)
+        for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
+            self._bind_output(name, bound)
+        model.session.run_with_iobinding(self._io)
+        if self._moves:
+            self._moves = []
+            self._bind("moves", self._no_moves)
+        best = (ids.array, values.array) if top else None
+        return Pass(logits.array, stream.array if hidden else None, best)
+
+    def _read_codes(self, on: bool) -> None:
+        """Let passes read the coarser copy of the keys, with a window of its own."""
+        kv = self.kv
+        self._control[READ_CODES] = on
+        self._control[WINDOW] = kv.draft_window if on else kv.window
+        self._control[SINKS] = kv.sinks if self._control[WINDOW] else 0
+
+    def _set_gates(self, skip: SkipSet | None) -> None:
+        if skip is self._skip:
+            return
+        self._gates[:] = self._plain
+        if skip is not None:
+            self._gates[[2 * layer for layer in skip.attention]] = False
+            self._gates[[2 * layer + 1 for layer in skip.mlp]] = False
+        self._skip = skip
+
+    def _bind(self, name: str, bound: Bound) -> Bound:
+        self._io.bind_ortvalue_input(name, bound.value)
+        self._bound[name] = bound
+        return bound
+
+    def _bind_output(self, name: str, bound: Bound) -> None:
+        if self._bound.get(name) is not bound:
+            self._io.bind_ortvalue_output(name, bound.value)
+            self._bound[name] = bound
+
+    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        bound = self.model.buffer(buffer, shape, dtype)
+        if self._bound.get(name) is not bound:
+            self._bind(name, bound)
+        return bound.array
+
+    def _load(self, hidden: NDArray[np.float32] | NDArray[np.int64], n: int) -> None:
+        """Let the next pass begin with these rows of the residual stream, [n, hidden]."""
+        if hidden.shape != (n, self.model.facts.hidden):
+            raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self.model.facts.hidden}]")
+        self._attach("hidden_in", "hidden_in", hidden.shape, np.float32)[:] = hidden
+
+    @contextmanager
+    def _parts(
+        self, layers: Sequence[int], load: bool, *, lm: bool = False, group: int | None = None
+    ) -> Iterator[None]:
+        """Passes over these layers only, from tokens or hidden states, to the LM head or a group of heads."""
+        at, gates = self._at, self._gates
+        gates[:] = False
+        gates[[2 * layer + part for layer in layers for part in (0, 1)]] = True
+        gates[at.load if load else at.embed] = True
+        gates[at.lm] = lm
+        if group is not None:
+            gates[at.group(group)] = True
+        try:
+            yield
+        finally:
+            gates[:] = self._plain
+
+    @contextmanager
+    def _top(self, top: int) -> Iterator[None]:
+        """Passes that give only the best so many tokens of each row."""
+        self._control[TOP] = top
+        try:
+            yield
+        finally:
+            self._control[TOP] = 0

@@ -1,0 +1,77 @@
+"""One model in memory: its session, and the buffers that all KV slots over it share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtimes.files.attention import exact_attention, read_tables
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat
+from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.files.repack import usable_graph
+from edgespec.runtimes.ort.hugepages import use_huge_pages
+from edgespec.runtimes.ort.session import default_threads, make_session
+
+
+class Bound:
+    """A numpy array and the OrtValue over the same memory (zero copy): write one, the session reads the other."""
+
+    __slots__ = ("array", "value")
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        import onnxruntime as ort
+
+        self.array = array  # kept: the OrtValue does not own the memory
+        self.value = ort.OrtValue.ortvalue_from_numpy(array)
+
+
+class Model:
+    """A loaded graph.  Several slots may use it, one pass at a time.
+
+    Args:
+        folder: the folder of the model's part of the bundle.
+        part: its entry in the manifest.
+        graph: which of its graphs.
+        threads: intra-op threads; None = all processors this process may use.
+        kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
+    """
+
+    def __init__(
+        self, folder: Path, part: ModelPart, graph: str, threads: int | None = None, kv: KvFormat | None = None
+    ) -> None:
+        self.folder, self.part, self.facts = folder, part, part.facts
+        self.graph = part.graphs[graph]
+        self.kv = kv or ATTENTION[exact_attention(part)]
+        self.threads = threads or default_threads()
+        native = self.graph.operators == "native"
+        self.session = make_session(usable_graph(folder, part, self.graph), self.threads, native)
+        # packed weights are used where the file is mapped
+        self.huge_page_bytes = 0 if native else use_huge_pages()
+        self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
+        self._flat: dict[str, NDArray[Any]] = {}
+        self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
+
+    def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Bound:
+        """A view of shape ``shape`` of the growing buffer ``name``; the same memory whatever the shape.
+
+        New memory is zero; on growth old views of the buffer are dropped.
+        """
+        key = (name, shape)
+        if key in self._views:
+            return self._views[key]
+        size = int(np.prod(shape))
+        flat = self._flat.get(name)
+        if flat is None or flat.size < size:
+            self._flat[name] = flat = np.zeros(size, dtype)
+            for old in [old for old in self._views if old[0] == name]:
+                del self._views[old]
+        self._views[key] = Bound(flat[:size].reshape(shape))
+        return self._views[key]
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Bytes of the shared buffers (addresses reserved; pages never written cost nothing)."""
+        return sum(flat.nbytes for flat in self._flat.values())

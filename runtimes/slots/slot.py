@@ -1,0 +1,230 @@
+"""A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, common_prefix
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.manifest import HeadGroup
+from edgespec.runtimes.slots.shared import Model
+
+PREFILL_CHUNK = 128
+ROUND_CAPACITY = 64
+
+
+class Slot(ABC):
+    """The target (or draft) of one sequence; ``open_slot`` makes the kind that fits the model's graph.
+
+    ``trees``: whether the rows of a pass may form a tree.
+
+    Args:
+        model: the session and shared buffers.
+        context: most tokens of the sequence; at most what the bundle was exported for.
+    """
+
+    trees = True
+
+    def __init__(self, model: Model, context: int | None) -> None:
+        facts = model.facts
+        self.model = model
+        self.vocab_size, self.layers = facts.vocab, facts.layers
+        self.context = min(context or facts.context, facts.context)
+        self.tokens: list[int] = []
+        self.capacity = 0
+        self.keep_hidden = False
+        self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
+        part = model.part
+        self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
+        self.head_tokens = _head_tokens(model)  # int64 [size]: what the columns of a cut LM head mean
+        self._pending: tuple[list[int], list[int] | None] = ([], None)
+
+    # -- the Target contract ---------------------------------------------------------------------------------------
+
+    def follow(self, tokens: Sequence[int]) -> int:
+        """Crop the slot to its longest common prefix with ``tokens``; returns its length."""
+        same = common_prefix(self.tokens, tokens)
+        del self.tokens[same:]
+        return same
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        """Append tokens in chunks, without the LM head."""
+        self.reserve(len(self.tokens) + len(tokens))
+        for start in range(0, len(tokens), self.chunk):
+            chunk = np.asarray(tokens[start : start + self.chunk], np.int64)
+            self._fill(chunk)
+            self.tokens.extend(chunk.tolist())
+
+    @abstractmethod
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
+
+    @abstractmethod
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
+
+    def forward_skipped(self, tokens: NDArray[np.int64], offset: int, skip: SkipSet) -> Pass:
+        """Run a chain of draft rows with sub-layers left out -> logits of the last row, [1, vocab]."""
+        return self.forward_draft(tokens, offset, skip)
+
+    @abstractmethod
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
+
+    # -- parts of the model: see HeadTarget and LayeredTarget ---------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        """Compute a group of heads from rows of the residual stream, [r, hidden]."""
+        raise self._no_hidden()
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        """Run some layers over a chain of rows -> their residual stream, [n, hidden], a copy."""
+        raise self._no_hidden()
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
+        raise self._no_hidden()
+
+    # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
+
+    @abstractmethod
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        """Run rows that each continue some beginning of the slot's text -> logits of all, [n, vocab].
+
+        Args:
+            tokens: the rows.
+            visible: how many of the slot's tokens a row sees; the same along a chain.
+            parents: an earlier row that a row continues, -1: the slot's text; its position is ``visible`` + depth.
+            skip: sub-layers to leave out.
+
+        Nothing is committed.
+        """
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens and the rows after them; what the slot holds stays."""
+
+    @property
+    @abstractmethod
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated."""
+
+    def stand_in(self, tokens: int) -> None:
+        """Hold so many tokens, of whatever keys and values: passes at a depth can be timed without a prefill.
+
+        A slot whose memory cannot be written from here is prefilled.
+        """
+        same = self.follow([0] * tokens)
+        self.prefill([0] * (tokens - same))
+
+    @abstractmethod
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        """Run rows after the slot's tokens for their KV alone; [n]."""
+
+    def _no_hidden(self) -> InvalidRequest:
+        return InvalidRequest(
+            "this graph has no hidden states",
+            "export with the method that needs them, and use the graph for all methods",
+        )
+
+    def _group(self, name: str) -> tuple[int, HeadGroup]:
+        """Number and description of a group of heads."""
+        groups = self.model.part.heads
+        found = next((at for at, group in enumerate(groups) if group.name == name), None)
+        if found is None:
+            have = ", ".join(group.name for group in groups) or "none"
+            raise InvalidRequest(f"this model has no heads {name!r}; it has: {have}", "export it with `--heads DIR`")
+        return found, groups[found]
+
+    def _head_size(self, group: HeadGroup) -> int:
+        """Columns of a group's logits."""
+        return self.vocab_size if self.head_tokens is None else len(self.head_tokens)
+
+    def _grown(self, tokens: int) -> int:
+        """Rows to allocate for so many tokens and the rows after them; the capacity there is, if they fit."""
+        headroom = self.model.part.headroom
+        most = self.model.facts.context + headroom
+        need = min(most, -(-(tokens + headroom) // ROUND_CAPACITY) * ROUND_CAPACITY)
+        return self.capacity if need <= self.capacity else min(most, max(need, self.capacity * 3 // 2))
+
+    def _need_room(self, rows: int) -> None:
+        if rows > self.capacity:
+            self.reserve(rows)
+        if rows > self.capacity:
+            raise InvalidRequest(f"a pass up to row {rows} does not fit the cache of {self.capacity} rows")
+
+
+def depths_of(parents: Sequence[int]) -> NDArray[np.int64]:  # [n]
+    """How many ancestors each row has."""
+    depths = np.zeros(len(parents), np.int64)
+    for row, parent in enumerate(parents):
+        if parent >= 0:
+            depths[row] = depths[parent] + 1
+    return depths
+
+
+def best_of(
+    logits: NDArray[np.float32],  # [.., size]
+    tokens: NDArray[np.int64] | None,  # [size]
+    top: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:  # [.., top], [.., top]
+    """The largest logits of each row and their tokens, in order; the lowest token wins a tie."""
+    top = min(top, logits.shape[-1])
+    # a stable sort of all would do the same, for much more
+    least = -np.partition(-logits, top - 1, -1)[..., top - 1 : top]  # [.., 1]
+    found = np.zeros((*logits.shape[:-1], top), np.int64)
+    for at in np.ndindex(logits.shape[:-1]):
+        near = np.flatnonzero(logits[at] >= least[at])  # ascending: ties stay in order
+        found[at] = near[np.argsort(-logits[at][near], kind="stable")[:top]]
+    values = np.take_along_axis(logits, found, -1)
+    return found if tokens is None else tokens[found], values
+
+
+def _head_tokens(model: Model) -> NDArray[np.int64] | None:
+    vocab = model.part.head_vocab
+    if vocab is None:
+        return None
+    return np.fromfile(model.folder / vocab.file, "<i4").astype(np.int64)
+
+
+def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
+    """A slot over a model.
+
+    Args:
+        model: the session and shared buffers.
+        context: most tokens of the sequence; at most what the bundle was exported for.
+        reserve: tokens to allocate for at once; the buffers grow when more are needed.
+    """
+    # here, because all kinds are Slots
+    from edgespec.runtimes.devices.model import DeviceModel
+    from edgespec.runtimes.devices.slot import DeviceSlot
+    from edgespec.runtimes.slots.concat import ConcatSlot
+    from edgespec.runtimes.slots.native import NativeSlot
+    from edgespec.runtimes.slots.stock import StockSlot
+
+    if isinstance(model, DeviceModel):
+        return DeviceSlot(model, context=context, reserve=reserve)
+    if model.part.origin == "optimum":
+        return ConcatSlot(model, context=context, reserve=reserve)
+    kind = NativeSlot if model.graph.operators == "native" else StockSlot
+    return kind(model, context=context, reserve=reserve)

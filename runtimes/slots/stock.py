@@ -1,0 +1,294 @@
+"""A KV slot over stock operators: keys and values bound once, updated in place.
+
+Facts this rests on (docs/runtime.md): GroupQueryAttention with the same buffer bound as past and present writes in
+place; ``seqlens_k`` must be exact, ``total`` may be the capacity; a rollback is a smaller past, nothing else; an
+output that is not bound means that the cache is silently not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.slots.shared import Bound, Model
+from edgespec.runtimes.slots.slot import Slot, best_of, depths_of
+
+HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
+
+
+class StockSlot(Slot):
+    """A slot for graphs of stock operators; see ``open_slot``."""
+
+    def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
+        super().__init__(model, context)
+        facts = model.facts
+        self._extra = int(model.graph.padded)  # rows attention has beyond those of the pass
+        self._io = model.session.io_binding()
+        self._bound: dict[str, Bound] = {}  # what each name is bound to now
+        self._kv: dict[str, Bound] = {}
+        self._seqlens = self._bind("seqlens_k", Bound(np.zeros(1, np.int32))).array
+        self._total = self._bind("total", Bound(np.array(0, np.int32))).array
+        if model.graph.gated:
+            self._gate_attn = self._bind("gate_attn", Bound(np.ones(facts.layers, bool))).array
+            self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
+        if model.graph.hidden:
+            self._gate_embed = self._bind("gate_embed", Bound(np.array(True))).array
+            self._no_hidden_in = self._bind("hidden_in", Bound(np.zeros((1, 1, facts.hidden), np.float32)))
+        if model.graph.hidden and model.part.heads:
+            self._gate_lm = self._bind("gate_lm", Bound(np.array(True))).array
+            self._gate_heads = self._bind("gate_heads", Bound(np.zeros(len(model.part.heads), bool))).array
+        self._skip: SkipSet | None = None
+        self.reserve(reserve)
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
+        n = len(tokens)
+        if parents is None:
+            self._pending = (tokens.tolist(), None)
+            return self._run(tokens, len(self.tokens), rows=n)
+        self._pending = (tokens.tolist(), parents.tolist())
+        return self._run(tokens, len(self.tokens), rows=n, parents=self._pending[1])
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
+        tokens, parents = self._pending
+        if parents is not None and any(row != at for at, row in enumerate(rows)):
+            past = len(self.tokens)
+            source = [past + row for row in rows]
+            for bound in self._kv.values():  # keys carry positions by depth, so they move without a new rotation
+                bound.array[0, :, past : past + len(rows)] = bound.array[0, :, source].transpose(1, 0, 2)
+        self.tokens.extend([tokens[row] for row in rows])
+        self._pending = ([], None)
+
+    def forward_draft(self, tokens: NDArray[np.int64], offset: int = 0, skip: SkipSet | None = None) -> Pass:
+        """Run rows ``offset`` rows after the slot's tokens -> logits of the last row, [1, vocab]."""
+        self._set_gates(skip)
+        try:
+            return self._run(tokens, len(self.tokens) + offset, rows=-1)
+        finally:
+            self._set_gates(None)
+
+    def forward_hypotheses(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
+        skip: SkipSet | None = None,
+    ) -> Pass:
+        past, n = len(self.tokens), len(tokens)
+        count = n + self._extra
+        self._need_room(past + count)
+        self._set_gates(skip)
+        try:
+            mask = self._attach("bias", "hypotheses_bias", (1, 1, count, past + count), np.float32)[0, 0]
+            mask[:, :] = HIDE
+            for row in range(count):
+                if row < n and parents[row] >= 0:
+                    mask[row] = mask[parents[row]]
+                elif row < n:
+                    mask[row, : visible[row]] = 0
+                mask[row, past + row] = 0
+            self._attach("rows", "hypotheses_rows", (n,), np.int64)[:] = np.arange(n)
+            self._total[...] = past + count
+            positions = np.append(visible + depths_of(parents.tolist()), [past + n] * self._extra)
+            return self._launch(tokens, positions, past, (n, self.columns), count, self.keep_hidden)
+        finally:
+            self._set_gates(None)
+
+    # -- parts of the model ------------------------------------------------------------------------------------------
+
+    def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
+        at, which = self._group(group)
+        r = len(hidden)
+        size = self._head_size(which)
+        self._gate_heads[at], self._gate_lm[...] = True, False
+        try:
+            with self._layers(0, 0, hidden):
+                # nothing of the cache is read or written
+                self._attach("rows", "rows", (r,), np.int64)[:] = np.arange(r)
+                self._attach("bias", "zero_bias", (1, 1, r + self._extra, self.capacity), np.float32)
+                self._total[...] = self.capacity
+                shape = which.count * r, size
+                logits = self._launch(np.zeros(r, np.int64), None, 0, shape, r + self._extra).logits
+        finally:
+            self._gate_heads[at], self._gate_lm[...] = False, True
+        logits = logits.reshape(which.count, r, size)
+        return Heads(logits, self.head_tokens) if not top else Heads(None, None, best_of(logits, self.head_tokens, top))
+
+    def forward_layers(
+        self, rows: NDArray[np.int64] | NDArray[np.float32], offset: int, first: int, last: int
+    ) -> NDArray[np.float32]:
+        n = len(rows)
+        tokens = rows if first == 0 else np.zeros(n, np.int64)  # [n]
+        with self._layers(first, last, None if first == 0 else np.asarray(rows, np.float32)):
+            output = self._run(np.asarray(tokens, np.int64), len(self.tokens) + offset,
+                               rows=self.model.part.min_rows, hidden=True)  # fmt: skip
+        assert output.hidden is not None
+        return output.hidden.copy()
+
+    def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
+        self._pending = (tokens.tolist(), None)
+        with self._layers(resume.layer, self.layers, resume.hidden):
+            return self._run(tokens, len(self.tokens), rows=len(tokens))
+
+    @contextmanager
+    def _layers(self, first: int, last: int, hidden: NDArray[np.float32] | None) -> Iterator[None]:
+        """Passes inside run these layers only, from rows of the residual stream [n, hidden] if given."""
+        if not (self.model.graph.hidden and self.model.graph.gated):
+            raise self._no_hidden()
+        layers = np.arange(self.layers)
+        on = (layers >= first) & (layers < last)
+        self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = on, on, hidden is None
+        if hidden is not None:
+            self._attach("hidden_in", "hidden_in", (1, *hidden.shape), np.float32)[0] = hidden
+        try:
+            yield
+        finally:
+            self._gate_attn[:], self._gate_mlp[:], self._gate_embed[...] = True, True, True
+            if hidden is not None:
+                self._bind("hidden_in", self._no_hidden_in)
+
+    # -- memory ------------------------------------------------------------------------------------------------------
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for this many tokens and the rows after them; what the slot holds stays."""
+        need = self._grown(tokens)
+        if need == self.capacity:
+            return
+        facts, used = self.model.facts, len(self.tokens)
+        for layer in range(facts.layers):
+            for kind in ("key", "value"):
+                name = f"past_key_values.{layer}.{kind}"
+                array = np.zeros((1, facts.kv_heads, need, facts.head_dim), np.float32)
+                if name in self._kv:
+                    array[:, :, :used] = self._kv[name].array[:, :, :used]
+                self._kv[name] = bound = Bound(array)
+                self._bind(name, bound)
+                self._io.bind_ortvalue_output(f"present.{layer}.{kind}", bound.value)
+        self.capacity = need
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated."""
+        return sum(bound.array.nbytes for bound in self._kv.values())
+
+    def stand_in(self, tokens: int) -> None:
+        self.reserve(tokens)
+        for bound in self._kv.values():
+            bound.array[:, :, :tokens] = 0  # untouched pages would cost no reading
+        self.tokens = [0] * tokens
+
+    def snapshot(self) -> dict[str, NDArray[np.float32]]:
+        """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
+        return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}
+
+    # -- one pass ----------------------------------------------------------------------------------------------------
+
+    def _fill(self, chunk: NDArray[np.int64]) -> None:
+        past = len(self.tokens)
+        # exact total: attention's scratch space has a row of `total` per head and token
+        self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra)
+
+    def _run(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        past: int,
+        *,
+        rows: int,
+        parents: list[int] | None = None,
+        total: int | None = None,
+        hidden: bool = False,
+    ) -> Pass:
+        n = len(tokens)
+        count = n + self._extra
+        if past + count > self.capacity:
+            self._need_room(past + count)
+        self._total[...] = width = total or self.capacity
+        if parents is None:
+            self._attach("bias", "zero_bias", (1, 1, count, width), np.float32)
+            positions = None
+        else:
+            positions = self._tree(parents, past, count, width)
+        shape = self._choose_rows(rows, n), self.columns
+        return self._launch(tokens, positions, past, shape, count, hidden or self.keep_hidden)
+
+    def _launch(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        positions: NDArray[np.int64] | None,  # [count]
+        past: int,
+        shape: tuple[int, int],
+        count: int,
+        hidden: bool = False,
+    ) -> Pass:
+        """Everything but mask and rows is bound and written here; attention has ``count`` rows, logits ``shape``."""
+        self._attach("ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
+        pos = self._attach("pos", "pos", (1, count), np.int64)
+        pos[0] = np.arange(past, past + count) if positions is None else positions
+        self._seqlens[0] = past + count - 1
+        logits = self._bind_output("logits", (1, *shape))
+        stream: NDArray[np.float32] | None = None
+        if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
+            stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
+        self.model.session.run_with_iobinding(self._io)
+        return Pass(logits[0], stream if hidden else None)
+
+    def _bind_output(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        bound = self.model.buffer(name, shape, np.float32)
+        if self._bound.get(name) is not bound:
+            self._io.bind_ortvalue_output(name, bound.value)
+            self._bound[name] = bound
+        array: NDArray[np.float32] = bound.array
+        return array
+
+    def _choose_rows(self, rows: int, n: int) -> int:
+        """Bind which rows reach the LM head: the first ``rows``, or the last one (-1); returns how many."""
+        if rows < 0:
+            self._attach("rows", "last_row", (1,), np.int64)[0] = n - 1
+            return 1
+        wanted = self._attach("rows", "rows", (rows,), np.int64)
+        if rows and wanted[-1] != rows - 1:
+            wanted[:] = np.arange(rows)
+        return rows
+
+    def _tree(self, parents: list[int], past: int, count: int, width: int) -> NDArray[np.int64]:
+        """Bind the mask of a tree; returns the rows' positions [count]."""
+        bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
+        bias[:, :past] = 0
+        bias[:, past:] = HIDE
+        parents = parents + [-1] * (count - len(parents))  # the dummy row stands alone
+        for row, parent in enumerate(parents):
+            if parent >= 0:
+                bias[row, past : past + row] = bias[parent, past : past + row]
+            bias[row, past + row] = 0
+        return past + depths_of(parents)
+
+    def _set_gates(self, skip: SkipSet | None) -> None:
+        if skip is self._skip:
+            return
+        if not self.model.graph.gated:
+            raise InvalidRequest(
+                "this graph has no gates: layers cannot be skipped", "export with `--method self-spec`"
+            )
+        self._gate_attn[:], self._gate_mlp[:] = True, True
+        if skip is not None:
+            self._gate_attn[list(skip.attention)] = False
+            self._gate_mlp[list(skip.mlp)] = False
+        self._skip = skip
+
+    def _bind(self, name: str, bound: Bound) -> Bound:
+        self._io.bind_ortvalue_input(name, bound.value)
+        self._bound[name] = bound
+        return bound
+
+    def _attach(self, name: str, buffer: str, shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+        bound = self.model.buffer(buffer, shape, dtype)
+        if self._bound.get(name) is not bound:
+            self._bind(name, bound)
+        return bound.array

@@ -1,0 +1,132 @@
+"""Text to tokens and back, and conversations to tokens."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.text.byte_tokens import ByteTokens
+from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render
+from edgespec.runtimes.text.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+
+class TextCodec:
+    """The tokenizer of a model folder or bundle.
+
+    Args:
+        folder: where its files are.
+        tokenizer: what was made of other files; None = tokenizer.json.
+
+    Attributes:
+        tokenizer: the library's tokenizer.
+        converted: it was made of other files, so that the folder has no tokenizer.json.
+        templates: chat templates by name.
+
+    Raises:
+        BundleError: no tokenizer.json, or one that cannot be read.
+    """
+
+    def __init__(self, folder: Path, tokenizer: Tokenizer | None = None) -> None:
+        self.converted = tokenizer is not None
+        self.tokenizer: Tokenizer = tokenizer or _open(folder)
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self._bytes = ByteTokens.of(self.tokenizer)
+        self.config = read_object(folder / "tokenizer_config.json")
+        self._special = read_object(folder / SPECIAL_TOKENS_FILE)
+        self.templates = find_templates(folder, self.config)
+
+    @property
+    def chat_template(self) -> str | None:
+        """The template of conversations; None = the model is for plain texts."""
+        return self.templates.get("default")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included."""
+        return int(self.tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def vocabulary_sha256(self) -> str:
+        """SHA-256 of all tokens with their ids, as hex digits: equal where token ids mean the same."""
+        tokens = sorted(self.tokenizer.get_vocab(with_added_tokens=True).items(), key=lambda item: (item[1], item[0]))
+        listed = "".join(f"{number} {len(token)} {token}" for token, number in tokens)
+        return hashlib.sha256(listed.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def encode(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text; with ``special`` whatever the tokenizer puts around it (BOS)."""
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
+        except Exception as error:  # lone surrogates: not text
+            raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of token ids, special tokens left out; bytes that are no part of a character are U+FFFD."""
+        text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+        if self._bytes is not None and "\ufffd" in text:
+            return self._bytes.decode(tokens)
+        return text
+
+    def continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
+        """Text that ``tokens`` would add after ``before``; incomplete characters as U+FFFD.  For display."""
+        known = list(before[-8:])
+        return self.decode([*known, *tokens])[len(self.decode(known)) :]
+
+    def token_id(self, name: str | None) -> int | None:
+        """Id of a token by its name; None if there is none of that name."""
+        return None if name is None else self.tokenizer.token_to_id(name)
+
+    def special(self, key: str) -> str | None:
+        """The name of a special token of the configuration, such as ``bos_token``."""
+        return special_name(self.config, self._special, key)
+
+    def chat(self, messages: Sequence[Message], tools: Sequence[Any] | None = None, **how: Any) -> list[int]:
+        """Tokens of a conversation rendered by the model's own template, ready for the answer.
+
+        Args:
+            messages: the conversation so far.
+            tools: JSON schemas of functions that the model may call.
+            **how: arguments of ``write_chat``.
+
+        Raises:
+            InvalidRequest: no template, or one that refuses these messages.
+        """
+        return self.encode(self.write_chat(messages, tools, **how), special=False)
+
+    def write_chat(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Any] | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+        generation_prompt: bool = True,
+        continue_final: bool = False,
+    ) -> str:
+        """The text of a conversation, by the model's own template; arguments as for ``chat.render``."""
+        names = {key: name for key in NAMED if (name := self.special(key)) is not None}
+        return render(
+            choose_template(self.templates, tools),
+            messages,
+            tools,
+            names=names,
+            options=options,
+            generation_prompt=generation_prompt,
+            continue_final=continue_final,
+        )
+
+
+def _open(folder: Path) -> Tokenizer:
+    from tokenizers import Tokenizer
+
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise BundleError(f"{folder}: has no tokenizer.json", "download the model's tokenizer files too")
+    try:
+        return Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises a plain Exception
+        raise BundleError(f"{file}: not a readable tokenizer: {error}", "download it again") from error

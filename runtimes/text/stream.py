@@ -1,0 +1,101 @@
+"""Text of tokens as they come: whole characters only, and nothing that may still become a stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.runtimes.text.codec import TextCodec
+
+
+class StreamDecoder:
+    """Text of a growing token list, given out as soon as it is complete UTF-8 and cannot begin a stop string.
+
+    The window is the last tokens that gave text and those after them: enough for the space of the next word, and for
+    characters that are written by several tokens.
+
+    Args:
+        codec: the tokenizer.
+        prompt: the last tokens of the prompt: some tokenizers write a word's leading space by what stands before it.
+        stop: strings that end the text; they are not part of it.
+
+    Attributes:
+        text: everything given out so far.
+        stopped: the stop string that ended the text; None = none did.
+    """
+
+    _CONTEXT = 8  # tokens of the prompt that are enough context, if no character is cut
+    _HALF = 3  # most bytes of a character that is not whole yet, each perhaps written as U+FFFD
+
+    def __init__(self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
+        self.codec = codec
+        self.stop = [string for string in stop if string]
+        self.text = ""
+        self.stopped: str | None = None
+        self._window = self._tail(list(prompt))
+        self._settled = len(self._window)  # tokens of the window whose text is out
+        self._out = len(codec.decode(self._window))  # characters of the window's text that are out
+        self._held = ""  # complete text that may begin a stop string
+
+    def push(self, tokens: Sequence[int]) -> str:
+        """Add tokens -> new text, possibly empty.  Once stopped, nothing more comes."""
+        return "".join([self._push(token) for token in tokens])
+
+    def _push(self, token: int) -> str:
+        if self.stopped is not None:
+            return ""
+        self._window.append(token)
+        text = self.codec.decode(self._window)
+        whole = self._whole(text)
+        fresh = text[self._out : whole]
+        self._out = min(max(self._out, whole), len(text))  # a prompt may end within a character
+        if whole == len(text):
+            if fresh.strip(" "):  # others stay: some decoders strip the spaces before the first word they see
+                del self._window[: self._settled]
+                self._out = len(self.codec.decode(self._window))
+            self._settled = len(self._window)
+        return self._give(self._held + fresh)
+
+    def finish(self) -> str:
+        """The text held back, at the end."""
+        if self.stopped is not None:
+            return ""
+        text = self.codec.decode(self._window)
+        rest, self._out = text[self._out :], len(text)
+        self._settled = len(self._window)
+        given = self._give(self._held + rest)
+        last, self._held = self._held, ""  # empty if a stop string was found
+        self.text += last
+        return given + last
+
+    def _whole(self, text: str) -> int:
+        """Characters of a text without those at its end that may be the beginning of another."""
+        half = len(text) - len(text.rstrip("\ufffd"))
+        return len(text) - min(half, self._HALF)
+
+    def _tail(self, prompt: list[int]) -> list[int]:
+        """The end of the prompt, long enough to be written as in the whole."""
+        whole, count = self.codec.decode(prompt), self._CONTEXT
+        while count < len(prompt):
+            part = self.codec.decode(prompt[-count:])
+            if part and whole.endswith(part):
+                break
+            count *= 2
+        return prompt[-count:]
+
+    def _give(self, candidate: str) -> str:
+        self._held = ""
+        found = [(at, string) for string in self.stop if (at := candidate.find(string)) >= 0]
+        if found:
+            at, self.stopped = min(found)
+            candidate = candidate[:at]
+        else:
+            keep = max((_overlap(candidate, string) for string in self.stop), default=0)
+            if keep:
+                candidate, self._held = candidate[:-keep], candidate[-keep:]
+        self.text += candidate
+        return candidate
+
+
+def _overlap(text: str, string: str) -> int:
+    """Length of the longest end of ``text`` that begins ``string``."""
+    return next((n for n in range(min(len(text), len(string) - 1), 0, -1) if string.startswith(text[-n:])), 0)

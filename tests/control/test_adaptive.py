@@ -1,0 +1,213 @@
+"""Control of the draft length: it drafts while that pays, stops when it does not, and looks again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
+from edgespec.drafters.ar import Plain
+from edgespec.formulas.cost import CostModel
+from tests.support.toy import Scripted, chain, emitted, hash_logits, hash_target, plain
+
+COST = {1: 1.0, 2: 1.2}  # a fifth of a pass for each further row
+NOTHING = Pass(np.zeros((1, 1), np.float32))
+
+
+def replay(adaptive: Adaptive, rates: Callable[[int], float], rounds: int, budget: int = 8, seed: int = 0) -> list[int]:
+    """Lengths of the proposals of ``rounds`` rounds, each guess of round i accepted with probability ``rates(i)``."""
+    rng = np.random.default_rng(seed)
+    lengths = []
+    for i in range(rounds):
+        proposal = adaptive.propose([1], budget)
+        accepted = 0
+        while accepted < len(proposal) and rng.random() < rates(i):
+            accepted += 1
+        adaptive.observe(proposal, Verdict(range(accepted), 0), NOTHING)
+        lengths.append(len(proposal))
+    return lengths
+
+
+class Full(Scripted):
+    """Offers as many guesses as it may."""
+
+    def __init__(self, cheap: bool = False, bucket: Callable[[], int] = lambda: 0) -> None:
+        super().__init__(lambda tokens, budget: Proposal(np.zeros(budget, np.int64), bucket=bucket()))
+        self.cheap = cheap
+        self.budgets: list[int] = []
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        self.budgets.append(budget)
+        return super().propose(tokens, budget)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        self.seen.append((proposal, verdict))
+
+
+@pytest.mark.parametrize("cheap", [False, True])
+def test_it_falls_back_when_guesses_are_wrong(cheap: bool) -> None:
+    adaptive = Adaptive(Full(cheap), CostModel(COST, 0.1), frozen=True)
+    lengths = replay(adaptive, lambda i: 0.05, 1000)
+    assert sum(n > 0 for n in lengths) < 25
+    assert adaptive.plain + adaptive.drafted == 1000
+    assert adaptive.probes >= 5
+    assert "did not pay" in adaptive.reason
+    assert adaptive.used_summary()["drafted_rounds"] == sum(n > 0 for n in lengths)
+
+
+@pytest.mark.parametrize("cheap", [False, True])
+def test_it_drafts_long_when_guesses_are_right(cheap: bool) -> None:
+    adaptive = Adaptive(Full(cheap), CostModel(COST, 0.05), frozen=True)
+    lengths = replay(adaptive, lambda i: 0.9, 300)
+    assert np.mean(lengths[100:]) > 4
+    assert adaptive.plain < 30
+    assert adaptive.reason.startswith("drafting pays")
+
+
+def test_a_good_but_costly_drafter_is_found_out_by_probes() -> None:
+    lengths = replay(Adaptive(Full(), CostModel(COST, 0.35), frozen=True), lambda i: 0.93, 400)
+    assert np.mean([n > 0 for n in lengths[200:]]) > 0.9
+
+
+def test_probes_come_after_16_rounds_and_ever_more_rarely_up_to_128() -> None:
+    adaptive = Adaptive(Full(), CostModel({1: 1.0, 2: 2.0}, 0.5), frozen=True)
+    lengths = replay(adaptive, lambda i: 0.0, 700)
+    at = [i for i, n in enumerate(lengths) if n]
+    assert lengths[at[1]] == 2
+    assert np.diff(at).tolist() == [33, 65, 129, 129, 129, 129]
+
+
+def test_it_starts_again_when_the_text_changes() -> None:
+    adaptive = Adaptive(Full(), CostModel(COST, 0.05), frozen=True)
+    lengths = replay(adaptive, lambda i: 0.02 if i < 300 else 0.95, 800)
+    assert np.mean([n > 0 for n in lengths[50:300]]) < 0.1
+    assert np.mean([n > 0 for n in lengths[600:]]) > 0.9
+
+
+def test_even_perfect_guesses_are_not_probed_for_ever_if_they_cannot_pay() -> None:
+    lengths = replay(Adaptive(Full(), CostModel({1: 1.0, 2: 2.0}, 1.0), frozen=True), lambda i: 1.0, 500)
+    assert sum(n > 0 for n in lengths) < 45
+
+
+def test_without_fallback_it_always_drafts() -> None:
+    adaptive = Adaptive(Full(), CostModel(COST, 0.5), fallback=False, frozen=True)
+    assert set(replay(adaptive, lambda i: 0.0, 100)) == {1}
+
+
+def test_each_bucket_has_its_own_record() -> None:
+    turn = iter(range(10**6))
+    inner = Full(cheap=True, bucket=lambda: next(turn) % 2)
+    adaptive = Adaptive(inner, CostModel(COST, 0.0), frozen=True)
+    rng = np.random.default_rng(0)
+    lengths: dict[int, list[int]] = {0: [], 1: []}
+    for i in range(600):
+        proposal = adaptive.propose([1], 8)
+        accepted = 0
+        while accepted < len(proposal) and rng.random() < (0.05, 0.9)[i % 2]:
+            accepted += 1
+        adaptive.observe(proposal, Verdict(range(accepted), 0), NOTHING)
+        lengths[i % 2].append(len(proposal))
+    assert np.mean([n > 0 for n in lengths[0]]) < 0.15
+    assert np.mean(lengths[1][100:]) > 4
+    assert set(inner.budgets) == {8}  # cheap: asked for all, and cut afterwards
+
+
+def test_a_costly_drafter_is_not_run_for_nothing() -> None:
+    inner = Full()
+    adaptive = Adaptive(inner, CostModel({1: 1.0, 2: 2.0}, 1.0), frozen=True)
+    replay(adaptive, lambda i: 0.0, 100)
+    assert len(inner.budgets) == adaptive.probes
+
+
+def test_the_rows_of_a_tree_are_paid_for() -> None:
+    """Two levels of ten siblings: with twenty rows as dear as this, only the first level can pay."""
+    tree = Proposal(np.arange(20), np.array([-1] * 10 + [0] * 10))
+    inner = Scripted(lambda tokens, budget: tree.truncated(budget))
+    inner.cheap = True  # type: ignore[attr-defined]
+    inner.observe = lambda *args: None  # type: ignore[method-assign]
+    steep = Adaptive(inner, CostModel({1: 1.0, 11: 1.3, 21: 4.0}, 0.0), frozen=True)
+    flat = Adaptive(inner, CostModel({1: 1.0, 21: 1.1}, 0.0), frozen=True)
+    for adaptive, depth in ((steep, 1), (flat, 2)):
+        for _ in range(50):
+            proposal = adaptive.propose([1], 4)
+            deep = max((proposal.depth(i) for i in range(len(proposal))), default=0)
+            adaptive.observe(proposal, Verdict([0, 10][:deep], 0), NOTHING)
+        assert deep == depth
+
+
+def test_the_clock_teaches_the_cost_unless_frozen() -> None:
+    for frozen in (False, True):
+        adaptive = Adaptive(Full(), CostModel(COST, 0.05), frozen=frozen)
+        for _ in range(40):
+            proposal = adaptive.propose([1], 4)
+            adaptive.observe(proposal, Verdict(range(len(proposal)), 0), NOTHING)
+            # On this machine a pass costs as much for each row, and so does each guess.
+            adaptive.timed(proposal, 10.0 * len(proposal), 10.0 * (len(proposal) + 1))
+            adaptive.timed(EMPTY, 0.0, 10.0)
+        before = adaptive.drafted
+        for _ in range(8):
+            adaptive.propose([1], 4)
+        assert (adaptive.drafted - before > 4) is frozen
+
+
+def test_the_clock_of_the_loop_reaches_it() -> None:
+    truth = hash_logits(1, 11)
+    inner = Scripted(lambda tokens, budget: chain(plain(truth, 11, tokens, budget)))
+    cost = CostModel(COST, 0.05)
+    stats = Stats()
+    list(decode(hash_target(1), Adaptive(inner, cost, fallback=False), [1], DecodeOptions(60, 4), stats))
+    assert stats.dropped_reason is None
+    assert cost._verify_ms
+    assert cost._draft_ms
+
+
+def test_a_seeded_text_depends_on_nothing_but_the_request() -> None:
+    """Rejection sampling: what was learned before, and the clock, must not change it."""
+    rng = np.random.default_rng(0)
+    q = rng.dirichlet(np.ones(11), 11)
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        draw = np.random.default_rng(len(tokens))
+        drawn = [int(draw.choice(11, p=q[0])) for _ in range(budget)]
+        return Proposal(np.array(drawn), None, np.repeat(q[:1], budget, 0))
+
+    options = DecodeOptions(40, 4, sampling=SamplingParams(1.0, seed=7))
+    fresh = emitted(hash_target(1), Adaptive(Scripted(guess), CostModel(COST, 0.05)), [1], options)
+    used = Adaptive(Scripted(guess), CostModel(COST, 0.05))
+    for ms in (1.0, 50.0):
+        for _ in range(20):
+            used.timed(chain([1] * int(ms % 7)), ms, 3 * ms)
+        emitted(hash_target(2), used, [3], DecodeOptions(50, 4))
+    assert emitted(hash_target(1), used, [1], options) == fresh
+
+
+def test_it_passes_everything_on() -> None:
+    calls: list[str] = []
+
+    class Inner(Plain):
+        def bind(self, params: SamplingParams, noise: Noise) -> None:
+            calls.append("bind")
+
+        def begin(self, tokens: list[int]) -> None:
+            calls.append("begin")
+
+        def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+            calls.append("observe")
+
+        def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+            calls.append("timed")
+
+    adaptive = Adaptive(Inner(), CostModel())
+    assert adaptive.name == "ar"
+    assert adaptive.reason == "nothing was decoded yet"
+    list(decode(hash_target(0), adaptive, [1], DecodeOptions(2)))
+    assert calls == ["bind", "begin", "observe", "timed", "observe", "timed"]
+    assert adaptive.reason == "the drafter found nothing to propose"

@@ -1,0 +1,141 @@
+"""Sampling with every drafter, through the whole loop: three tokens have the distribution of plain sampling.
+
+The expected numbers are an enumeration by an independent implementation of the sampling rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.chain import Compose
+from edgespec.decoding.accept import EXACT, Accept
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.noise import BLOCK, Noise
+from edgespec.decoding.noise import DRAFT as DRAWING
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.target import SkipSet
+from edgespec.drafters.ar import Plain
+from edgespec.drafters.ngram import NGram
+from edgespec.drafters.proposer import Custom
+from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.skip_search.search import OnlineSearch
+from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.swift import StepCost, Swift
+from edgespec.formulas.cost import CostModel
+from tests.decoding.test_verify import verify_lossy_example
+from tests.support.reference import TableTarget
+from tests.support.toy import CutTarget, SampledTree, Scripted, chi_square, exact, sample_texts
+
+VOCAB, DRAWS, NEW = 4, 10000, 3
+PROMPT = [1, 2, 1, 3, 1]
+_rng = np.random.default_rng(5)
+TABLE = _rng.normal(size=(VOCAB,) * 3) * 1.3
+DRAFT = TABLE + _rng.normal(size=TABLE.shape) * 0.8
+Q = _rng.dirichlet(np.ones(VOCAB), VOCAB)
+
+DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
+    "ar": lambda target: Plain(),
+    "one-hot chain": lambda target: Scripted(lambda tokens, budget: Proposal(np.array([2, 1])[:budget])),
+    "ngram": lambda target: NGram(),
+    "draft model": lambda target: DraftModel(TableTarget(DRAFT), VOCAB),
+    "self-spec": lambda target: SelfSpec(target, SkipSet((0,)), stop=0.5),
+    "swift chain": lambda target: swift(target, (1,)),
+    "swift with siblings": lambda target: swift(target, (3,)),
+    "swift with siblings that pay": lambda target: swift(target, None),
+    "chain of drafters": lambda target: Compose([NGram(), swift(target, (2,))]),
+    "own proposer": lambda target: Custom(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
+    "comb": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(2,)),
+    "comb with replacement": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3,), replacement=True),
+    "full tree": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
+    "full tree with replacement": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(2, 2), replacement=True),
+    "cut head": lambda target: DraftModel(CutTarget(DRAFT, [3, 0, 1]), VOCAB),
+    "comb of a cut head": lambda target: DraftModel(CutTarget(DRAFT, [3, 0, 1]), VOCAB, branch=(2,)),
+    "adaptive comb": lambda target: Adaptive(
+        DraftModel(TableTarget(DRAFT), VOCAB, branch=(2,)), CostModel({1: 1, 2: 1.1}, 0.1), 2
+    ),
+    "adaptive": lambda target: Adaptive(DraftModel(TableTarget(DRAFT), VOCAB), CostModel({1: 1, 2: 1.1}, 0.1), 2),
+    "tree with replacement": lambda target: SampledTree(Q, [2, 2], True),
+    "tree without replacement": lambda target: SampledTree(Q, [3, 2], False),
+}
+
+
+def swift(target: TableTarget, branch: tuple[int, ...] | None) -> Swift:
+    """Stops after most guesses, so that what stops a draft and how many siblings there are depend on the text."""
+    target.layers = 4
+    step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.04, 3: 1.05, 4: 1.2}, 0.2)
+    search = OnlineSearch(4, SkipSet((1,)), step, costs.v)
+    drafter = Swift(target, search, step, costs, branch=branch or (3,), always=branch is not None)
+    drafter._first_stop = 0.5
+    return drafter
+
+
+PLAIN_SAMPLING = SamplingParams(1.0)
+
+
+def p_value(name: str, params: SamplingParams, draws: int = DRAWS, accept: Accept = EXACT, gamma: int = 2) -> float:
+    """Of the texts of ``draws`` requests with seeds of their own."""
+    target = TableTarget(TABLE, draft_table=DRAFT)
+    drafter = DRAFTERS[name](target)
+    counts = sample_texts(target, drafter, PROMPT, NEW, lambda i: replace(params, seed=i), draws, gamma, accept)
+    return chi_square(counts, exact(target.function, VOCAB, PROMPT, NEW, params))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_keeps_the_distribution(name: str) -> None:
+    assert p_value(name, PLAIN_SAMPLING) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["one-hot chain", "draft model", "tree without replacement", "swift with siblings"])
+def test_the_same_test_refuses_a_lossy_rule(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.decoding.loop.verify", verify_lossy_example)
+    assert p_value(name, PLAIN_SAMPLING, DRAWS // 4) < 1e-6
+
+
+BLOCKS = SamplingParams(1.0, verification="block")
+
+
+@pytest.mark.parametrize("name", ["draft model", "self-spec", "adaptive", "cut head", "comb", "ngram"])
+def test_block_verification_keeps_the_distribution(name: str) -> None:
+    assert p_value(name, BLOCKS) > 1e-3
+
+
+def test_block_verification_keeps_the_distribution_under_all_rules() -> None:
+    params = replace(BLOCKS, temperature=0.9, top_k=3, top_p=0.95, min_p=0.05, repetition_penalty=1.2)
+    assert p_value("draft model", params) > 1e-3
+
+
+def test_the_same_test_sees_a_block_that_reads_the_numbers_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A block is judged beyond what it commits; numbers seen there say something about what was refused."""
+    right = Noise.uniform
+
+    def uniform(self: Noise, position: int, stream: int) -> float:
+        return right(self, position, BLOCK if BLOCK <= stream < DRAWING else stream)
+
+    monkeypatch.setattr(Noise, "uniform", uniform)
+    assert p_value("draft model", BLOCKS) < 1e-4
+
+
+LOSSY = [Accept("typical"), Accept("top-k", k=2), Accept("distance", distance=1), Accept("all"), Accept(min_block=1)]
+
+
+@pytest.mark.parametrize("accept", LOSSY)
+def test_the_same_test_refuses_every_rule_that_says_it_is_lossy(accept: Accept) -> None:
+    assert not accept.lossless
+    assert p_value("draft model", PLAIN_SAMPLING, DRAWS // 4, accept) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["comb", "full tree", "one-hot chain"])
+def test_the_same_test_refuses_typical_acceptance(name: str) -> None:
+    assert p_value(name, PLAIN_SAMPLING, DRAWS // 4, Accept("typical")) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["comb", "full tree", "comb of a cut head"])
+def test_coupled_trees_keep_the_distribution(name: str) -> None:
+    assert p_value(name, SamplingParams(0.9, top_p=0.9, acceptance="coupled")) > 1e-3

@@ -1,0 +1,353 @@
+"""What is watched of a request: acceptance of late, prediction, work, fall-backs, drops, shadow checks."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.cli.stats import stats_lines
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding import guard, loop
+from edgespec.decoding.accept import Accept
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.monitor import PLAIN, WINDOW, Control, Monitor, Seen, Shadow
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.settings import SHADOW
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass, Resume
+from edgespec.decoding.verify import verify
+from edgespec.drafters.ar import Plain
+from edgespec.engine.engine import STATS_EVERY, Engine
+from edgespec.errors import InvalidRequest
+from edgespec.formulas.cost import CostModel
+from tests.conftest import PROMPTS
+from tests.support.reference import FunctionTarget
+from tests.support.toy import Scripted, chain, hash_logits, hash_target, plain
+
+VOCAB = 11
+NOTHING = Pass(np.zeros((1, 1), np.float32))
+
+
+def right(seed: int) -> Callable[[list[int], int], Proposal]:
+    """Guesses what the model says."""
+    return lambda tokens, budget: chain(plain(hash_logits(seed, VOCAB), VOCAB, tokens, budget))
+
+
+def watched(drafter: Any, new: int = 25, seed: int = 4, gamma: int = 3, **options: Any) -> tuple[list[int], Stats]:
+    stats = Stats()
+    rounds = decode(hash_target(seed), drafter, [1, 2], DecodeOptions(new, gamma, **options), stats)
+    return [token for item in rounds for token in item.tokens], stats
+
+
+# -- counting ----------------------------------------------------------------------------------------------------------
+
+
+def test_plain_decoding_is_the_measure_of_work() -> None:
+    _, stats = watched(Plain())
+    monitor = stats.monitor
+    assert (monitor.work_per_token, monitor.plain_rounds, monitor.drafted_rounds) == (1.0, 25, 0)
+    assert (monitor.predicted_speedup, monitor.measured_speedup) == (None, None)
+    assert monitor.of_late() == {PLAIN: {"rounds": 25, "acceptance_rate": 0.0, "tokens_per_round": 1.0}}
+
+
+def test_refused_rows_and_draft_steps_are_work() -> None:
+    monitor = Monitor(Control(steps=4, step_cost=0.25))
+    monitor.add(Seen("a", 1, 4, 0, 5, 1.0, 2.0))  # five rows and four steps for a token
+    assert monitor.work_per_token == 6
+    monitor.add(Seen("a", 5, 4, 4, 5, 1.0, 2.0))
+    assert monitor.work_per_token == 2
+    by_time = Monitor()
+    by_time.add(Seen("a", 3, 2, 2, 3, 4.0, 6.0))  # a row takes 2 ms, so drafting was two rows
+    assert by_time.work_per_token == pytest.approx(5 / 3)
+
+
+def test_layers_that_ran_while_drafting_are_not_counted_twice() -> None:
+    monitor = Monitor(Control(steps=1, step_cost=0.5))
+    monitor.add(Seen("paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0))
+    assert monitor.work_per_token == 0.75
+
+
+def test_prediction_is_held_against_the_clock() -> None:
+    monitor = Monitor(Control(expected=(3.0, 2.0), plain_ms=10.0))
+    monitor.add(Seen("a", 2, 2, 1, 3, 4.0, 16.0))
+    assert (monitor.predicted_speedup, monitor.measured_speedup) == (1.5, 1.0)
+    monitor.add(Seen("a", 9, 2, 2, 3, 4.0, 16.0, alone=False))  # others' rows were in that pass
+    monitor.add(Seen(PLAIN, 1, 0, 0, 1, 0.0, 99.0))
+    assert (monitor.predicted_speedup, monitor.measured_speedup) == (1.5, 1.0)
+
+
+def test_of_late_forgets() -> None:
+    monitor = Monitor()
+    for _ in range(5):
+        monitor.add(Seen("old", 2, 1, 1, 2, 0.0, 1.0))
+    for _ in range(WINDOW - 2):
+        monitor.add(Seen("new", 1, 2, 0, 3, 0.0, 1.0))
+    found = monitor.of_late()
+    assert found["old"]["rounds"] == 2
+    assert found["new"] == {"rounds": WINDOW - 2, "acceptance_rate": 0.0, "tokens_per_round": 1.0}
+
+
+def test_control_tells_what_it_expects_and_when_it_falls_back_and_comes_back() -> None:
+    adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), CostModel({1: 1.0, 2: 1.2}, 0.05))
+    adaptive.frozen = True
+    control = Control()
+    adaptive.watch(control)
+    rng = np.random.default_rng(0)
+    states = []
+    for i in range(900):
+        proposal = adaptive.propose([1], 8)
+        right = 0.95 if i < 200 or i >= 500 else 0.02
+        accepted = 0
+        while accepted < len(proposal) and rng.random() < right:
+            accepted += 1
+        adaptive.inner.seen.clear()  # type: ignore[attr-defined]
+        verdict = Verdict(range(accepted), 0)
+        adaptive.observe(proposal, verdict, Pass(np.zeros((len(proposal) + 1, 1), np.float32)))
+        states.append((control.fallbacks, control.recoveries))
+        assert (control.expected is None) is (len(proposal) == 0)
+    assert states[199] == (0, 0)
+    assert states[499][0] >= 1
+    assert states[-1][1] >= 1
+    assert states[-1][0] - states[-1][1] in (0, 1)
+    assert control.probes == adaptive.probes > 0
+
+
+def test_expectation_is_that_of_the_formula() -> None:
+    adaptive = Adaptive(Scripted(right(4)), CostModel({1: 1.0, 2: 1.5}, 0.25), prior=0.5, fallback=False, frozen=True)
+    control = Control()
+    adaptive.watch(control)
+    assert len(adaptive.propose([1, 2], 1)) == 1
+    assert control.expected == (1.5, 1.75)
+    assert control.plain_ms is None
+    adaptive.cost.observe_verify(1, 8.0, 8)
+    adaptive.propose([1, 2], 1)
+    assert control.plain_ms == 8.0
+
+
+def test_a_request_counts_its_own_decisions() -> None:
+    adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), CostModel({1: 1.0, 2: 2.0}, 0.5))
+    first, second = watched(adaptive, 200)[1], watched(adaptive, 200)[1]
+    assert first.monitor.control.probes + second.monitor.control.probes == adaptive.probes
+    assert first.monitor.control.probes > 0
+    assert first.monitor.drafted_rounds + first.monitor.plain_rounds == first.rounds
+
+
+# -- recovery ----------------------------------------------------------------------------------------------------------
+
+ONE, TREE = np.array([1]), np.array([1, 2, 3])
+PARENTS = np.array([-1, 0, -1])
+
+
+def tree_probs(value: float) -> Proposal:
+    probs = np.full((3, VOCAB), 1 / VOCAB)
+    probs[1, 4] = value
+    return Proposal(TREE, PARENTS, probs)
+
+
+def resumed(tokens: list[int], hidden: Any) -> Proposal:
+    return Proposal(np.array(tokens, np.int64), resume=Resume(np.array(hidden, np.float32), 1))
+
+
+NONSENSE: dict[str, Callable[[], Any]] = {
+    "tree of NaN": lambda: tree_probs(np.nan),
+    "tree of infinity": lambda: tree_probs(np.inf),
+    "chain of NaN": lambda: Proposal(ONE, None, np.full((1, VOCAB), np.nan)),
+    "probabilities of fewer nodes": lambda: Proposal(TREE, PARENTS, np.ones((2, VOCAB))),
+    "NaN for a token": lambda: Proposal(np.array([np.nan])),
+    "tokens of two dimensions": lambda: Proposal(np.array([[1, 2]])),
+    "a child before its parent": lambda: Proposal(TREE, np.array([1, -1, -1])),
+    "its own parent": lambda: Proposal(TREE, np.array([0, -1, -1])),
+    "a negative token": lambda: Proposal(np.array([-1])),
+    "hidden states of NaN": lambda: resumed([1], [[0.0], [np.nan]]),
+    "hidden states of NaN without a guess": lambda: resumed([], [[np.nan]]),
+    "too few hidden states": lambda: resumed([1, 2], [[0.0]]),
+    "hidden states of a tree": lambda: Proposal(TREE, PARENTS, resume=Resume(np.zeros((4, 2), np.float32), 1)),
+    "nothing at all": lambda: None,
+    "a list": lambda: [1, 2],
+}
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+@pytest.mark.parametrize("late", [0, 3])
+def test_nonsense_costs_the_drafter_and_not_the_text(name: str, late: int) -> None:
+    calls: list[int] = []
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        calls.append(1)
+        return right(4)(tokens, budget) if len(calls) <= late else NONSENSE[name]()
+
+    text, stats = watched(Scripted(guess))
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    assert len(calls) == late + 1
+    (drop,) = stats.monitor.drops
+    assert (drop.method, drop.where, str(drop)) == ("scripted", "propose", stats.dropped_reason)
+    assert stats.monitor.drafted_rounds == late
+
+
+@pytest.mark.parametrize("where", ["watch", "bind", "begin", "observe", "timed", "proposer"])
+def test_a_drop_says_where(where: str) -> None:
+    class Broken(Scripted):
+        def __getattribute__(self, name: str) -> Any:
+            if name == where == "proposer":
+                raise RuntimeError("broken")
+            return super().__getattribute__(name)
+
+    drafter = Broken(right(4))
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("broken")
+
+    if where != "proposer":
+        setattr(drafter, where, broken)
+    text, stats = watched(drafter)
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    (drop,) = stats.monitor.drops
+    assert drop.where == {"watch": "begin", "bind": "begin", "proposer": "propose"}.get(where, where)
+    assert drop.error == "RuntimeError: broken"
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_a_drafter_that_never_has_a_guess_costs_nothing(adaptive: bool) -> None:
+    drafter: Any = Scripted(lambda *_: EMPTY)
+    text, stats = watched(Adaptive(drafter, CostModel(), fallback=False) if adaptive else drafter)
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    assert (stats.monitor.drops, stats.monitor.plain_rounds, stats.monitor.work_per_token) == ([], 25, 1.0)
+
+
+def test_a_drafter_that_clings_to_its_first_guess() -> None:
+    first: list[Proposal] = []
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        first.append(right(4)(tokens, budget))
+        return first[0]
+
+    text, stats = watched(Scripted(guess))
+    assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
+    assert stats.dropped_reason is None
+
+
+# -- shadow checks -----------------------------------------------------------------------------------------------------
+
+
+def test_lossless_methods_agree() -> None:
+    for every in (1, 3):
+        text, stats = watched(Scripted(right(4)), shadow=every)
+        shadow = stats.monitor.shadow
+        assert (shadow.agreeing, shadow.first, shadow.agreement) == (shadow.checked, None, 1.0)
+        assert shadow.checked == len(text) if every == 1 else 0 < shadow.checked < len(text)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+def test_a_lossy_rule_is_found_out(monkeypatch: pytest.MonkeyPatch, tree: bool) -> None:
+    """A rule that takes every first guess; every second one is wrong."""
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        (best,) = plain(hash_logits(4, VOCAB), VOCAB, tokens, 1)
+        wrong = (best + 1) % VOCAB
+        taken = wrong if len(calls) % 2 else best
+        calls.append(taken)
+        return Proposal(np.array([best, taken]), np.array([-1, -1])) if tree else chain([taken])
+
+    def lossy(proposal: Proposal, rows: Any, noise: Any, accept: Any) -> Verdict:
+        node = len(proposal) - 1
+        return Verdict([node], rows.choose(node + 1)) if len(proposal) else verify(proposal, rows, noise)
+
+    monkeypatch.setattr(loop, "verify", lossy)
+    calls: list[int] = []
+    text, stats = watched(Scripted(guess), new=20, shadow=1)
+    shadow = stats.monitor.shadow
+    assert shadow.checked == len(text) == 20
+    assert shadow.agreeing == 15  # of two tokens a round, one is the row's own choice
+    at, expected, got = shadow.first or (-1, -1, -1)
+    assert (at, got) == (2, text[2])
+    assert expected == plain(hash_logits(4, VOCAB), VOCAB, [1, 2, *text[:2]], 1)[0] != got
+
+
+def test_without_shadow_nothing_is_compared() -> None:
+    assert watched(Scripted(right(4)))[1].monitor.shadow == Shadow()
+
+
+def test_the_keys_of_a_shadow_are_stable() -> None:
+    shadow = Shadow(4)
+    shadow.compare(7, [(1, 1), (2, 3), (4, 5)])
+    assert shadow.as_dict() == {
+        "every": 4,
+        "checked": 3,
+        "agreeing": 1,
+        "agreement": 1 / 3,
+        "first_disagreement": {"position": 8, "expected": 2, "got": 3},
+    }
+    assert Shadow().as_dict()["first_disagreement"] is None
+
+
+# -- where it is shown -------------------------------------------------------------------------------------------------
+
+
+def test_what_people_read() -> None:
+    cost = CostModel({1: 1.0, 2: 1.1}, 0.0)
+    cost.observe_verify(1, 1.0, 15)
+    _, stats = watched(Adaptive(Scripted(right(4)), cost, fallback=False), shadow=2)
+    stats.monitor.shadow.first = (3, 4, 5)
+    text = "\n".join(stats_lines(stats))
+    for part in ("rounds", "acceptance   100 %", "(last 64 rounds)", "predicted", "measured", "work", "back 0 times",
+                 "prefill", "every 2 rounds; first other token at 3: 5, plain decoding 4"):  # fmt: skip
+        assert part in text, part
+    _, dropped = watched(Scripted(lambda *_: NONSENSE["tree of NaN"]()))
+    assert "dropped      scripted failed in propose: ValueError" in "\n".join(stats_lines(dropped))
+    assert "nothing was drafted" in "\n".join(stats_lines(Stats()))
+    json.dumps(dropped.as_dict(), allow_nan=False)
+
+
+def test_a_caller_is_told_every_so_many_rounds_and_at_the_end(engine: Callable[..., Engine]) -> None:
+    heard: list[int] = []
+    how: dict[str, Any] = {"method": "ar", "ignore_eos": True, "max_new_tokens": 20}
+    engine().generate(PROMPTS[0], on_stats=lambda stats: heard.append(stats.rounds), stats_every=8, **how)
+    assert heard == [8, 16, 20]
+    heard.clear()
+    with engine().stream(PROMPTS[0], on_stats=lambda stats: heard.append(stats.tokens), **how) as stream:
+        for _ in stream:
+            pass
+    assert heard == [STATS_EVERY, 20]
+    with pytest.raises(InvalidRequest, match="stats_every 0"):
+        engine().stream(PROMPTS[0], stats_every=0)
+
+
+def test_shadow_of_a_request(engine: Callable[..., Engine]) -> None:
+    how: dict[str, Any] = {"method": "ngram", "ignore_eos": True, "max_new_tokens": 20, "fallback": False}
+    found = engine().generate(PROMPTS[0], shadow=1, **how).stats.monitor.shadow
+    assert (found.every, found.checked, found.agreement) == (1, 20, 1.0)
+    assert engine().generate(PROMPTS[0], **how).stats.monitor.shadow.every == 0
+    for wrong in (-1, "x"):
+        with pytest.raises(InvalidRequest, match="shadow"):
+            engine().generate(PROMPTS[0], shadow=wrong)
+
+
+def test_a_lossy_rule_is_shadowed_unasked(engine: Callable[..., Engine]) -> None:
+    how: dict[str, Any] = {"method": "speculative", "adaptive": False, "ignore_eos": True, "max_new_tokens": 60}
+    result = engine().generate(PROMPTS[0], accept=Accept("all"), **how)
+    found = result.stats.monitor.shadow
+    assert (found.every, result.lossless) == (SHADOW, False)
+    assert 0 < found.checked < 60
+    every = engine().generate(PROMPTS[0], accept=Accept("all"), shadow=1, **how).stats.monitor.shadow
+    assert every.checked == 60
+    assert every.agreement < 1
+    assert engine().generate(PROMPTS[0], accept=Accept("all"), shadow=0, **how).stats.monitor.shadow.checked == 0
+
+
+@pytest.mark.parametrize("hidden", [[[0.0], [np.nan]], [[np.inf], [0.0]], [[0.0]]])
+def test_hidden_states_to_resume_from_are_looked_at(hidden: Any) -> None:
+    proposal = resumed([1], hidden)
+    assert proposal.resume is not None
+    with pytest.raises(ValueError, match=r"expected 2 rows|finite"):
+        guard._check_resume(proposal, proposal.resume)
+
+
+def test_a_target_without_hidden_states_is_never_asked_to_resume() -> None:
+    assert not hasattr(FunctionTarget, "forward_resumed")
+    text, stats = watched(Scripted(lambda *_: NONSENSE["hidden states of NaN"]()))
+    assert stats.dropped_reason is not None
+    assert len(text) == 25

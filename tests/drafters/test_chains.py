@@ -1,0 +1,208 @@
+"""The draft model and self-speculation: what they run, when they stop, and that their caches follow."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams, distribution
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass, SkipSet
+from edgespec.drafters.ar import Plain
+from edgespec.drafters.self_spec import SelfSpec
+from edgespec.drafters.speculative import DraftModel
+from tests.support.reference import FunctionTarget
+from tests.support.toy import emitted, hash_logits, hash_target, plain
+
+VOCAB = 11
+NOTHING = Pass(np.zeros((1, VOCAB), np.float32))
+
+
+def pair(kind: str, seed: int, draft_seed: int | None = None) -> tuple[FunctionTarget, Drafter]:
+    """A target, and a drafter that agrees with it always (``draft_seed`` None), by chance or now and then."""
+    function, other = hash_logits(seed, VOCAB), hash_logits(seed if draft_seed is None else draft_seed, VOCAB)
+
+    def draft(prefix: tuple[int, ...]) -> np.ndarray:
+        return function(prefix) if draft_seed is None or sum(prefix) % 3 else other(prefix)
+
+    target = FunctionTarget(function, VOCAB, draft=draft)
+    if kind == "draft model":
+        return target, DraftModel(FunctionTarget(draft, VOCAB), VOCAB)
+    return target, SelfSpec(target, SkipSet((0,), ()), stop=0.0)
+
+
+@pytest.mark.parametrize("kind", ["draft model", "self-spec"])
+def test_greedy_and_coupled_text_is_plain_text(kind: str) -> None:
+    for seed in range(60):
+        new, gamma, eos = 5 + seed % 17, 1 + seed % 7, frozenset([seed % VOCAB])
+        for sampling in (
+            SamplingParams(),
+            SamplingParams(repetition_penalty=1.4, logit_bias={1: 1.0}),
+            SamplingParams(0.9, seed=seed, acceptance="coupled"),
+            SamplingParams(1.2, top_p=0.8, repetition_penalty=1.2, seed=seed, acceptance="coupled"),
+        ):
+            options = DecodeOptions(new, gamma, eos, sampling)
+            wanted = emitted(hash_target(seed), Plain(), [1, 2], options)
+            target, drafter = pair(kind, seed, seed + 1000)
+            stats = Stats()
+            found = [t for r in decode(target, drafter, [1, 2], options, stats) for t in r.tokens]
+            assert found == wanted
+            assert stats.dropped_reason is None
+
+
+@pytest.mark.parametrize("kind", ["draft model", "self-spec"])
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_equal_draft_is_always_accepted(kind: str, acceptance: str, temperature: float) -> None:
+    target, drafter = pair(kind, 3)
+    stats = Stats()
+    sampling = SamplingParams(temperature, top_p=0.9, seed=1, acceptance=acceptance)  # type: ignore[arg-type]
+    list(decode(target, drafter, [1], DecodeOptions(40, 4, sampling=sampling), stats))
+    assert stats.acceptance_rate == 1
+    assert stats.rounds == 8
+
+
+def test_coupled_drafts_are_accepted_more_often_than_chance() -> None:
+    accepted = 0.0
+    for seed in range(30):
+        stats = Stats()
+        target, drafter = pair("draft model", seed, seed + 1)
+        sampling = SamplingParams(1.0, seed=seed, acceptance="coupled")
+        list(decode(target, drafter, [1], DecodeOptions(30, 2, sampling=sampling), stats))
+        accepted += stats.acceptance_rate / 30
+    assert accepted > 0.4
+
+
+def test_the_draft_runs_no_guess_that_nobody_needs_and_catches_up_in_one_pass() -> None:
+    model = FunctionTarget(hash_logits(1, VOCAB), VOCAB)
+    drafter = DraftModel(model, VOCAB)
+    tokens = [1, 2, 3, 4, 5, 6, 7]
+    guesses = drafter.propose(tokens, 3).tokens.tolist()
+    assert guesses == plain(hash_logits(1, VOCAB), VOCAB, tokens, 3)
+    assert model.tokens == [*tokens, *guesses[:2]]  # the last guess was not run
+    assert model.passes == [1, 1, 1]  # the prompt was prefilled
+    model.passes.clear()
+    everything = [*tokens, *guesses, 9]  # all accepted, and a bonus
+    drafter.propose(everything, 2)
+    assert model.passes == [2, 1]  # the last guess and the bonus together
+    model.passes.clear()
+    drafter.propose([*tokens, guesses[0], 9], 2)  # the first accepted, the second refused
+    assert model.passes == [1, 1]
+    assert model.tokens[:9] == [*tokens, guesses[0], 9]
+
+
+def test_the_drafts_own_context_ends_the_draft() -> None:
+    model = FunctionTarget(hash_logits(1, VOCAB), VOCAB, context=10)
+    drafter = DraftModel(model, VOCAB)
+    assert [len(drafter.propose([1] * n, 4)) for n in (5, 6, 7, 9, 10, 30)] == [4, 4, 3, 1, 0, 0]
+    target, stats = hash_target(2), Stats()
+    text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(30, 4), stats) for t in r.tokens]
+    assert text == plain(hash_logits(2, VOCAB), VOCAB, [1, 2], 30)
+    assert stats.dropped_reason is None
+
+
+@pytest.mark.parametrize("padding", [-2, 0, 5])
+@pytest.mark.parametrize("acceptance", ["coupled", "rejection"])
+def test_a_vocabulary_that_differs_by_padding_is_cropped_or_padded(padding: int, acceptance: str) -> None:
+    size = VOCAB + padding
+    model = FunctionTarget(lambda prefix: np.arange(size, dtype=np.float32), size)
+    drafter = DraftModel(model, VOCAB)
+    params = SamplingParams(1.0, seed=1, acceptance=acceptance)  # type: ignore[arg-type]
+    drafter.bind(params, Noise(1))
+    proposal = drafter.propose([1, 2], 4)
+    assert proposal.tokens.max() < min(size, VOCAB)
+    if proposal.probs is not None:
+        assert proposal.probs.shape == (4, VOCAB)
+        np.testing.assert_allclose(proposal.probs.sum(1), 1)
+        assert (proposal.probs[:, size:] == 0).all()
+    assert (proposal.probs is None) is (acceptance == "coupled")
+    drafter.bind(SamplingParams(), Noise(1))
+    assert drafter.propose([1, 2], 2).tokens.tolist() == [min(size, VOCAB) - 1] * 2
+
+
+def test_q_is_what_the_guess_was_drawn_from_with_its_prefix() -> None:
+    function = hash_logits(4, VOCAB)
+    drafter = DraftModel(FunctionTarget(function, VOCAB), VOCAB)
+    params = SamplingParams(0.7, top_k=5, repetition_penalty=1.5, seed=2)
+    drafter.bind(params, Noise(2))
+    proposal = drafter.propose([1, 2, 3], 4)
+    prefix = [1, 2, 3]
+    assert proposal.probs is not None
+    for token, q in zip(proposal.tokens.tolist(), proposal.probs, strict=True):
+        np.testing.assert_array_equal(q, distribution(function(tuple(prefix)), params, prefix))
+        assert q[token] > 0
+        prefix.append(token)
+
+
+def test_a_position_drafted_again_gets_new_noise() -> None:
+    flat = FunctionTarget(lambda prefix: np.zeros(VOCAB, np.float32), VOCAB)
+    drafter = DraftModel(flat, VOCAB)
+    drafter.bind(SamplingParams(1.0, seed=1), Noise(1))
+    first = drafter.propose([1, 2], 8).tokens.tolist()
+    assert drafter.propose([1, 2], 8).tokens.tolist() == first
+    assert drafter.propose([1, 2, first[0]], 7).tokens.tolist() != first[1:]
+
+
+def test_a_draft_that_yields_nan_is_dropped() -> None:
+    broken = FunctionTarget(lambda prefix: np.full(VOCAB, np.nan, np.float32), VOCAB)
+    for sampling in (SamplingParams(), SamplingParams(1.0, seed=1)):
+        stats = Stats()
+        options = DecodeOptions(6, 3, sampling=sampling)
+        text = [t for r in decode(hash_target(1), DraftModel(broken, VOCAB), [1], options, stats) for t in r.tokens]
+        assert text == emitted(hash_target(1), Plain(), [1], options)
+        assert "finite" in str(stats.dropped_reason)
+
+
+def confident(prefix: tuple[int, ...]) -> np.ndarray:
+    """Sure of every token, but for the one at index 6."""
+    logits = np.zeros(VOCAB, np.float32)
+    logits[len(prefix) % VOCAB] = 0.5 if len(prefix) == 6 else 12
+    return logits
+
+
+def test_a_self_draft_stops_after_a_guess_it_is_not_sure_of() -> None:
+    target = FunctionTarget(confident, VOCAB)
+    target.prefill([1, 1, 1])
+    assert SelfSpec(target, SkipSet()).propose([1, 1, 1, 1], 8).tokens.tolist() == [4, 5, 6]
+    assert len(SelfSpec(target, SkipSet(), stop=0.0).propose([1, 1, 1, 1], 8)) == 8
+    assert len(SelfSpec(target, SkipSet(), gamma_max=2).propose([1, 1, 1, 1], 8)) == 2
+    assert target.tokens == [1, 1, 1]
+    target.skipped = 0
+    SelfSpec(target, SkipSet(), stop=0.0).propose([1, 1, 1, 1], 5)
+    assert target.skipped == 5  # one pass a guess, none for the last guess
+
+
+def test_the_threshold_moves_as_in_the_paper() -> None:
+    target = FunctionTarget(confident, VOCAB)
+    drafter = SelfSpec(target, SkipSet())
+    target.prefill([1])
+
+    def verified(drafted: int, accepted: int, budget: int) -> None:
+        drafter._asked = budget
+        drafter.observe(Proposal(np.zeros(drafted, np.int64)), Verdict(range(accepted), 0), NOTHING)
+
+    verified(4, 2, 8)  # m = .25 < .9: asks for .61
+    assert drafter.matched == pytest.approx(0.25)
+    assert drafter.stop == pytest.approx(0.6 + 0.1 * 0.01)
+    drafter.matched = 1.0
+    verified(4, 4, 4)  # as long as allowed: no reason to lower it
+    assert drafter.stop == pytest.approx(0.601)
+    verified(3, 3, 4)
+    assert drafter.stop == pytest.approx(0.600)
+    drafter.observe(EMPTY, Verdict((), 0), NOTHING)
+    assert drafter.stop == pytest.approx(0.600)
+
+
+def test_the_threshold_is_carried_across_requests_but_not_into_a_seeded_text() -> None:
+    target, _ = pair("self-spec", 1)
+    drafter = SelfSpec(target, SkipSet())
+    drafter.stop, drafter.matched = 0.9, 0.5
+    for params in (SamplingParams(), SamplingParams(1.0), SamplingParams(1.0, seed=1, acceptance="coupled")):
+        drafter.bind(params, Noise(1))
+        assert (drafter.stop, drafter.matched) == (0.9, 0.5)
+    drafter.bind(SamplingParams(1.0, seed=1), Noise(1))
+    assert (drafter.stop, drafter.matched) == (0.6, 0.0)

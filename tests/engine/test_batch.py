@@ -1,0 +1,118 @@
+"""Several requests at once: the texts of the requests alone, and one run of the node for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.engine import batch as batches
+from edgespec.engine.engine import Engine
+from edgespec.errors import InvalidRequest
+from edgespec.formulas.cost import CostModel
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.slots.native_batch import NativeBatch, Wanted
+from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.support.toy import Scripted, chain
+
+METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
+Get = Callable[..., Engine]
+NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
+
+
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    return use_operators(request)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"adaptive": False, "gamma": 3},
+        {"temperature": 0.9, "seed": 4, "acceptance": "coupled"},
+        {"repetition_penalty": 1.3, "logprobs": True},
+    ],
+)
+def test_every_text_is_that_of_the_request_alone(engine: Get, method: str, changes: dict[str, Any]) -> None:
+    made = engine()
+    how: dict[str, Any] = {"method": method, "max_new_tokens": 24, "ignore_eos": True, **changes}
+    results = made.generate_batch(list(PROMPTS[:6]), batch=3, **how)
+    for prompt, result in zip(PROMPTS, results, strict=False):
+        alone = made.generate(prompt, **how)
+        assert (result.tokens, result.text, result.finish) == (alone.tokens, alone.text, alone.finish)
+        assert result.logprobs == alone.logprobs
+        assert result.stats.dropped_reason is None
+        assert result.exact == alone.exact
+
+
+@pytest.mark.parametrize("method", ["ar", "ngram"])
+def test_sequences_end_at_different_times_and_others_take_their_place(engine: Get, method: str) -> None:
+    made = engine()
+    prompts = [PROMPTS[at] for at in (0, 18, 3, 7, 1, 5, 12)]
+    how: dict[str, Any] = {"method": method, "max_new_tokens": 60, "stop": ("\n\n", "the")}
+    results = made.generate_batch(prompts, batch=2, **how)
+    alone = [made.generate(prompt, **how) for prompt in prompts]
+    assert [(r.tokens, r.text, r.finish) for r in results] == [(r.tokens, r.text, r.finish) for r in alone]
+    assert len({len(result.tokens) for result in results}) > 2
+
+
+@NATIVE
+def test_passes_are_gathered(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    forward = NativeBatch.forward
+
+    def counted(self: NativeBatch, wanted: Sequence[Wanted], best: bool = False) -> Any:
+        sizes.append(len(wanted))
+        return forward(self, wanted, best)
+
+    monkeypatch.setattr(NativeBatch, "forward", counted)
+    engine().generate_batch(list(PROMPTS[:5]), method="ar", max_new_tokens=10, ignore_eos=True, batch=4)
+    assert sizes == [4] * 10  # the fifth comes when all four have ended, and then runs alone
+
+
+@NATIVE
+def test_a_pass_is_never_longer_than_the_node_takes(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "LONGEST_PASS", 7)
+    how: dict[str, Any] = {"method": "speculative", "adaptive": False, "gamma": 3, "max_new_tokens": 16}
+    results = engine().generate_batch(list(PROMPTS[:4]), batch=4, **how)
+    assert [result.tokens for result in results] == [engine().generate(p, **how).tokens for p in PROMPTS[:4]]
+
+
+@NATIVE
+def test_lanes_of_a_batch_are_kept_and_dropped(engine: Get) -> None:
+    made = engine()
+    made.close()
+    before = made.kv_bytes()
+    made.generate_batch(list(PROMPTS[:2]), batch=2, max_new_tokens=4)
+    kept = made.kv_bytes()
+    assert kept > before
+    made.generate_batch(list(PROMPTS[:2]), batch=2, max_new_tokens=4)
+    assert made.kv_bytes() == kept
+    made.close()
+    assert made.kv_bytes() == before
+
+
+def test_a_bad_prompt_ends_a_batch_and_the_next_one_works(engine: Get) -> None:
+    made = engine()
+    with pytest.raises(InvalidRequest):
+        made.generate_batch([PROMPTS[0], [10**9], PROMPTS[1]], max_new_tokens=4)
+    assert len(made.generate_batch(list(PROMPTS[:2]), max_new_tokens=4, ignore_eos=True)) == 2
+    with pytest.raises(InvalidRequest, match="batch 0"):
+        made.generate_batch([PROMPTS[0]], batch=0)
+
+
+def test_control_decides_for_the_whole_pass() -> None:
+    """Rows that are free for one sequence are not where four of them fill the pass."""
+    flat_then_steep = {1: 1.0, 4: 1.05, 8: 2.0, 16: 4.0}
+
+    def best(width: int) -> int:
+        drafter = Scripted(lambda tokens, budget: chain([0] * budget))
+        adaptive = Adaptive(drafter, CostModel(flat_then_steep, 0.02), prior=0.6, frozen=True)
+        adaptive.share(width)
+        return adaptive._best(adaptive._record(0), list(range(1, 6)))
+
+    assert best(1) == 3
+    assert best(4) == 0

@@ -1,0 +1,228 @@
+"""Every architecture says what transformers says: in numpy, and as graphs, however the text is cut into passes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import SkipSet
+from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.architectures.ops import Kind
+from edgespec.export.bundle.model import open_model
+from edgespec.export.quantization.reference import Array, NumpyOps, reference_logits
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.slots.slot import Slot
+from tests.conftest import OPERATORS, Reference, Written, use_operators
+from tests.support import hf
+
+NAMES = sorted(hf.CONFIGS)
+GRAPHS = ("plain", "strict", "gated", "native")
+PROMPT = 8  # tokens before the reference's greedy continuation
+TOLERANCE = 1e-4
+BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
+
+Write = Callable[..., Written]
+
+
+@pytest.fixture
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """Those of the graph that a test is parametrized with; some test both, whatever the graph."""
+    if "graph" in request.fixturenames:
+        request.param = "native" if request.getfixturevalue("graph") == "native" else "stock"
+    return use_operators(request)
+
+
+def run(slot: Slot, tokens: Sequence[int], sizes: Sequence[int]) -> NDArray[np.float32]:
+    """Logits [n, vocab] of a text fed in passes of these sizes; the last size repeats."""
+    slot.follow([])
+    found, at = [], 0
+    for size in [*sizes, *[sizes[-1]] * len(tokens)]:
+        piece = np.asarray(tokens[at : at + size], np.int64)
+        if not len(piece):
+            break
+        found.append(slot.forward(piece).logits.copy())
+        slot.keep(range(len(piece)))
+        at += len(piece)
+    return np.concatenate(found)
+
+
+def assert_close(got: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=0, atol=TOLERANCE)
+
+
+def test_every_architecture_has_a_reference() -> None:
+    assert {config["model_type"] for config in hf.CONFIGS.values()} == set(ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_numpy_equals_transformers(
+    checkpoint: Callable[[str], Path], reference: Callable[[str], Reference], name: str
+) -> None:
+    arch, known = open_model(checkpoint(name), hf.CONTEXTS.get(name)), reference(name)
+    assert_close(reference_logits(arch, known.tokens.tolist(), known.rows.tolist()), known.logits)
+    tokens = known.tokens[:PROMPT].tolist()
+    for expected in known.greedy.tolist():
+        assert int(reference_logits(arch, tokens, [len(tokens) - 1])[0].argmax()) == expected
+        tokens.append(expected)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[1000], [7, 5], [1], [200, 1, 3]], ids=["prefill", "with-past", "one-by-one", "mixed"]
+)
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_graph_equals_transformers(
+    written: Write, reference: Callable[[str], Reference], name: str, graph: str, sizes: list[int]
+) -> None:
+    known = reference(name)
+    logits = run(written(name).slot(graph), known.tokens.tolist(), sizes)
+    assert_close(logits[known.rows], known.logits)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_greedy_equals_transformers(
+    written: Write, reference: Callable[[str], Reference], name: str, graph: str
+) -> None:
+    known, slot = reference(name), written(name).slot(graph)
+    tokens = known.tokens[:PROMPT].tolist()
+    slot.prefill(tokens[:-1])
+    for _ in known.greedy:
+        tokens.append(int(slot.forward(np.array(tokens[-1:], np.int64)).logits[0].argmax()))
+        slot.keep([0])
+    assert tokens[PROMPT:] == known.greedy.tolist()
+
+
+@BOTH
+@pytest.mark.parametrize("name", sorted(hf.LONG))
+def test_long_positions(written: Write, reference: Callable[[str], Reference], name: str) -> None:
+    known = reference(name)
+    late = known.rows > 256  # past one prefill chunk, and far beyond the length the rope was trained for
+    assert late.sum() >= 8
+    made = written(name)
+    slot = made.slot("native" if made.part.layout == "native" else "plain")
+    for row in known.rows[late].tolist():
+        same = slot.follow(known.tokens[:row].tolist())
+        slot.prefill(known.tokens[same:row].tolist())
+        got = slot.forward(known.tokens[row : row + 1]).logits
+        assert_close(got, known.logits[known.rows == row])
+
+
+class Skipping(NumpyOps):
+    """The numpy reference with sub-layers left out."""
+
+    skip = SkipSet()
+
+    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
+        return (
+            x
+            if layer in (self.skip.attention if kind == "attention" else self.skip.mlp)
+            else super().sublayer(kind, layer, x, body)
+        )
+
+
+@BOTH
+@pytest.mark.parametrize(
+    "skip", [SkipSet(attention=(0,)), SkipSet(mlp=(1,)), SkipSet((0, 1), (0,)), SkipSet((1,), (0, 1))], ids=str
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_skipped_sublayers_are_left_out(
+    written: Write, reference: Callable[[str], Reference], name: str, skip: SkipSet
+) -> None:
+    made, tokens = written(name), reference(name).tokens[:20]
+    ops = Skipping(made.arch, tokens.tolist())
+    ops.skip = skip
+    expected: Array = made.arch.build(ops)[0]
+    slot = made.slot()
+    at_once = slot.forward_skipped(tokens, 0, skip).logits
+    assert_close(at_once, expected[-1:])
+    for at in range(len(tokens)):  # and as a draft runs: one row after the other, over its own KV
+        assert_close(slot.forward_skipped(tokens[at : at + 1], at, skip).logits, expected[at : at + 1])
+    assert np.abs(expected - reference_logits(made.arch, tokens.tolist())).max() > 0.05  # leaving it out did matter
+
+
+#        0
+#      / | \
+#     1  2  3
+#    /|  |   \
+#   4 5  6    7
+#     |
+#     8
+PARENTS = [-1, 0, 0, 0, 1, 1, 2, 3, 5]
+LEAVES = [4, 6, 7, 8]
+
+
+def path_to(node: int) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = PARENTS[node]
+    return path[::-1]
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_tree_rows_equal_chains(written: Write, reference: Callable[[str], Reference], name: str, graph: str) -> None:
+    made, known = written(name), reference(name).tokens
+    past, tree = known[:15].tolist(), known[15 : 15 + len(PARENTS)]
+    slot, other = made.slot(graph), made.slot(graph)
+    slot.prefill(past)
+    other.prefill(past)
+    rows = slot.forward(tree, np.array(PARENTS)).logits.copy()
+    for leaf in LEAVES:
+        path = path_to(leaf)
+        assert_close(rows[path], other.forward(tree[path]).logits)
+
+
+@BOTH
+@pytest.mark.parametrize("leaf", LEAVES)
+@pytest.mark.parametrize("name", NAMES)
+def test_kept_tree_path_equals_a_fresh_prefill(
+    written: Write, reference: Callable[[str], Reference], name: str, leaf: int
+) -> None:
+    made, known = written(name), reference(name).tokens
+    past, tree, path = known[:15].tolist(), known[15 : 15 + len(PARENTS)], path_to(leaf)
+    slot, fresh = made.slot(), made.slot()
+    slot.prefill(past)
+    slot.forward(tree, np.array(PARENTS))
+    slot.keep(path)
+    assert slot.tokens == [*past, *tree[path].tolist()]
+    fresh.prefill(slot.tokens)
+    for key, values in slot.snapshot().items():
+        assert_close(values, fresh.snapshot()[key])
+    following = known[30:33]
+    assert_close(slot.forward(following).logits, fresh.forward(following).logits.copy())
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_the_embedded_models_match_numpy(written: Write, graph: str) -> None:
+    for name in ("builtin:shakespeare", "builtin:shakespeare-draft"):
+        made = written(name)
+        tokens = np.random.default_rng(1).integers(2, made.part.facts.vocab, 60).tolist()
+        expected = reference_logits(made.arch, tokens)
+        assert_close(run(made.slot(graph), tokens, [33, 1, 4]), expected)
+
+
+def test_head_dim_and_heads_come_from_the_configuration(checkpoint: Callable[[str], Path]) -> None:
+    for name, config in hf.CORE.items():
+        facts = open_model(checkpoint(name), None).facts
+        assert facts.heads == config["num_attention_heads"]
+        assert facts.kv_heads == config.get("num_key_value_heads", facts.heads)
+        assert facts.head_dim == config.get("head_dim", config["hidden_size"] // facts.heads)
+        assert facts.tied == config["tie_word_embeddings"]
+        assert facts.kv_bytes_per_token == 2 * 4 * facts.layers * facts.kv_heads * facts.head_dim
+
+
+def test_an_untied_configuration_without_a_head_is_tied(tmp_path: Path) -> None:
+    """As transformers does, which then finds no lm_head either."""
+    config = hf.CONFIGS["llama_tied_gqa"]
+    folder = hf.write_checkpoint(tmp_path / "model", config, 3)
+    described = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**described, "tie_word_embeddings": False}), "utf-8")
+    assert open_model(folder, None).facts.tied

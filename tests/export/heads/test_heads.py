@@ -1,0 +1,326 @@
+"""Trained heads: reading ours and published ones, refusing the wrong ones, and exporting with them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edgespec.engine.loading import load
+from edgespec.errors import ExportError
+from edgespec.export.bundle.model import open_model
+from edgespec.export.heads.description import (
+    DESCRIPTION,
+    TENSORS,
+    HeadsFile,
+    model_fingerprint,
+    tokenizer_fingerprint,
+)
+from edgespec.export.heads.read import read_heads
+from edgespec.export.heads.vocab import frequent_tokens
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Held
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.text.codec import TextCodec
+from tests.conftest import PROMPTS, TARGET
+from tests.support.heads import make_heads
+
+KINDS = ("medusa", "blockwise", "paradecode")
+HIDDEN, VOCAB = 128, 1024
+
+
+@pytest.fixture
+def heads(tmp_path: Path) -> Path:
+    return make_heads(tmp_path / "heads", "medusa", TARGET, count=2)
+
+
+def describe(folder: Path, **changes: Any) -> None:
+    data = json.loads((folder / DESCRIPTION).read_text()) | changes
+    (folder / DESCRIPTION).write_text(json.dumps(data))
+
+
+def options(tmp_path: Path, folder: Path | None, method: str = "medusa", **rest: Any) -> ExportOptions:
+    names = [] if folder is None else [str(folder)]
+    return ExportOptions(TARGET, tmp_path / "bundle", methods=[method], heads=names, **rest)
+
+
+def refused(folder: Path, *said: str) -> None:
+    with pytest.raises(ExportError) as caught:
+        read_heads(folder)
+    for part in said:
+        assert part in str(caught.value)
+
+
+# -- reading -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ours(tmp_path: Path, kind: str) -> None:
+    found = read_heads(make_heads(tmp_path / kind, kind, TARGET))
+    assert found.file.kind == kind
+    assert [group.kind for group in found.groups] == (["exit"] * 2 if kind == "paradecode" else [kind])
+
+
+def test_no_folder(tmp_path: Path) -> None:
+    refused(tmp_path / "none", "expected a folder with trained heads", "edgespec train")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", DESCRIPTION, "medusa_lm_head.pt")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"kind": "eagle"}, "kind"),
+        ({"count": 0}, "count"),
+        ({"colour": "red"}, "colour"),
+        ({"schema_version": 9}, "schema 9 is newer"),
+        ({"count": 3}, "medusa.2.weight is missing"),
+        ({"hidden": 64}, "has shape [128, 128], expected [64, 64]"),
+    ],
+)
+def test_a_wrong_description(heads: Path, changes: dict[str, Any], said: str) -> None:
+    describe(heads, **changes)
+    refused(heads, said)
+
+
+def test_damaged_files(heads: Path) -> None:
+    tensors = load_file(heads / TENSORS)
+    tensors["medusa.0.bias"][3] = np.nan
+    save_file(tensors, heads / TENSORS)
+    refused(heads, "medusa.0.bias holds NaN")
+    (heads / TENSORS).write_bytes(b"123")
+    refused(heads, "not a readable safetensors file")
+    (heads / DESCRIPTION).write_text("{")
+    refused(heads, "not readable as JSON")
+
+
+@pytest.mark.parametrize("prefix", ["", "medusa_head."])
+@pytest.mark.parametrize("own", [False, True])
+def test_published_layouts(tmp_path: Path, prefix: str, own: bool) -> None:
+    """Names of the Medusa repository; the configuration may be wrong about the number of heads."""
+    rng = np.random.default_rng(0)
+    tensors = {"model.norm.weight": np.ones(4, np.float32)} if prefix else {}
+    for i in range(3):
+        tensors[f"{prefix}{i}.0.linear.weight"] = rng.standard_normal((8, 8)).astype(np.float32)
+        tensors[f"{prefix}{i}.0.linear.bias"] = np.zeros(8, np.float32)
+        if own:
+            tensors[f"{prefix}{i}.1.weight"] = rng.standard_normal((20, 8)).astype(np.float32)
+    save_file(tensors, tmp_path / "medusa_lm_head.safetensors")
+    (tmp_path / "config.json").write_text('{"medusa_num_heads": 2, "vocab_size": 20}')
+    found = read_heads(tmp_path)
+    assert (found.file.count, found.file.hidden, found.file.vocab, found.file.own) == (3, 8, 20, own)
+    for i in range(3):
+        got = found.tensors[f"medusa.{i}.weight"].read(slice(None), None)
+        np.testing.assert_array_equal(got, tensors[f"{prefix}{i}.0.linear.weight"])
+
+
+def test_published_heads_that_do_not_fit(tmp_path: Path) -> None:
+    file = tmp_path / "medusa_lm_head.safetensors"
+    save_file({"0.0.linear.weight": np.zeros((8, 8), np.float32)}, file)
+    refused(tmp_path, "medusa.0.bias is missing")
+    deep = {f"0.{layer}.linear.{part}": np.zeros((8, 8), np.float32) for layer in (0, 1) for part in ("weight", "bias")}
+    save_file(deep, file)
+    refused(tmp_path, "more than one layer")
+    save_file({"weight": np.zeros(3, np.float32)}, file)
+    refused(tmp_path, "holds no Medusa heads")
+    save_file({f"{i}.0.linear.weight": np.zeros((8, 8), np.float32) for i in (0, 2)}, file)
+    refused(tmp_path, "expected heads 0, 1, ..., got [0, 2]")
+
+
+def test_torch_files_without_torch_or_with_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "medusa_lm_head.pt").write_bytes(b"nonsense")
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError:
+        refused(tmp_path, "torch is not installed", "edgespec[train]")
+    else:
+        refused(tmp_path, "not a torch file of plain tensors")
+
+
+def test_torch_files(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch", reason="published heads may be torch files: needs edgespec[train]")
+    state = {"0.0.linear.weight": torch.full((8, 8), 0.5, dtype=torch.float16), "0.0.linear.bias": torch.zeros(8)}
+    torch.save(state, tmp_path / "medusa_lm_head.pt")
+    found = read_heads(tmp_path)
+    assert found.tensors["medusa.0.weight"].read(slice(None), None).tolist() == [[0.5] * 8] * 8
+
+    class Code:
+        def __reduce__(self) -> Any:
+            return print, ("ran",)
+
+    torch.save({"0.0.linear.weight": Code()}, tmp_path / "medusa_lm_head.pt")
+    refused(tmp_path, "not a torch file of plain tensors")
+
+
+# -- whose heads -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"vocab": 512}, ("vocabulary 512", "1024")),
+        ({"model": "ab" * 32}, ("model with fingerprint abababababab", "but this model's is")),
+        ({"tokenizer": "cd" * 32}, ("tokenizer with fingerprint cdcdcdcdcdcd", "but this model's is")),
+    ],
+)
+def test_heads_of_another_model(tmp_path: Path, heads: Path, changes: dict[str, Any], said: tuple[str, ...]) -> None:
+    describe(heads, **changes)
+    with pytest.raises(ExportError) as caught:
+        Exporter(options(tmp_path, heads))
+    assert all(part in str(caught.value) for part in said)
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_heads_of_another_hidden_size(tmp_path: Path) -> None:
+    folder = make_heads(tmp_path / "small", "medusa", "builtin:shakespeare-draft")
+    with pytest.raises(ExportError, match="hidden size 64, but this model's is 128"):
+        Exporter(options(tmp_path, folder))
+
+
+def test_heads_of_this_model(tmp_path: Path, heads: Path) -> None:
+    arch = open_model(resolve(TARGET), None)
+    describe(
+        heads,
+        model=model_fingerprint(arch.source, arch.final_norm.weight, arch.embedding),
+        tokenizer=tokenizer_fingerprint(TextCodec(arch.source.path)),
+    )
+    assert Exporter(options(tmp_path, heads)).heads.plan is not None
+
+
+def test_an_exit_beyond_the_layers(tmp_path: Path) -> None:
+    folder = make_heads(tmp_path / "exits", "paradecode", TARGET)
+    tensors = load_file(folder / TENSORS)
+    tensors["exit.6.weight"] = tensors.pop("exit.5.weight")
+    save_file(tensors, folder / TENSORS)
+    describe(folder, exits=[3, 6])
+    with pytest.raises(ExportError, match="an exit after layer 6, but this model has 6 layers"):
+        Exporter(options(tmp_path, folder, "paradecode"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"methods": ["self-spec"]}, "holds medusa heads, but not --method medusa"),
+        ({"heads": ()}, "method medusa needs trained heads"),
+        (
+            {"methods": ["self-spec"], "heads": (), "head_vocab": 100},
+            "--head-vocab was given, but no method with heads",
+        ),
+        ({"methods": ["self-spec"], "heads": (), "draft_vocab": 9}, "--draft-vocab was given, but not --method spec"),
+        ({"head_vocab": 1}, "--head-vocab 1: expected 2 to 1024"),
+        ({"head_vocab": 2000}, "--head-vocab 2000: expected 2 to 1024"),
+    ],
+)
+def test_options_that_do_not_fit(tmp_path: Path, heads: Path, changes: dict[str, Any], said: str) -> None:
+    source = tmp_path / "model"
+    shutil.copytree(resolve(TARGET), source)
+    whole: dict[str, Any] = {
+        "model": str(source),
+        "output": tmp_path / "b",
+        "methods": ["medusa"],
+        "heads": (str(heads),),
+    } | changes
+    with pytest.raises(ExportError) as caught:
+        Exporter(ExportOptions(**whole))
+    assert said in str(caught.value)
+
+
+def test_two_of_a_kind(tmp_path: Path, heads: Path) -> None:
+    with pytest.raises(ExportError, match="the second medusa heads"):
+        Exporter(ExportOptions(TARGET, tmp_path / "b", methods=["medusa"], heads=[str(heads), str(heads)]))
+
+
+# -- cut vocabularies --------------------------------------------------------------------------------------------------
+
+
+def test_frequent_tokens() -> None:
+    got = frequent_tokens([9, 9, 9, 4, 4, 7], 4, 12, [11], "--head-vocab")
+    assert got.tolist() == [4, 7, 9, 11]
+    assert frequent_tokens([9], 5, 12, [], "--head-vocab").tolist() == [0, 1, 2, 3, 9]
+
+
+def test_chosen_rows() -> None:
+    source = open_model(resolve(TARGET), None).source
+    name, ids = "model.embed_tokens.weight", np.array([3, 700, 1023])
+    whole = source.read(name)
+    cut = ExtendedCheckpoint(source, {"cut": ChosenRows(source, name, ids), "held": Held(whole[:2])})
+    assert cut.shape("cut") == (3, HIDDEN)
+    np.testing.assert_array_equal(np.concatenate(list(cut.pieces("cut"))), whole[ids])
+    np.testing.assert_array_equal(cut.read("cut", slice(1, 3), slice(0, 5)), whole[ids[1:], :5])
+    np.testing.assert_array_equal(cut.read("held"), whole[:2])
+    assert cut.has("held")
+    assert "held" not in cut.index
+    np.testing.assert_array_equal(cut.read(name), whole)
+
+
+# -- exporting ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("head_vocab", [None, 300])
+def test_export_and_run(tmp_path: Path, head_vocab: int | None) -> None:
+    folders = [make_heads(tmp_path / kind, kind, TARGET) for kind in KINDS]
+    manifest = Exporter(
+        ExportOptions(
+            TARGET,
+            tmp_path / "bundle",
+            methods=KINDS,
+            heads=[str(folder) for folder in folders],
+            head_vocab=head_vocab,
+            threads=2,
+        )
+    ).run()
+    assert [group.name for group in manifest.target.heads] == ["medusa", "blockwise", "exit.3", "exit.5"]
+    assert (manifest.target.head_vocab is None) == (head_vocab is None)
+    assert manifest.methods["medusa"].heads == ["medusa"]
+    assert len(manifest.methods["medusa"].ranks) == 3
+    assert manifest.methods["paradecode"].threshold is not None
+    if head_vocab:
+        assert manifest.target.head_vocab is not None
+        tokens = np.fromfile(tmp_path / "bundle" / manifest.target.head_vocab.file, "<i4")
+        assert len(tokens) == head_vocab
+        assert (np.diff(tokens) > 0).all()
+    for operators in ("stock", "auto"):
+        engine = load(tmp_path / "bundle", threads=2, operators=operators)
+        for prompt in PROMPTS[:3]:
+            plain = engine.generate(prompt, method="ar", max_new_tokens=40, ignore_eos=True)
+            for kind in KINDS:
+                result = engine.generate(prompt, method=kind, max_new_tokens=40, ignore_eos=True, fallback=False)
+                assert result.tokens == plain.tokens
+                assert result.stats.dropped_reason is None
+                assert result.stats.drafted > 0
+
+
+def test_a_draft_with_a_cut_vocabulary(tmp_path: Path) -> None:
+    made = Exporter(
+        ExportOptions(
+            TARGET,
+            tmp_path / "bundle",
+            methods=["speculative"],
+            draft="builtin:shakespeare-draft",
+            draft_vocab=256,
+            threads=2,
+        )
+    ).run()
+    assert made.draft is not None
+    assert made.draft.cut
+    assert made.draft.head_vocab is not None
+    assert made.draft.head_vocab.size == 256
+    engine = load(tmp_path / "bundle", threads=2)
+    plain = engine.generate("ROMEO:", method="ar", max_new_tokens=80)
+    result = engine.generate("ROMEO:", method="speculative", max_new_tokens=80, fallback=False)
+    assert result.tokens == plain.tokens
+    assert result.stats.accepted > 0
+
+
+def test_the_description_is_pinned() -> None:
+    """Heads trained with this version are read by the next one."""
+    assert set(HeadsFile.model_fields) == {
+        "schema_version", "kind", "count", "hidden", "vocab", "model", "tokenizer", "inner", "exits", "own", "ranks",
+        "training",
+    }  # fmt: skip

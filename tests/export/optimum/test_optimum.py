@@ -1,0 +1,149 @@
+"""Calling optimum's exporter: in its stead a pretended one, and the real one where it is installed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.loading import load
+from edgespec.errors import UnsupportedModel
+from edgespec.export.optimum import model as foreign_model
+from edgespec.export.optimum.export import optimum_missing
+from edgespec.export.optimum.pipeline import ForeignExporter, make_exporter
+from edgespec.export.options import ExportOptions
+from edgespec.runtimes.files.manifest import EMITTED
+from tests.export.optimum.test_foreign import CONFIG, NAME, SEED, export, refused
+from tests.support import hf
+from tests.support.foreign import MODEL_TYPE, write_export
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of an export; read only."""
+    return write_export(tmp_path_factory.mktemp("export"), CONFIG, SEED)
+
+
+@pytest.fixture
+def harbour(tmp_path: Path) -> Path:
+    """A checkpoint of an architecture that nobody knows."""
+    folder = hf.write_reference_checkpoint(tmp_path / "harbour", NAME)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | {"model_type": MODEL_TYPE}), "utf-8")
+    return folder
+
+
+def test_without_optimum_both_ways_are_named(harbour: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(foreign_model, "optimum_missing", lambda: "optimum is not installed here")
+    message = refused(f"architecture '{MODEL_TYPE}' is not supported", harbour, tmp_path / "bundle", UnsupportedModel)
+    for part in (
+        *EMITTED,
+        "optimum is not installed here",
+        "edgespec[optimum]",
+        "optimum-cli export onnx",
+        "edgespec[train]",
+    ):
+        assert part in message
+
+
+@pytest.fixture
+def pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a package optimum with this ``main_export`` before all others, here and in processes started from here."""
+
+    def put(body: str) -> None:
+        packages = tmp_path / "packages"
+        for name in ("optimum/exporters/onnx", "torch", "transformers"):
+            (packages / name).mkdir(parents=True)
+            for folder in (packages / name, *(packages / name).parents):
+                if folder == packages:
+                    break
+                (folder / "__init__.py").touch()
+        code = f"def main_export(model, output, task, dtype, device, trust_remote_code):\n    {body}\n"
+        (packages / "optimum/exporters/onnx/__init__.py").write_text(code, "utf-8")
+        for name in [name for name in sys.modules if name.split(".")[0] in ("optimum", "torch", "transformers")]:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.syspath_prepend(str(packages))
+        monkeypatch.setenv("PYTHONPATH", str(packages))
+
+    return put
+
+
+def test_optimum_is_called_where_it_is_there(
+    harbour: Path, source: Path, tmp_path: Path, pretended: Callable[[str], None]
+) -> None:
+    check = "assert task == 'text-generation-with-past' and dtype == 'fp32' and not trust_remote_code; "
+    pretended(f"import shutil; {check}print('noise'); shutil.copy({str(source / 'model.onnx')!r}, output)")
+    options = ExportOptions(str(harbour), tmp_path / "bundle", format="int4", threads=1)
+    plan = make_exporter(options).plan()  # before optimum was called: by the checkpoint's shapes
+    exporter = make_exporter(options)
+    assert isinstance(exporter, ForeignExporter)
+    manifest = exporter.run()
+    assert manifest.target.origin == "optimum"
+    assert plan["weight_bytes"]["target"] == pytest.approx(manifest.memory["weight_bytes"]["target"], rel=0.1)
+    names = {path.name for path in (tmp_path / "bundle").iterdir()}
+    assert names >= {"edgespec.json", "model.onnx", "model.data", "tokenizer.json"}
+    assert ".optimum" not in names
+    assert not any(".optimum" in name for name in manifest.files)
+    assert load(tmp_path / "bundle").generate("The", max_new_tokens=5, ignore_eos=True).stats.tokens == 5
+
+
+@pytest.mark.parametrize(
+    "body, message",
+    [
+        ("raise ValueError('harbour is a custom or unsupported architecture')", "harbour is a custom or unsupported"),
+        ("raise KeyError('the cause') from None  # and then advice", "KeyError: 'the cause'"),
+        ("import sys; print('KeyError: it\\nadvice', file=sys.stderr); sys.exit(1)", "failed: KeyError: it"),
+        ("import sys; sys.exit('only advice')", "failed: only advice"),
+        ("import os; os._exit(7)", "exit code 7"),
+        ("pass", "optimum wrote no model.onnx"),
+    ],
+)
+def test_a_failed_export_of_optimum_leaves_nothing(
+    harbour: Path, tmp_path: Path, pretended: Callable[[str], None], body: str, message: str
+) -> None:
+    pretended(body)
+    refused(message, harbour, tmp_path / "bundle")
+
+
+def test_pickles_are_not_given_to_optimum(harbour: Path, tmp_path: Path, pretended: Callable[[str], None]) -> None:
+    pretended("raise AssertionError('called')")
+    (harbour / "model.safetensors").rename(harbour / "pytorch_model.bin")
+    refused("only as pickle", harbour, tmp_path / "bundle")
+
+
+MAKE = """
+import sys, torch
+from transformers import OPTConfig, OPTForCausalLM
+torch.manual_seed(0)
+OPTForCausalLM(OPTConfig(vocab_size=160, hidden_size=64, word_embed_proj_dim=64, ffn_dim=96, num_hidden_layers=2,
+    num_attention_heads=4, max_position_embeddings=256, bos_token_id=0, eos_token_id=1, pad_token_id=1, init_std=0.3,
+)).eval().save_pretrained(sys.argv[1])
+"""
+GENERATE = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+ids = torch.tensor([[int(token) for token in sys.argv[2].split(",")]])
+made = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, min_new_tokens=30, do_sample=False)
+print(",".join(str(int(token)) for token in made[0, ids.shape[1]:]))
+"""
+
+
+@pytest.mark.skipif(optimum_missing() is not None, reason=f"needs edgespec[optimum]: {optimum_missing()}")
+def test_the_real_optimum(tmp_path: Path) -> None:
+    folder = tmp_path / "opt"
+    subprocess.run([sys.executable, "-c", MAKE, str(folder)], check=True)
+    hf.write_tokenizer(folder, CONFIG)
+    export(folder, tmp_path / "bundle", format="fp32")
+    engine = load(tmp_path / "bundle")
+    prompt = engine.codec.encode("The harbour lights")
+    listed = ",".join(map(str, prompt))
+    run = subprocess.run(
+        [sys.executable, "-c", GENERATE, str(folder), listed], check=True, capture_output=True, text=True
+    )
+    expected = [int(token) for token in run.stdout.split(",")]
+    assert engine.generate(prompt, method="ngram", max_new_tokens=30, ignore_eos=True).tokens == expected

@@ -1,0 +1,354 @@
+"""Bundles that are only planned: as an export would write them, from a config.json alone."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError, ExportError, IncompatibleDraft, TrainingError, UnsupportedModel
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model_part import open_described
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.planning.bundle import planned_bundle
+from edgespec.export.planning.plan import weight_bytes
+from edgespec.export.source.source import ConfigOnly, resolve
+from edgespec.export.source.stored import Plain
+from edgespec.runtimes.files.kv import LEARNT, table_shape
+from edgespec.runtimes.files.manifest import FORMATS, Format, Layout, Manifest, Operators, read_manifest
+from tests.conftest import DRAFT, HEAD_METHODS, TARGET, Written
+from tests.support import hf
+from tests.support.gguf_files import write_gguf
+from tests.support.planned import PLANS, with_heads
+
+METHODS = ("speculative", "self-spec", "swift", *HEAD_METHODS)
+# tied and not, with biases, learnt positions, norms of heads, fused and parallel layers
+SOME = ("llama_tied_gqa", "qwen2_untied", "llama_biases_mqa", "gpt2_default", "gemma3_new", "olmo2_mha", "falcon_40b")
+LAYOUTS: tuple[Layout, ...] = ("native", "stock")
+
+
+def config_only(source: Path, folder: Path, *more: str) -> Path:
+    """A folder with a model's config.json, and ``more`` of its files."""
+    folder.mkdir()
+    for name in ("config.json", *more):
+        shutil.copyfile(source / name, folder / name)
+    return folder
+
+
+# -- sizes -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", SOME)
+def test_the_size_of_weights_is_exact(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format, layout: Layout
+) -> None:
+    head: Format | None = "int8" if form == "int4" else None
+    write_model(tmp_path, open_model(checkpoint(name), None), form, head=head, layout=layout, gated=True)
+    alone = open_described(config_only(checkpoint(name), tmp_path / "config"), None)
+    assert isinstance(alone.source.path, Path)
+    assert weight_bytes(alone, form, head, layout) == (tmp_path / "model.data").stat().st_size
+
+
+@pytest.mark.parametrize("name", sorted(set(hf.CONFIGS) - set(SOME)))
+def test_the_size_of_weights_is_exact_for_every_architecture(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    context = hf.CONTEXTS.get(name)
+    write_model(tmp_path, open_model(checkpoint(name), context), "int4")
+    alone = open_described(config_only(checkpoint(name), tmp_path / "config"), context)
+    assert weight_bytes(alone, "int4") == (tmp_path / "model.data").stat().st_size
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("plan", PLANS)
+def test_the_size_of_heads_is_exact(
+    checkpoint: Callable[[str], Path], tmp_path: Path, plan: str, form: Format, layout: Operators
+) -> None:
+    made = with_heads(tmp_path, checkpoint("gemma2_caps"), PLANS[plan], form, layout)
+    size = (tmp_path / made.written.part.weights).stat().st_size
+    assert weight_bytes(made.written.arch, form, None, layout, PLANS[plan]) == size
+
+
+def test_large_tensors_are_aligned_to_large_pages(written: Callable[..., Written]) -> None:
+    made = written(TARGET, "fp32")
+    size = (made.folder / made.part.weights).stat().st_size
+    assert weight_bytes(open_model(resolve(TARGET), None), "fp32", None, "stock") == size > 4 << 20
+
+
+# -- a config.json alone -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(hf.CONFIGS))
+def test_a_config_says_the_shapes_of_every_tensor(checkpoint: Callable[[str], Path], tmp_path: Path, name: str) -> None:
+    context = hf.CONTEXTS.get(name)
+    whole = open_model(checkpoint(name), context)
+    alone = open_described(config_only(checkpoint(name), tmp_path / "config"), context)
+    assert isinstance(ConfigOnly.open(tmp_path / "config"), ConfigOnly)
+    assert alone.facts == whole.facts
+    assert alone.tensors == whole.tensors == {tensor: whole.source.shape(tensor) for tensor in whole.tensors}
+
+
+def test_an_export_still_wants_the_weights(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config", "tokenizer.json", "tokenizer_config.json")
+    with pytest.raises(ExportError, match="safetensors"):
+        Exporter(ExportOptions(str(alone), tmp_path / "out"))
+    with pytest.raises(ExportError, match="missing from the checkpoint"):
+        open_described(alone, None).source.read("model.norm.weight")
+    for name in ("pytorch_model.bin", "half.safetensors"):  # weights that an export refuses are not passed over
+        (alone / name).write_bytes(b"x")
+        with pytest.raises(ExportError):
+            planned_bundle(alone)
+        (alone / name).unlink()
+    planned_bundle(alone)
+
+
+def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
+    config = json.loads((alone / "config.json").read_text("utf-8"))
+
+    def refused(kind: type[EdgespecError], message: str, change: dict[str, Any], **options: Any) -> None:
+        (alone / "config.json").write_text(json.dumps({**config, **change}), "utf-8")
+        with pytest.raises(kind, match=message):
+            planned_bundle(alone, **options)
+
+    refused(UnsupportedModel, "'mamba' is not supported; supported: falcon", {"model_type": "mamba"})
+    refused(ExportError, "positive integer hidden_size", {"hidden_size": None})
+    refused(ExportError, "even sizes", {"num_key_value_heads": 3})
+    refused(UnsupportedModel, "multiple of 8", {"head_dim": 12})
+    refused(ExportError, "expected 2 to 512", {}, context=513)
+    refused(ExportError, "unknown method 'magic'", {}, methods=["magic"])
+    refused(ExportError, "not --method speculative", {}, draft=DRAFT)
+    refused(ExportError, "--head-vocab was given", {}, head_vocab=64)
+    refused(ExportError, "--draft-vocab 999: expected 2 to 160", {}, methods=["speculative"], draft_vocab=999)
+    refused(ExportError, "--head-vocab 1: expected 2 to 160", {}, methods=["medusa"], head_vocab=1)
+    refused(ExportError, "expected int4 or int8", {}, form="fp32", head_format="int8")
+    refused(ExportError, "unknown attention 'int3'", {}, attention=["int3"])
+    refused(ExportError, "needs native operators", {}, attention=["int8"], layout="stock")
+    refused(ExportError, "run on the CPU only", {}, form="w8a8", devices=["webgpu"])
+    refused(ExportError, "swift leaves out layers", {}, methods=["swift"])
+    refused(IncompatibleDraft, "has 1024 tokens, the target's 160", {}, methods=["speculative"], draft=DRAFT)
+    refused(ExportError, "hidden size 128, but", {}, methods=["medusa"], heads=["builtin:shakespeare-medusa"])
+    refused(ExportError, "but not --method medusa", {}, heads=["builtin:shakespeare-medusa"])
+    refused(TrainingError, "needs a model of two layers", {"num_hidden_layers": 1}, methods=["paradecode"])
+    (alone / "config.json").write_text("[]", "utf-8")
+    with pytest.raises(ExportError, match="expected a JSON object"):
+        planned_bundle(alone)
+    with pytest.raises(ExportError, match="no such folder"):
+        planned_bundle(tmp_path / "nothing")
+
+
+def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("llama_tied_gqa"), folder)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
+    from edgespec.export.optimum.export import optimum_missing
+    from edgespec.export.optimum.pipeline import make_exporter
+
+    if optimum_missing() is None:
+        pytest.skip("optimum is installed: the export would go through it")
+    said = []
+    for plan in (lambda: planned_bundle(folder), lambda: make_exporter(ExportOptions(str(folder), tmp_path / "out"))):
+        with pytest.raises(UnsupportedModel) as caught:
+            plan()
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("where", [".", "onnx"])
+def test_a_graph_of_optimum_is_not_planned(checkpoint: Callable[[str], Path], tmp_path: Path, where: str) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
+    (alone / where).mkdir(exist_ok=True)
+    (alone / where / "model.onnx").write_bytes(b"")
+    with pytest.raises(UnsupportedModel, match="cannot be planned"):
+        planned_bundle(alone)
+
+
+# -- beside real exports -----------------------------------------------------------------------------------------------
+
+
+def same(planned: Manifest, real: Manifest) -> None:
+    """A plan says of the models what the export wrote."""
+    assert planned.target == real.target
+    assert planned.draft == real.draft
+    assert set(planned.methods) == set(real.methods)
+    for name, method in planned.methods.items():
+        assert not method.measured
+        assert method.predicted_speedup is None
+        if name != "paradecode":  # which exits are worth it is measured
+            assert method.heads == real.methods[name].heads
+    assert planned.memory == real.memory
+    assert planned.tokenizer == real.tokenizer
+    assert set(planned.files) == set(real.files)
+    for name, entry in planned.files.items():
+        size = real.files[name].size
+        if name.endswith((".onnx", ".weights.json")):
+            assert entry.size == pytest.approx(size, rel=0.25), name
+        else:
+            assert entry.size == size, name
+
+
+@pytest.mark.parametrize("operators", ["native", "stock"], indirect=True)
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_plan_is_what_an_export_writes(bundle: Callable[..., Path], operators: Operators, form: Format) -> None:
+    real = read_manifest(bundle(form))
+    planned = planned_bundle(TARGET, form=form, methods=METHODS, draft=DRAFT, layout=real.target.layout)
+    same(planned, real)
+    assert planned.provenance["planned"] is True
+    assert planned.provenance["model"] == real.provenance["model"]
+    assert planned.provenance["traits"] == real.provenance["traits"]
+    assert Manifest.model_validate(planned.model_dump(mode="json")) == planned
+
+
+def test_every_option_is_planned(tmp_path: Path, checkpoint: Callable[[str], Path]) -> None:
+    options = ExportOptions(
+        TARGET,
+        tmp_path / "out",
+        ["speculative", "medusa", "paradecode"],
+        head_format="int8",
+        draft=DRAFT,
+        context=256,
+        head_vocab=200,
+        draft_vocab=300,
+        devices=["webgpu"],
+        quantizer="rtn",
+        threads=1,
+    )
+    real = Exporter(options).run()
+    planned = planned_bundle(
+        TARGET,
+        head_format="int8",
+        methods=options.methods,
+        draft=DRAFT,
+        context=256,
+        head_vocab=200,
+        draft_vocab=300,
+        devices=["webgpu"],
+        quantizer="rtn",
+    )
+    assert planned.target == real.target
+    assert planned.draft == real.draft
+    assert planned.memory == real.memory
+    assert set(planned.files) == set(real.files)
+    for name in ("model.data", "draft/model.data", "head_vocab.bin", "draft/head_vocab.bin"):
+        assert planned.files[name].size == real.files[name].size
+
+
+def test_a_whole_checkpoint_and_its_config_plan_the_same(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    for name in SOME:
+        source = checkpoint(name)
+        small = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+        alone = config_only(source, tmp_path / name, *small)
+        plans = [planned_bundle(path, methods=["self-spec", "medusa"]) for path in (source, alone)]
+        assert plans[0].model_copy(update={"provenance": {}}) == plans[1].model_copy(update={"provenance": {}})
+
+
+def test_a_gguf_file_is_planned(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "llama_tied_gqa")
+    planned = planned_bundle(tmp_path / "model.gguf")
+    assert planned.target.facts == open_model(tmp_path / "model.gguf", None).facts.model_copy(
+        update={"parameters": planned.target.facts.parameters}
+    )
+    assert planned.files["tokenizer.json"].size > 0
+
+
+def test_no_weights_of_a_hub_model_are_fetched(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = config_only(checkpoint("qwen2_untied"), tmp_path / "snapshot", "tokenizer.json")
+    asked: list[tuple[str, str | None, list[str]]] = []
+
+    def download(name: str, *, revision: str | None = None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    planned = planned_bundle("someone/some-model", revision="v2")
+    assert planned.provenance["model"] == "someone/some-model"
+    assert planned.target.facts.architecture == "qwen2"
+    ((name, revision, patterns),) = asked
+    assert (name, revision) == ("someone/some-model", "v2")
+    assert {"config.json", "tokenizer.json"} <= set(patterns)
+    assert not [pattern for pattern in patterns if "safetensors" in pattern or pattern in ("*", "*.json")]
+
+
+@pytest.mark.parametrize("form", ["int4", "w8a8", "fp32"])
+@pytest.mark.parametrize("name", SOME)
+def test_graphs_are_estimated(checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format) -> None:
+    write_model(tmp_path, open_model(checkpoint(name), None), form, gated=True)
+    planned = planned_bundle(checkpoint(name), form=form, methods=["self-spec"])
+    for file in ("model.onnx", "model.plain.onnx", "model.native.onnx", "model.weights.json"):
+        assert planned.files[file].size == pytest.approx((tmp_path / file).stat().st_size, rel=0.33), file
+
+
+# -- what is assumed ---------------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_there_yet_is_assumed_and_said(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    alone = config_only(checkpoint("qwen3_tied"), tmp_path / "config")
+    planned = planned_bundle(alone, methods=METHODS, attention=["int4", "f16"])
+    facts = planned.target.facts
+    assert [(group.name, group.count) for group in planned.target.heads[:2]] == [("medusa", 4), ("blockwise", 4)]
+    assert planned.target.heads[1].inner == 4 * facts.hidden
+    assert not planned.target.heads[0].own
+    assert planned.draft is not None
+    assert planned.draft.facts.vocab == facts.vocab
+    assert planned.draft.facts.layers == 2
+    skip = planned.methods["self-spec"].skip
+    assert skip is not None
+    assert len(skip.attention) + len(skip.mlp) == pytest.approx(facts.layers, abs=1)
+    assert 0 not in skip.attention
+    assumed = " ".join(planned.provenance["assumed"])
+    for what in ("medusa", "blockwise", "paradecode", "train draft", "self-spec", "tokenizer.json", "int4 keys"):
+        assert what in assumed
+    part = planned.target.attention
+    assert part is not None
+    assert (part.default, part.learnt) == ("int4", ["int4"])
+    assert planned.files["kv/tables.safetensors"].size == 4 * 2 * facts.layers * facts.kv_heads * 32 + 100
+    assert table_shape(LEARNT[0], facts)[-1] == 32
+    assert planned_bundle(TARGET).provenance["assumed"] == []
+
+
+def test_the_skip_set_is_the_middle_half(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
+    config = json.loads((alone / "config.json").read_text("utf-8"))
+    (alone / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 24}), "utf-8")
+    skip = planned_bundle(alone, methods=["self-spec"]).methods["self-spec"].skip
+    assert skip is not None
+    assert skip.attention == skip.mlp == list(range(6, 18))
+
+
+# -- cheap -------------------------------------------------------------------------------------------------------------
+
+
+def test_no_weights_are_read(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr(Plain, "raw", fail)
+    for name in (TARGET, str(checkpoint("phi3_long"))):
+        assert planned_bundle(name, methods=["self-spec", "medusa"]).target.facts.parameters > 0
+
+
+def test_a_plan_needs_neither_onnx_nor_torch(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    alone = config_only(checkpoint("llama_tied_gqa"), tmp_path / "config")
+    code = """
+import sys
+for name in ("onnx", "onnxruntime", "torch", "transformers", "ml_dtypes", "optuna"):
+    sys.modules[name] = None
+from edgespec.export.planning.bundle import planned_bundle
+planned = planned_bundle(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"])
+print(planned.target.facts.layers)
+"""
+    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, ran.stdout.strip()) == (0, "2"), ran.stderr

@@ -1,0 +1,236 @@
+"""GGUF files: tensors, configuration and tokenizer, and what is refused."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
+from safetensors.numpy import save_file
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.bundle.model import open_model
+from edgespec.export.quantization.reference import reference_logits
+from edgespec.export.source.gguf.config import llama3_scaling
+from edgespec.export.source.source import Checkpoint, resolve
+from edgespec.export.tokenizers.facts import tokenizer_facts
+from edgespec.runtimes.text.codec import TextCodec
+from tests.support import hf
+from tests.support.gguf_files import BLOCKS, Change, interleaved, rope_factors, write_gguf
+
+NAME = "llama_tied_gqa"
+TEXTS = [
+    "",
+    "The harbour lights came on",
+    "How long?  As long   as it takes\n\n\tin 1873, with 12345 lamps; isn't it",
+    "she'll say: I'm done.</s> and <s>again",
+    " leading and trailing ",
+]
+KINDS = [GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16, *BLOCKS]
+
+
+# -- tensors -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", [NAME, "qwen2_tied_gqa7", "llama_biases_mqa"])
+def test_every_part_is_read_as_what_it_means(tmp_path: Path, name: str, kind: GGMLQuantizationType) -> None:
+    file = tmp_path / "model.gguf"
+    truth = write_gguf(file, name, kind=kind)
+    checkpoint = Checkpoint.open(file)
+    assert set(checkpoint.index) == set(truth)
+    for tensor, value in truth.items():
+        assert checkpoint.shape(tensor) == value.shape
+        np.testing.assert_array_equal(checkpoint.read(tensor), value)
+        if value.ndim == 2:
+            for rows in (slice(0, 1), slice(3, 29), slice(15, 17), slice(-5, None), slice(4, 4)):
+                for columns in (None, slice(0, 1), slice(5, 43), slice(32, None), slice(7, 7)):
+                    expected = value[rows] if columns is None else value[rows, columns]
+                    np.testing.assert_array_equal(checkpoint.read(tensor, rows, columns), expected)
+        else:
+            np.testing.assert_array_equal(checkpoint.read(tensor, slice(3, 20)), value[3:20])
+
+
+def test_interleaving_is_what_it_should_be() -> None:
+    """A head of four rows: rows 0 and 2 are a rotary pair, then 1 and 3."""
+    assert interleaved(np.arange(8.0, dtype=np.float32)[:, None], 2).ravel().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
+
+
+@pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ4_NL"])
+def test_k_quants(tmp_path: Path, kind: str) -> None:
+    """Blocks of 256, which the package can read but not write: random bytes with sane scales."""
+    its = GGMLQuantizationType[kind]
+    from gguf import GGML_QUANT_SIZES
+
+    size, length = GGML_QUANT_SIZES[its]
+    generator = np.random.default_rng(1)
+    blocks = generator.integers(0, 256, (64, 512 // size, length), np.uint8)
+    halves = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}.get(kind, (0,))
+    for at in halves:  # the float16 scales of a block
+        blocks[..., at : at + 2] = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    data = blocks.reshape(64, -1)
+    file = tmp_path / "model.gguf"
+    names = ("blk.0.ffn_down.weight", "blk.0.attn_q.weight")
+
+    def change(writer: GGUFWriter) -> None:
+        tensors = writer.tensors[0]
+        for name in names:
+            del tensors[name]
+            writer.add_tensor(name, data, raw_dtype=its)
+
+    write_gguf(file, NAME, change=change)
+    checkpoint, whole = Checkpoint.open(file), dequantize(data, its)
+    down, query = "model.layers.0.mlp.down_proj.weight", "model.layers.0.self_attn.q_proj.weight"
+    assert checkpoint.shape(down) == (64, 512)
+    np.testing.assert_array_equal(checkpoint.read(down), whole)
+    np.testing.assert_array_equal(checkpoint.read(down, slice(3, 9), slice(100, 300)), whole[3:9, 100:300])
+    np.testing.assert_array_equal(interleaved(checkpoint.read(query), 4), whole)
+    assert kind in checkpoint.notes[0]
+
+
+def test_only_some_rows_are_dequantized(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gguf.quants
+
+    file = tmp_path / "model.gguf"
+    write_gguf(file, NAME, kind=GGMLQuantizationType.Q8_0)
+    checkpoint = Checkpoint.open(file)
+    seen: list[int] = []
+
+    def counted(data: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+        seen.append(data.size)
+        return np.asarray(dequantize(data, kind))
+
+    monkeypatch.setattr(gguf.quants, "dequantize", counted)
+    checkpoint.read("model.layers.0.self_attn.q_proj.weight", slice(3, 5), slice(33, 34))
+    assert seen == [2 * 34]  # bytes: of two rows, one block of 32
+
+
+# -- configuration -----------------------------------------------------------------------------------------------------
+
+
+MODELS = [name for name, config in hf.CONFIGS.items() if config["model_type"] in ("llama", "qwen2")]
+
+
+@pytest.mark.parametrize("name", [*MODELS, "qwen3_tied", "gemma_mqa", "gemma2_caps", "gemma3_old"])
+def test_the_model_is_that_of_the_checkpoint(tmp_path: Path, name: str) -> None:
+    """The same weights as safetensors and as GGUF give the same logits, bit for bit."""
+    folder = hf.write_checkpoint(tmp_path / "hf", hf.CONFIGS[name], 3)
+    truth = write_gguf(tmp_path / "model.gguf", name)
+    save_file(truth, folder / "model.safetensors")
+    if name == "gemma2_caps":  # a file does not say by what queries are scaled: it is the head's size
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        (folder / "config.json").write_text(json.dumps(config | {"query_pre_attn_scalar": config["head_dim"]}), "utf-8")
+    ours, theirs = open_model(tmp_path / "model.gguf", None), open_model(folder, None)
+    assert ours.facts.model_copy(update={"rope": {}}) == theirs.facts.model_copy(update={"rope": {}})
+    tokens = [0, *(int(token) for token in np.random.default_rng(1).integers(2, 120, 80))]
+    np.testing.assert_array_equal(reference_logits(ours, tokens), reference_logits(theirs, tokens))
+    for text in TEXTS:
+        assert TextCodec(ours.source.path).encode(text) == TextCodec(folder).encode(text)
+    assert tokenizer_facts(ours, TextCodec(ours.source.path)) == tokenizer_facts(theirs, TextCodec(folder))
+
+
+@pytest.mark.parametrize("factor, original, size", [(8.0, 8192, 128), (32.0, 8192, 64), (4.0, 777, 16), (8.0, 100, 4)])
+def test_llama3_scaling_is_found_from_its_factors(factor: float, original: int, size: int) -> None:
+    parameters = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+    parameters["original_max_position_embeddings"] = original
+    config = {"rope_theta": 500000.0, "head_dim": size, "rope_scaling": parameters}
+    factors = rope_factors(config)
+    assert factors is not None
+    found = llama3_scaling(Path("x"), factors.astype(np.float64), 500000.0, 131072)
+    again = rope_factors(config | {"rope_scaling": found})
+    assert again is not None
+    np.testing.assert_allclose(again, factors, rtol=1e-4)
+    if any(1.001 < value < factor * 0.999 for value in factors):  # a pair that tells
+        assert found == parameters
+
+
+def test_other_factors_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedModel, match="not those of the llama3 scaling"):
+        llama3_scaling(tmp_path, np.array([1.0, 1.2, 1.1, 5.0]), 10000.0, 4096)
+
+
+@pytest.mark.parametrize(
+    "change, scaling",
+    [
+        (lambda w: w.add_rope_scaling_type(_scaling("none")), None),
+        (lambda w: (w.add_rope_scaling_type(_scaling("linear")), w.add_rope_scaling_factor(1.0)), None),
+        (
+            lambda w: (w.add_rope_scaling_type(_scaling("linear")), w.add_rope_scaling_factor(2.0)),
+            {"rope_type": "linear", "factor": 2.0},
+        ),
+        (
+            lambda w: (w.add_rope_scaling_type(_scaling("yarn")), w.add_rope_scaling_factor(4.0),
+                       w.add_rope_scaling_orig_ctx_len(128)),
+            {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128},
+        ),
+    ],
+)  # fmt: skip
+def test_other_scalings_are_told(tmp_path: Path, change: Change, scaling: dict[str, Any] | None) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, change=change)
+    assert Checkpoint.open(tmp_path / "model.gguf").config.get("rope_scaling") == scaling
+
+
+def _scaling(name: str) -> Any:
+    from gguf import RopeScalingType
+
+    return RopeScalingType(name)
+
+
+def test_numbers_are_those_of_the_original(tmp_path: Path) -> None:
+    """A file holds float32: 1e-5 must not become 9.999999747378752e-06."""
+    write_gguf(tmp_path / "model.gguf", NAME)
+    config = Checkpoint.open(tmp_path / "model.gguf").config
+    assert (config["rms_norm_eps"], config["rope_theta"]) == (1e-5, 10000.0)
+    assert json.loads(json.dumps(config)) == config
+
+
+# -- where the file is -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_one_file(tmp_path: Path) -> None:
+    truth = write_gguf(tmp_path / "model-Q8.gguf", NAME)
+    checkpoint = Checkpoint.open(tmp_path)
+    np.testing.assert_array_equal(checkpoint.read("model.norm.weight"), truth["model.norm.weight"])
+    assert resolve(str(tmp_path / "model-Q8.gguf")) == tmp_path / "model-Q8.gguf"
+    shutil.copy(tmp_path / "model-Q8.gguf", tmp_path / "model-Q4.gguf")
+    with pytest.raises(ExportError, match=r"holds 2 GGUF files \(model-Q4\.gguf, model-Q8\.gguf(.|\n)*the file itself"):
+        Checkpoint.open(tmp_path)
+
+
+def test_safetensors_are_read_first(tmp_path: Path) -> None:
+    hf.write_checkpoint(tmp_path, hf.CONFIGS[NAME], 4)
+    write_gguf(tmp_path / "model.gguf", NAME, seed=3)
+    expected = hf.weights(hf.CONFIGS[NAME], 4)["model.norm.weight"]
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).read("model.norm.weight"), expected)
+
+
+def test_the_temporary_folder_lasts_as_long_as_the_checkpoint(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME)
+    checkpoint = Checkpoint.open(tmp_path / "model.gguf")
+    folder = checkpoint.path
+    assert (folder.name, (folder / "config.json").is_file()) == ("model.gguf", True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.gguf"]
+    del checkpoint
+    gc.collect()
+    assert not folder.parent.exists()
+
+
+def test_a_tokenizer_beside_the_file_is_taken(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", NAME, tokenizer=lambda writer: writer.add_tokenizer_model("unheard"))
+    with pytest.raises(
+        UnsupportedModel, match=r"tokenizer model 'unheard'(.|\n)*put the model's tokenizer\.json beside"
+    ):
+        Checkpoint.open(tmp_path / "model.gguf")
+    hf.write_tokenizer(tmp_path, hf.CONFIGS[NAME], hf.CHAT_TEMPLATE)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [1, 7]}', "utf-8")
+    checkpoint = Checkpoint.open(tmp_path / "model.gguf")
+    assert "tokenizer.json beside the file" in checkpoint.notes[0]
+    codec = TextCodec(checkpoint.path)
+    assert codec.chat_template == hf.CHAT_TEMPLATE
+    assert tokenizer_facts(open_model(tmp_path / "model.gguf", None), codec).eos == [1, 7]

@@ -1,0 +1,392 @@
+"""Source models: every layout that is read, and every one that is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edgespec.errors import BundleError, EdgespecError, ExportError, UnsupportedModel
+from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.bundle.model import open_model
+from edgespec.export.heads.description import check_heads
+from edgespec.export.heads.read import read_heads
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.quantization.reference import reference_logits
+from edgespec.export.source import source
+from edgespec.export.source.source import Checkpoint, builtin_heads, builtin_names, resolve
+from edgespec.runtimes.text.codec import TextCodec
+from tests.support import hf
+
+NAME = "llama_tied_gqa"
+CONFIG = hf.CONFIGS[NAME]
+WEIGHTS = "model.safetensors"
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A checkpoint that may be damaged."""
+    return Path(shutil.copytree(checkpoint(NAME), tmp_path / "model"))
+
+
+def configure(folder: Path, **changes: Any) -> None:
+    """Change config.json; None removes a key."""
+    config = {**json.loads((folder / "config.json").read_text("utf-8")), **changes}
+    kept = {key: value for key, value in config.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept), "utf-8")
+
+
+def rewrite(folder: Path, edit: Callable[[dict[str, np.ndarray]], object]) -> None:
+    """Change the tensors."""
+    tensors = load_file(folder / WEIGHTS)
+    edit(tensors)
+    save_file(tensors, folder / WEIGHTS)
+
+
+def refused(folder: Path, *words: str, error: type[EdgespecError] = ExportError) -> None:
+    with pytest.raises(error) as caught:
+        open_model(folder, None)
+    for word in words:
+        assert word in str(caught.value)
+
+
+# -- what is read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("shards", [1, 3])
+def test_shards_and_dtypes(tmp_path: Path, dtype: hf.DType, shards: int) -> None:
+    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, dtype, shards)
+    assert len(list(folder.glob("*.safetensors"))) == shards
+    checkpoint = Checkpoint.open(folder)
+    expected = hf.weights(CONFIG, 3)
+    assert set(checkpoint.index) == set(expected)
+    for name, value in expected.items():
+        rounded = value.astype(hf.NUMPY_DTYPES[dtype]).astype(np.float32)
+        got = checkpoint.read(name)
+        assert got.dtype == np.float32
+        assert checkpoint.shape(name) == value.shape
+        np.testing.assert_array_equal(got, rounded)
+        if value.ndim == 2:
+            np.testing.assert_array_equal(np.concatenate(list(checkpoint.pieces(name))), rounded)
+            np.testing.assert_array_equal(checkpoint.read(name, slice(3, 9), slice(1, 5)), rounded[3:9, 1:5])
+
+
+def test_pieces_are_small_and_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "PIECE_BYTES", 4 * 64 * 7)
+    checkpoint = Checkpoint.open(folder)
+    pieces = list(checkpoint.pieces("model.embed_tokens.weight"))
+    assert {len(piece) for piece in pieces[:-1]} == {7}
+    np.testing.assert_array_equal(np.concatenate(pieces), checkpoint.read("model.embed_tokens.weight"))
+
+
+def test_several_files_without_an_index(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    (folder / WEIGHTS).unlink()
+    names = sorted(tensors)
+    save_file({name: tensors[name] for name in names[:5]}, folder / "a.safetensors")
+    save_file({name: tensors[name] for name in names[5:]}, folder / "b.safetensors")
+    assert set(Checkpoint.open(folder).index) == set(names)
+    open_model(folder, None)
+
+
+def test_float64_and_extra_tensors_are_read(folder: Path) -> None:
+    logits = reference_logits(open_model(folder, None), [5, 6, 7])
+    rewrite(folder, lambda t: t.update({name: value.astype(np.float64) for name, value in t.items()}))
+    rewrite(folder, lambda t: t.update({"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(8, np.float32)}))
+    np.testing.assert_array_equal(reference_logits(open_model(folder, None), [5, 6, 7]), logits)
+
+
+def test_the_model_type_may_stand_in_architectures(folder: Path) -> None:
+    configure(folder, model_type=None, architectures=["llama"])
+    assert open_model(folder, None).facts.architecture == "llama"
+
+
+# -- what is refused: weights ------------------------------------------------------------------------------------------
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=3)
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    refused(folder, "model-00002-of-00003.safetensors", "missing", "download all shards")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", "[]", '{"weight_map": 3}', '{"weight_map": {"a": 1}}'])
+def test_a_broken_index(tmp_path: Path, text: str) -> None:
+    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=2)
+    (folder / "model.safetensors.index.json").write_text(text, "utf-8")
+    refused(folder, "model.safetensors.index.json")
+
+
+@pytest.mark.parametrize("name", ["../outside.safetensors", "/tmp/outside.safetensors"])
+def test_an_index_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=2)
+    shutil.copy(folder / "model-00001-of-00002.safetensors", tmp_path / "outside.safetensors")
+    listing = json.loads((folder / "model.safetensors.index.json").read_text("utf-8"))
+    listing["weight_map"]["model.norm.weight"] = name
+    (folder / "model.safetensors.index.json").write_text(json.dumps(listing), "utf-8")
+    refused(folder)
+
+
+@pytest.mark.parametrize("left", [0, 4, 100, 5000])
+def test_a_truncated_file_is_named(folder: Path, left: int) -> None:
+    content = (folder / WEIGHTS).read_bytes()
+    assert len(content) > left
+    (folder / WEIGHTS).write_bytes(content[:left])
+    refused(folder, WEIGHTS, "download it again")
+
+
+def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
+    """The index says what it holds, so only reading it can tell; the export must still end with this message."""
+    folder = hf.write_checkpoint(tmp_path / "model", CONFIG, 3, shards=2)
+    shard = folder / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    with pytest.raises(ExportError, match=r"model-00002-of-00002\.safetensors(.|\n)*download it again"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "consolidated.00.pth"])
+def test_pickles_are_not_opened(folder: Path, name: str) -> None:
+    (folder / WEIGHTS).unlink()
+    (folder / name).write_bytes(b"cos\nsystem\n(S'exit 1'\ntR.")
+    refused(folder, name, "pickle", "safe_serialization=True")
+
+
+def test_no_weights_at_all(folder: Path) -> None:
+    (folder / WEIGHTS).unlink()
+    refused(folder, "no *.safetensors")
+
+
+@pytest.mark.parametrize(
+    "name", ["model.layers.1.mlp.down_proj.weight", "model.norm.weight", "model.embed_tokens.weight"]
+)
+def test_a_missing_tensor_is_named(folder: Path, tmp_path: Path, name: str) -> None:
+    rewrite(folder, lambda tensors: tensors.pop(name))
+    with pytest.raises(ExportError) as caught:
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+    assert f"tensor {name} is missing" in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tensors_by_other_names_say_what_is_there(folder: Path) -> None:
+    tensors = load_file(folder / WEIGHTS)
+    save_file({name.replace("model.", "decoder.", 1): value for name, value in tensors.items()}, folder / WEIGHTS)
+    refused(folder, "model.embed_tokens.weight is missing", "a similar name is decoder.embed_tokens.weight")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"vocab_size": 161}, {"hidden_size": 32, "head_dim": 16}, {"num_key_value_heads": 4}, {"intermediate_size": 97},
+     {"head_dim": 8}],
+)  # fmt: skip
+def test_shapes_must_fit_the_configuration(folder: Path, changes: dict[str, int]) -> None:
+    configure(folder, **changes)
+    refused(folder, "has shape", "config.json implies")
+
+
+@pytest.mark.parametrize(
+    "name, shape",
+    [("model.layers.1.self_attn.o_proj.weight", (64, 63)), ("model.layers.1.mlp.down_proj.weight", (64, 95)),
+     ("model.norm.weight", (63,)), ("model.layers.0.input_layernorm.weight", (1, 64))],
+)  # fmt: skip
+def test_a_tensor_of_another_shape_is_refused(folder: Path, tmp_path: Path, name: str, shape: tuple[int, ...]) -> None:
+    rewrite(folder, lambda tensors: tensors.update({name: np.ones(shape, np.float32)}))
+    with pytest.raises(ExportError, match="shape"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_layers_than_weights(folder: Path, tmp_path: Path) -> None:
+    configure(folder, num_hidden_layers=3)
+    with pytest.raises(ExportError, match=r"model\.layers\.2\..* is missing"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+
+
+def test_integer_weights_are_refused(folder: Path, tmp_path: Path) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    rewrite(folder, lambda tensors: tensors.update({name: np.ones((96, 64), np.int8)}))
+    with pytest.raises(ExportError, match=f"{name} is stored as I8"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_weights_that_are_no_numbers_are_refused(folder: Path, tmp_path: Path, value: float) -> None:
+    def spoil(tensors: dict[str, np.ndarray]) -> None:
+        tensors["model.layers.0.mlp.up_proj.weight"][3, 4] = value
+
+    rewrite(folder, spoil)
+    with pytest.raises(ExportError, match=r"model\.layers\.0\.mlp\.up_proj\.weight"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+    assert not (tmp_path / "out").exists()
+
+
+# -- what is refused: configuration ------------------------------------------------------------------------------------
+
+
+def test_a_bundle_is_no_source(folder: Path) -> None:
+    (folder / "edgespec.json").write_text("{}", "utf-8")
+    with pytest.raises(ExportError, match="is a bundle, made by an export"):
+        resolve(str(folder))
+
+
+def test_no_configuration(folder: Path) -> None:
+    (folder / "config.json").unlink()
+    refused(folder, "has no config.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", "null"])
+def test_a_broken_configuration(folder: Path, text: str) -> None:
+    (folder / "config.json").write_text(text, "utf-8")
+    refused(folder, "config.json")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model_type": "mamba"},
+        {"model_type": None, "architectures": ["MambaForCausalLM"]},
+        {"model_type": None, "architectures": None},
+    ],
+)
+def test_an_unknown_architecture_lists_what_is_supported(folder: Path, changes: dict[str, Any]) -> None:
+    configure(folder, **changes)
+    refused(folder, "is not supported; supported:", *ARCHITECTURES, error=UnsupportedModel)
+
+
+@pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
+def test_an_unknown_rope_is_refused(folder: Path, key: str) -> None:
+    configure(folder, **{key: {"rope_type": "mrope"}})
+    refused(folder, "rope type", "supported: default, linear", error=UnsupportedModel)
+
+
+def test_llama3_rope_without_its_constants_is_refused(folder: Path, tmp_path: Path) -> None:
+    configure(folder, rope_scaling={"rope_type": "llama3", "factor": 8.0})
+    with pytest.raises(ExportError, match="low_freq_factor"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
+def test_a_quantized_checkpoint_is_refused(folder: Path, method: str) -> None:
+    configure(folder, quantization_config={"quant_method": method, "bits": 4})
+    refused(folder, "already quantized", method, "unquantized", error=UnsupportedModel)
+
+
+def test_other_activations_are_refused(folder: Path) -> None:
+    configure(folder, hidden_act="mish")
+    refused(folder, "activation 'mish'", error=UnsupportedModel)
+
+
+@pytest.mark.parametrize(
+    "key", ["num_attention_heads", "hidden_size", "num_hidden_layers", "intermediate_size", "vocab_size",
+            "max_position_embeddings"]
+)  # fmt: skip
+@pytest.mark.parametrize("value", [None, 0, -1, "64", 1.5, [1], True])
+def test_sizes_must_be_positive_integers(folder: Path, key: str, value: object) -> None:
+    configure(folder, **{key: value})
+    refused(folder, key)
+
+
+# -- tokenizers --------------------------------------------------------------------------------------------------------
+
+
+def test_no_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(BundleError, match=r"has no tokenizer\.json"):
+        TextCodec(folder)
+
+
+def test_a_broken_sentencepiece_tokenizer_leaves_nothing_behind(folder: Path, tmp_path: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer.model").write_bytes(b"\x0a\x0b")
+    with pytest.raises(ExportError, match=r"tokenizer\.model: expected a sentencepiece model(.|\n)*download it again"):
+        Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "{}", '{"model": {"type": "Unheard"}}'])
+def test_a_broken_tokenizer(folder: Path, text: str) -> None:
+    (folder / "tokenizer.json").write_text(text, "utf-8")
+    with pytest.raises(BundleError, match=r"tokenizer\.json: not a readable tokenizer"):
+        TextCodec(folder)
+
+
+def test_a_broken_tokenizer_configuration(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{", "utf-8")
+    with pytest.raises(BundleError, match=r"tokenizer_config\.json: not valid JSON"):
+        TextCodec(folder)
+
+
+# -- where models come from --------------------------------------------------------------------------------------------
+
+
+def test_embedded_models() -> None:
+    assert {"shakespeare", "shakespeare-draft"} <= set(builtin_names())
+    for name in builtin_names():
+        open_model(resolve(f"builtin:{name}"), None)
+    with pytest.raises(ExportError, match=r"no embedded model 'hamlet'(.|\n)*shakespeare-draft"):
+        resolve("builtin:hamlet")
+
+
+@pytest.mark.parametrize("kind", ["medusa", "blockwise", "paradecode"])
+def test_embedded_heads(kind: str) -> None:
+    name = f"shakespeare-{kind}"
+    assert name in builtin_heads()
+    assert name not in builtin_names()
+    folder, model = resolve(f"builtin:{name}"), resolve("builtin:shakespeare")
+    heads = read_heads(folder)
+    check_heads(heads, open_model(model, None), TextCodec(model), folder)
+    assert heads.file.kind == kind
+    assert heads.file.ranks["greedy"][0][0] > 0.3
+    with pytest.raises(ExportError, match=r"has no config\.json"):
+        open_model(folder, None)
+
+
+def test_paths(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert resolve(str(folder)) == folder
+    monkeypatch.setenv("HOME", str(folder.parent))
+    monkeypatch.setenv("USERPROFILE", str(folder.parent))
+    assert resolve("~/model") == folder
+    with pytest.raises(ExportError, match="got a file"):
+        resolve(str(folder / "config.json"))
+    for path in ("/no/such/folder", "./nothing", "../a/b/c", "a/b/c"):
+        with pytest.raises(ExportError, match="no such folder"):
+            resolve(path)
+
+
+def test_a_hub_model_is_downloaded(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def download(name: str, *, revision: str | None = None, allow_patterns: list[str] | None = None) -> str:
+        asked.append((name, revision, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve("someone/some-model", "v1") == folder
+    ((name, revision, patterns),) = asked
+    assert (name, revision) == ("someone/some-model", "v1")
+    assert "*.safetensors" in patterns
+    assert not [pattern for pattern in patterns if "bin" in pattern or pattern in ("*", "*.py")]
+    manifest = Exporter(ExportOptions("someone/some-model", tmp_path / "out", revision="v1", threads=1)).run()
+    assert manifest.provenance["model"] == "someone/some-model"
+    assert manifest.provenance["revision"] == "v1"
+
+
+@pytest.mark.parametrize(
+    "error", [OSError("We couldn't connect\nsecond line"), ValueError("gated repo"), RuntimeError()]
+)
+def test_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail(*_: object, **__: object) -> str:
+        raise error
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+    with pytest.raises(ExportError, match=r"someone/some-model: no local folder(.|\n)*check the spelling") as caught:
+        resolve("someone/some-model")
+    assert "second line" not in str(caught.value)

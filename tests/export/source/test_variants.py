@@ -1,0 +1,180 @@
+"""Checkpoints of a known architecture that name or hold things otherwise, and those that would come out wrong."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures import ARCHITECTURES, VERIFIED
+from edgespec.export.bundle.model import open_model
+from edgespec.export.quantization.reference import reference_logits
+from tests.conftest import REFERENCE, Reference
+
+Rename = Callable[[str], "str | None"]
+
+
+@pytest.fixture
+def copied(checkpoint: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """A copy of a configuration's checkpoint, to be spoilt."""
+    return lambda name: Path(shutil.copytree(checkpoint(name), tmp_path / name))
+
+
+def rename(folder: Path, rule: Rename) -> None:
+    """Give the checkpoint's tensors other names; None leaves one out."""
+    tensors = load_file(folder / "model.safetensors")
+    save_file({new: value for name, value in tensors.items() if (new := rule(name))}, folder / "model.safetensors")
+
+
+def configure(folder: Path, **values: object) -> None:
+    file = folder / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text("utf-8")), **values}), "utf-8")
+
+
+def assert_same(folder: Path, known: Reference) -> None:
+    arch = open_model(folder, None)
+    got = reference_logits(arch, known.tokens.tolist(), known.rows.tolist())
+    np.testing.assert_allclose(got, known.logits, atol=1e-4)
+
+
+BASES = {"llama_tied_gqa": "model.", "gpt2_default": "transformer.", "falcon_7b": "transformer."}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_base_model_saved_alone(
+    copied: Callable[[str], Path], reference: Callable[[str], Reference], name: str
+) -> None:
+    folder = copied(name)
+    rename(folder, lambda tensor: tensor.removeprefix(BASES[name]))
+    assert_same(folder, reference(name))
+
+
+@pytest.mark.parametrize("new", [True, False])
+@pytest.mark.parametrize("name", ["gemma3_new", "mistral_window"])
+def test_the_text_part_of_a_model_with_images(
+    copied: Callable[[str], Path], reference: Callable[[str], Reference], name: str, new: bool
+) -> None:
+    """transformers 5 writes model.language_model.layers, transformers 4 wrote language_model.model.layers."""
+    folder = copied(name)
+
+    def outer(tensor: str) -> str:
+        if new:
+            return tensor.replace("model.", "model.language_model.", 1) if tensor.startswith("model.") else tensor
+        return f"language_model.{tensor}"
+
+    rename(folder, outer)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["vision_tower.layers.0.mlp.bias"] = np.zeros(3, np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    text = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "pictures", "text_config": text, "vision_config": {"model_type": "siglip"}}), "utf-8"
+    )
+    assert_same(folder, reference(name))
+
+
+def test_the_older_name_of_a_head(copied: Callable[[str], Path], reference: Callable[[str], Reference]) -> None:
+    folder = copied("gpt_neox_parallel")
+    rename(folder, lambda tensor: tensor.replace("lm_head", "embed_out"))
+    assert_same(folder, reference("gpt_neox_parallel"))
+
+
+@pytest.mark.parametrize(
+    "name, buffer",
+    [
+        ("llama_tied_gqa", "model.layers.0.self_attn.rotary_emb.inv_freq"),
+        ("falcon_7b", "transformer.h.0.self_attention.maybe_rotary.inv_freq"),
+        ("qwen3_tied", "model.layers.1.self_attn.k_scale"),
+        ("gpt2_default", "transformer.h.1.attn.bias"),
+        ("gpt2_default", "transformer.h.1.attn.masked_bias"),
+        ("gpt_neox_parallel", "gpt_neox.layers.2.attention.masked_bias"),
+    ],
+)
+def test_buffers_that_old_versions_saved(
+    copied: Callable[[str], Path], reference: Callable[[str], Reference], name: str, buffer: str
+) -> None:
+    folder = copied(name)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, buffer: np.zeros(4, np.float32)}, folder / "model.safetensors")
+    assert_same(folder, reference(name))
+
+
+@pytest.mark.parametrize(
+    "name, extra",
+    [
+        ("llama_tied_gqa", "model.layers.1.self_attn.q_norm.weight"),
+        ("llama_tied_gqa", "model.layers.0.self_attn.q_proj.bias"),
+        ("gpt2_default", "transformer.h.0.attn.extra.weight"),
+        ("falcon_7b", "transformer.h.2.ln_mlp.weight"),
+    ],
+)
+def test_a_tensor_that_nothing_reads_is_refused(copied: Callable[[str], Path], name: str, extra: str) -> None:
+    folder = copied(name)
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, extra: np.ones(16, np.float32)}, folder / "model.safetensors")
+    with pytest.raises(ExportError, match=f"{extra} is part of the checkpoint, but .* has no use for it"):
+        open_model(folder, None)
+
+
+def test_layers_beyond_the_model_are_left_alone(
+    copied: Callable[[str], Path], reference: Callable[[str], Reference]
+) -> None:
+    """Some checkpoints carry a layer that predicts further tokens behind those of the decoder."""
+    folder = copied("qwen3_tied")
+    tensors = load_file(folder / "model.safetensors")
+    save_file({**tensors, "model.layers.3.eh_proj.weight": np.zeros(4, np.float32)}, folder / "model.safetensors")
+    assert_same(folder, reference("qwen3_tied"))
+
+
+@pytest.mark.parametrize(
+    "name, values, what",
+    [
+        ("stablelm_quarter", {"qk_layernorm": True}, "qk_layernorm"),
+        ("falcon_serial", {"alibi": True}, "alibi"),
+        ("gpt2_default", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gemma2_caps", {"use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ("mistral_yarn", {"hidden_act": "mish"}, "activation 'mish'"),
+        ("llama_tied_gqa", {"head_dim": 12}, "multiple of 8"),
+    ],
+)
+def test_options_that_are_not_supported(
+    copied: Callable[[str], Path], name: str, values: dict[str, object], what: str
+) -> None:
+    folder = copied(name)
+    configure(folder, **values)
+    with pytest.raises(UnsupportedModel, match=what):
+        open_model(folder, None)
+
+
+def test_a_missing_tensor_has_the_name_of_its_checkpoint(copied: Callable[[str], Path]) -> None:
+    folder = copied("gpt_neox_serial")
+    rename(folder, lambda tensor: None if tensor == "gpt_neox.layers.1.attention.dense.weight" else tensor)
+    with pytest.raises(ExportError, match=r"gpt_neox\.layers\.1\.attention\.dense\.weight is missing"):
+        open_model(folder, None)
+
+
+def test_longer_contexts_where_scaling_allows_them(copied: Callable[[str], Path]) -> None:
+    folder = copied("gpt_neox_serial")  # dynamic, factor 2
+    assert open_model(folder, None).facts.context == 512
+    assert open_model(folder, 1024).facts.context == 1024
+    with pytest.raises(ExportError, match="expected 2 to 1024"):
+        open_model(folder, 1025)
+
+
+def test_every_architecture_is_short() -> None:
+    """Adding one costs less than 80 lines: only what differs."""
+    for kind in ARCHITECTURES.values():
+        file = Path(inspect.getfile(kind))
+        assert len(file.read_text("utf-8").splitlines()) < 80, file.name
+
+
+def test_every_architecture_describes_itself() -> None:
+    assert all(kind.example and kind.features for kind in ARCHITECTURES.values())
+    assert (REFERENCE / "version.txt").read_text("utf-8").strip() == VERIFIED

@@ -1,0 +1,73 @@
+"""Small models to train for, and trainings short enough for a test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.export.training.options import TrainOptions
+from tests.support import hf
+
+MODEL = "llama_tied_gqa"
+WITHOUT_BOS = "qwen2_tied_gqa7"
+
+
+@pytest.fixture(scope="session")
+def torch() -> Any:
+    """The library; without it the tests that train are skipped."""
+    for name in ("transformers", "accelerate"):
+        pytest.importorskip(name, reason=f"needs {name}: pip install 'edgespec[train]'")
+    found = pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
+    found.set_num_threads(1)
+    return found
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of two layers whose tokenizer puts a BOS in front."""
+    return hf.write_reference_checkpoint(tmp_path_factory.mktemp("model"), MODEL)
+
+
+@pytest.fixture
+def fresh_accelerate(torch: Any) -> Iterator[None]:
+    """Every training chooses its precision anew, as in a process of its own."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(True)
+    yield
+    AcceleratorState._reset_state(True)
+
+
+Train = Callable[..., Any]
+
+
+@pytest.fixture
+def train(model: Path, tmp_path: Path, fresh_accelerate: None) -> Train:
+    """A short training; arguments are fields of TrainOptions that differ."""
+    from edgespec.export.training.train import Trainer
+
+    def run(**changes: Any) -> Any:
+        return Trainer(replace(short(model, tmp_path / "out"), **changes)).run()
+
+    return run
+
+
+def short(model: Path | str, output: Path) -> TrainOptions:
+    """Options of a training that takes a second."""
+    return TrainOptions(
+        method="medusa",
+        model=str(model),
+        output=output,
+        self_distill=12,
+        heads=2,
+        batch=4,
+        length=24,
+        steps=6,
+        held_out=3,
+        new_tokens=16,
+        save_every=2,
+    )

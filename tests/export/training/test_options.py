@@ -1,0 +1,124 @@
+"""Options that make no sense are refused before anything is loaded; nothing here needs torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+from edgespec.cli.app import cli
+from edgespec.cli.train import METHODS as OFFERED
+from edgespec.errors import TrainingError
+from edgespec.export.training.options import (
+    METHODS,
+    TrainOptions,
+    check_options,
+    choose_exits,
+    draft_shape,
+    learning_rate,
+    window_length,
+)
+from edgespec.runtimes.files.manifest import ModelFacts
+from tests.export.training.conftest import short
+
+FACTS = ModelFacts(
+    architecture="llama",
+    layers=8,
+    hidden=256,
+    intermediate=688,
+    heads=8,
+    kv_heads=4,
+    head_dim=32,
+    vocab=512,
+    context=128,
+)
+
+
+def options(**changes: Any) -> TrainOptions:
+    return dataclasses.replace(short("m", Path("o")), **changes)
+
+
+def test_defaults_of_the_command_are_those_of_the_library() -> None:
+    command = cli.get_command(click.Context(cli), "train")
+    assert command is not None
+    found = dict(command.make_context("train", ["medusa", "m", "-o", "o"]).params)
+    ours = {field.name: field.default for field in dataclasses.fields(TrainOptions)}
+    assert set(found) - {"as_json"} == set(ours)
+    for name in set(ours) - {"method", "model", "output", "exits"}:
+        assert found[name] == ours[name], name
+    assert OFFERED == METHODS
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"self_distill": 0}, "nothing to train on(.|\n)*--self-distill N"),
+        ({"self_distill": -1}, "--self-distill: expected a number of texts, got -1"),
+        ({"heads": 0}, "--heads: expected at least 1, got 0"),
+        ({"steps": 0}, "--steps: expected at least 1"),
+        ({"save_every": 0}, "--save-every"),
+        ({"lr": 0.0}, "--lr: expected a positive number"),
+        ({"epochs": float("nan")}, "--epochs"),
+        ({"greedy_share": 1.5}, "--greedy-share: expected a share between 0 and 1, got 1.5"),
+        ({"exits": (1,)}, "--exits is for paradecode, not for medusa"),
+        ({"method": "draft", "own_lm_heads": True}, "--own-lm-heads is for medusa"),
+        ({"inner": 64}, "--inner is for blockwise"),
+        ({"draft_hidden": 64}, "--draft-hidden is for draft"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(changes: dict[str, Any], said: str) -> None:
+    check_options(options())
+    with pytest.raises(TrainingError, match=said):
+        check_options(options(**changes))
+
+
+def test_the_window() -> None:
+    assert window_length(options(length=None), FACTS) == 128  # the context
+    assert window_length(options(length=64), FACTS) == 64
+    for length in (5, 129):
+        with pytest.raises(TrainingError, match=f"--length: expected 6 to 128 tokens(.|\n)*got {length}"):
+            window_length(options(length=length), FACTS)
+
+
+def test_exits() -> None:
+    assert choose_exits((), 8) == (2, 4, 6)
+    assert choose_exits((), 32) == (8, 16, 24)
+    assert choose_exits((), 2) == (1,)
+    assert choose_exits((6, 2, 2), 8) == (2, 6)
+    for bad in (0, 8, -1):
+        with pytest.raises(TrainingError, match=rf"from 1 to 7 \(the model has 8 layers\), got {bad}"):
+            choose_exits((4, bad), 8)
+    with pytest.raises(TrainingError, match="two layers or more, this one has 1"):
+        choose_exits((), 1)
+
+
+def test_the_shape_of_a_draft() -> None:
+    shape = draft_shape(options(method="draft"), FACTS)
+    assert (shape.layers, shape.hidden, shape.intermediate, shape.heads, shape.kv_heads) == (2, 64, 192, 2, 1)
+    assert shape.heads * shape.head_dim == shape.hidden
+    given = draft_shape(options(method="draft", draft_hidden=96, draft_heads=6, draft_intermediate=128), FACTS)
+    assert (given.hidden, given.intermediate, given.heads, given.kv_heads, given.head_dim) == (96, 128, 6, 3, 16)
+    # heads of 64 do not divide a quarter of 896 (Qwen2.5-0.5B), heads of 112 do
+    odd = FACTS.model_copy(update={"hidden": 896, "heads": 14, "kv_heads": 2, "head_dim": 64, "intermediate": 4864})
+    shape = draft_shape(options(method="draft"), odd)
+    assert (shape.hidden, shape.heads, shape.head_dim, shape.kv_heads) == (224, 2, 112, 1)
+    with pytest.raises(TrainingError, match="7 heads do not divide a width of 64"):
+        draft_shape(options(method="draft", draft_heads=7), FACTS)
+
+
+def test_wider_models_take_smaller_steps() -> None:
+    rates = [learning_rate(options(), hidden) for hidden in (32, 64, 256, 4096)]
+    assert rates[0] == rates[1] > rates[2] > rates[3] > 1e-3
+    assert learning_rate(options(lr=0.5), 4096) == 0.5
+
+
+def test_what_shapes_the_result_and_what_does_not() -> None:
+    base = options().identity({"model": "x"})
+    assert base == options(output=Path("p"), save_every=9, threads=3, overwrite=True, model="y").identity(
+        {"model": "x"}
+    )
+    assert base != options(lr=0.5).identity({"model": "x"})
+    assert base != options().identity({"model": "z"})

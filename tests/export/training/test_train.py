@@ -1,0 +1,282 @@
+"""Trainings from beginning to end: files, results, the same twice, interrupted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import ExportError, TrainingError
+from edgespec.export.bundle.model import open_model
+from edgespec.export.heads.description import check_heads
+from edgespec.export.heads.read import read_heads
+from edgespec.export.tokenizers.facts import check_same_vocabulary
+from edgespec.export.training.state import DRAFT_REPORT, FOLDER
+from edgespec.runtimes.text.codec import TextCodec
+from tests.export.training.conftest import WITHOUT_BOS, Train
+from tests.support import hf
+
+pytestmark = [pytest.mark.usefixtures("torch"), pytest.mark.filterwarnings("default")]
+
+HEADS: dict[str, dict[str, Any]] = {
+    "medusa": {},
+    "own": {"method": "medusa", "own_lm_heads": True},
+    "blockwise": {"method": "blockwise"},
+    "inner": {"method": "blockwise", "inner": 40},
+    "paradecode": {"method": "paradecode"},
+}
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("loss", ["kl", "ce"])
+def test_heads(train: Train, model: Path, tmp_path: Path, name: str, loss: str) -> None:
+    trained = train(**HEADS[name], loss=loss)
+    folder = tmp_path / "out"
+    assert set(files(folder)) == {"edgespec_heads.json", "heads.safetensors"}
+    heads = read_heads(folder)
+    check_heads(heads, open_model(model, None), TextCodec(model), folder)
+    file = heads.file
+    assert set(file.ranks) == {"sampled", "greedy"}
+    assert len(file.ranks["sampled"]) == file.count == (1 if name == "paradecode" else 2)
+    for ranks in file.ranks["greedy"]:
+        assert len(ranks) == 10
+        assert 0 <= sum(ranks) <= 1 + 1e-3  # each share is rounded
+    assert file.training["steps"] == 6
+    assert len(trained.history.losses) == 6
+    for tensor in heads.tensors.values():
+        value = tensor.read(slice(None), None)
+        assert (value == value.astype(np.float16)).all()
+
+
+def test_the_loss_falls_and_guesses_get_better(train: Train) -> None:
+    trained = train(steps=60, lr=2e-2, loss="kl", self_distill=32, greedy_share=0.0)
+    losses = trained.history.losses
+    assert np.mean(losses[-5:]) < np.mean(losses[:5]) - 0.2
+    assert sorted(trained.history.accuracy) == [12, 24, 36, 48]
+
+
+@pytest.mark.parametrize("name", [*HEADS, "draft"])
+def test_twice_the_same_bits(train: Train, tmp_path: Path, name: str) -> None:
+    changes = HEADS.get(name, {"method": "draft"})
+    train(**changes)
+    train(**changes, output=tmp_path / "again")
+    assert files(tmp_path / "out") == files(tmp_path / "again")
+    train(**changes, output=tmp_path / "other", seed=1)
+    assert files(tmp_path / "other") != files(tmp_path / "again")
+
+
+def test_a_draft(train: Train, model: Path, tmp_path: Path) -> None:
+    trained = train(method="draft", steps=20)
+    folder = tmp_path / "out"
+    names = {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"}
+    assert set(files(folder)) == names | {DRAFT_REPORT}
+    draft, target = open_model(folder, None), open_model(model, None)
+    check_same_vocabulary(target, draft, TextCodec(model), TextCodec(folder))
+    assert (draft.facts.hidden, draft.facts.layers, draft.facts.tied) == (32, 2, True)
+    report = json.loads((folder / DRAFT_REPORT).read_text("utf-8"))
+    assert report["acceptance"] == trained.report["acceptance"]
+    for kind in ("sampled", "greedy"):
+        assert 0 < report["acceptance"][kind]["overlap"] < 1
+        assert 0 <= report["acceptance"][kind]["agreement"] <= 1
+
+
+def test_what_is_said_of_a_draft_is_what_transformers_computes(
+    train: Train, model: Path, tmp_path: Path, torch: Any
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    train(method="draft", draft_hidden=64, ce_share=0.5)  # as wide as the target: its embedding is taken over
+    draft, info = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32, output_loading_info=True)
+    assert not any(info[key] for key in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    assert draft.config.vocab_size == 160
+    assert draft(torch.arange(8)[None]).logits.isfinite().all()
+
+
+def test_text_of_files(train: Train, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("The harbour lights came on one after another while the ferry was still far out. " * 30, "utf-8")
+    trained = train(data=(text,), self_distill=0)
+    assert set(trained.report["ranks"]) == {"sampled", "greedy", "text"}
+    assert read_heads(tmp_path / "out").file.training["data"] == ["text.txt"]
+    both = train(data=(text,), output=tmp_path / "both")
+    assert both.windows > trained.windows
+    text.write_text("too short", "utf-8")
+    with pytest.raises(TrainingError, match="at least two windows of 24 tokens"):
+        train(data=(text,), output=tmp_path / "short")
+
+
+def test_a_model_without_bos_starts_from_pieces_of_text(train: Train, tmp_path: Path) -> None:
+    source = hf.write_reference_checkpoint(tmp_path / "qwen", WITHOUT_BOS)
+    assert TextCodec(source).encode("") == []
+    train(model=str(source), method="paradecode")
+    assert read_heads(tmp_path / "out").file.exits == [1]
+
+
+def test_texts_are_the_models_own(model: Path, torch: Any) -> None:
+    """A greedy text is the likeliest token everywhere; a drawn one follows its seed."""
+    from edgespec.export.training.target import Source, Target
+    from edgespec.export.training.texts import Order, write_texts
+
+    target = Target(Source.open(str(model)), "no", torch.device("cpu"))
+    texts = write_texts(target, Order("a-00000", 3, 20, greedy_from=5), 0)
+    tokens = torch.from_numpy(texts.tokens)
+    best = target.logits(target.hidden(tokens)).argmax(-1)
+    for row, length, wanted in zip(tokens, texts.lengths, best, strict=True):
+        assert row[0] == 0
+        assert row[5:length].tolist() == wanted[4 : length - 1].tolist()
+    assert len({tuple(row) for row in texts.tokens.tolist()}) == 3
+    again = write_texts(target, Order("a-00000", 3, 20, greedy_from=5), 0)
+    assert again.tokens.tolist() == texts.tokens.tolist()
+    other = write_texts(target, Order("a-00001", 3, 20, greedy_from=5), 0)
+    assert other.tokens.tolist() != texts.tokens.tolist()
+
+
+def test_heads_compute_what_the_manifest_says(model: Path, torch: Any) -> None:
+    """The arithmetic of HeadGroup, from the saved tensors, in numpy."""
+    from edgespec.export.training.learners import Blockwise, Exits, Medusa
+    from edgespec.export.training.target import Source, Target
+
+    target = Target(Source.open(str(model)), "no", torch.device("cpu"))
+    tokens = torch.arange(2, 14)[None]
+    hidden = target.hidden(tokens)
+    heads = Medusa(target, "kl", False, 2, True), Blockwise(target, "kl", False, 2, 24, torch.Generator())
+    with torch.no_grad():
+        for learner in heads:
+            assert all(torch.equal(rows, hidden) for rows in learner.rows(hidden))  # next-token prediction at first
+            for value in learner.parameters():
+                value.normal_(std=0.3)
+    h = hidden[0].numpy()
+    saved = {name: value.detach().numpy() for learner in heads for name, value in learner.tensors().items()}
+
+    def silu(x: Any) -> Any:
+        return x / (1 + np.exp(-x))
+
+    inner = silu(h @ saved["blockwise.inner.weight"].T + saved["blockwise.inner.bias"])
+    outer = inner @ saved["blockwise.outer.weight"].T + saved["blockwise.outer.bias"]
+    for i in range(2):
+        ours = [learner.logits(i, learner.rows(hidden)[i])[0].detach().numpy() for learner in heads]
+        y = h + silu(h @ saved[f"medusa.{i}.weight"].T + saved[f"medusa.{i}.bias"])
+        np.testing.assert_allclose(ours[0], y @ saved[f"medusa.{i}.lm_head.weight"].T, atol=1e-3)
+        y = h + outer[:, 64 * i : 64 * (i + 1)]
+        np.testing.assert_allclose(ours[1], y @ target.lm_head.numpy().T, atol=1e-3)
+    exits = Exits(target, "kl", False, (1,))
+    (guessed,) = (logits for logits, *_ in exits.guesses(tokens, torch.tensor([12])))
+    residual = target.model.base_model(tokens, output_hidden_states=True).hidden_states[1]
+    torch.testing.assert_close(guessed, target.logits(target.norm(residual)))
+
+
+def test_head_i_guesses_the_token_after_the_next_i_plus_one(train: Train, model: Path, torch: Any) -> None:
+    from edgespec.export.training.learners import Medusa
+    from edgespec.export.training.target import Source, Target
+
+    target = Target(Source.open(str(model)), "no", torch.device("cpu"))
+    learner = Medusa(target, "kl", False, 3, False)
+    tokens = torch.arange(20)[None]
+    for head, (logits, wanted, valid) in enumerate(learner.guesses(tokens, torch.tensor([18]))):
+        assert wanted[0, 0] == head + 2
+        assert logits.shape[:2] == wanted.shape == valid.shape
+        assert valid[0].sum() == 18 - head - 2  # nothing beyond the end of the text
+
+
+@pytest.mark.parametrize(
+    "name, stop", [("medusa", 0), ("medusa", 1), ("medusa", 4), ("paradecode", 5), ("blockwise", 2), ("draft", 5)]
+)
+def test_an_interrupted_training_goes_on(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, stop: int
+) -> None:
+    from edgespec.export.training import loop
+
+    changes = {"method": name}
+    train(**changes, output=tmp_path / "whole")
+    real, seen, limit = loop._one_step, list[int](), [stop]
+
+    def one_step(*arguments: Any) -> float:
+        if len(seen) == limit[0]:
+            raise KeyboardInterrupt
+        seen.append(arguments[-1])
+        return real(*arguments)
+
+    monkeypatch.setattr(loop, "_one_step", one_step)
+    with pytest.raises(KeyboardInterrupt):
+        train(**changes)
+    assert set(files_or_folders(tmp_path / "out")) == {FOLDER}
+    with pytest.raises(TrainingError, match="seed was 0, is 1"):
+        train(**changes, seed=1)
+    limit[0] = -1
+    monkeypatch.setattr("edgespec.export.training.train.write_texts", None)  # nothing is written again
+    train(**changes)
+    assert seen == [*range(stop), *range(stop - stop % 2, 6)]  # from the last checkpoint
+    assert files(tmp_path / "out") == files(tmp_path / "whole")
+
+
+def files_or_folders(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+@pytest.mark.parametrize("what", ["loss", "gradients"])
+def test_nan_ends_the_training_and_keeps_the_checkpoint(
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch: Any, what: str
+) -> None:
+    from edgespec.export.training.learners import Medusa
+
+    real, calls = Medusa.forward, []
+
+    def forward(self: Any, *arguments: Any) -> Any:
+        calls.append(1)
+        loss = real(self, *arguments)
+        if len(calls) != 4:
+            return loss
+        # the square root of 0: a good value with a bad gradient
+        return loss * float("nan") if what == "loss" else loss + (self.weight * 0).sum().sqrt() * 0
+
+    monkeypatch.setattr(Medusa, "forward", forward)
+    with pytest.raises(TrainingError, match=f"the {what} of step 4 (.|\n)*last checkpoint is kept(.|\n)*--lr"):
+        train()
+    kept = torch.load(tmp_path / "out" / FOLDER / "checkpoint.pt", weights_only=True)
+    assert kept["step"] == 2
+    assert all(value.isfinite().all() for value in kept["learner"].values())
+    monkeypatch.setattr(Medusa, "forward", real)
+    train()
+    assert read_heads(tmp_path / "out").file.training["steps"] == 6
+
+
+def test_recomputation_changes_nothing_that_matters(train: Train, tmp_path: Path) -> None:
+    for name in ("own", "draft"):
+        changes = HEADS.get(name, {"method": "draft"})
+        one = train(**changes, output=tmp_path / name)
+        two = train(**changes, output=tmp_path / f"{name}-again", gradient_checkpointing=True)
+        np.testing.assert_allclose(one.history.losses, two.history.losses, rtol=1e-4)
+
+
+def test_bfloat16(train: Train) -> None:
+    assert np.isfinite(train(precision="bf16").history.losses).all()
+
+
+def test_float16_needs_a_gpu(train: Train, torch: Any) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(TrainingError, match=r"--precision fp16(.|\n)*hint: train with --precision no or bf16"):
+        train(precision="fp16")
+
+
+@pytest.mark.parametrize(
+    "changes, error, said",
+    [
+        ({"model": "builtin:hamlet"}, ExportError, "no embedded model 'hamlet'"),
+        ({"model": "builtin:shakespeare-medusa"}, ExportError, r"has no config\.json"),
+        ({"method": "paradecode", "exits": (2,)}, TrainingError, "numbers from 1 to 1"),
+        ({"length": 600}, TrainingError, "--length: expected 6 to 512 tokens"),
+        ({"method": "draft", "draft_hidden": 33}, TrainingError, "--draft-hidden: expected an even number, got 33"),
+    ],
+)
+def test_bad_input(train: Train, tmp_path: Path, changes: dict[str, Any], error: type[Exception], said: str) -> None:
+    with pytest.raises(error, match=said):
+        train(**changes)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,123 @@
+"""The formulas against the published tables, and the cost model against clocks that are made up."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from edgespec.formulas.cost import ASSUMED_VERIFY, CostModel, best_gamma, expected_tokens, measure, speedup
+
+RATES = [0.5, 0.6, 0.7, 0.8, 0.9]
+# Expected tokens per round, computed by hand from the formula: gamma -> by acceptance.
+EXPECTED = {
+    1: [1.50, 1.60, 1.70, 1.80, 1.90],
+    2: [1.75, 1.96, 2.19, 2.44, 2.71],
+    3: [1.88, 2.18, 2.53, 2.95, 3.44],
+    4: [1.94, 2.31, 2.77, 3.36, 4.10],
+    5: [1.97, 2.38, 2.94, 3.69, 4.69],
+    8: [2.00, 2.47, 3.20, 4.33, 6.13],
+}
+# Best speed-up and its gamma: c + s -> by acceptance.
+BEST = {
+    0.05: [(1.63, 3), (1.92, 4), (2.35, 6), (3.09, 8), (4.67, 13)],
+    0.10: [(1.46, 2), (1.67, 3), (1.98, 4), (2.47, 6), (3.43, 10)],
+    0.20: [(1.25, 2), (1.40, 2), (1.58, 3), (1.87, 4), (2.37, 7)],
+    0.30: [(1.15, 1), (1.23, 1), (1.37, 2), (1.55, 3), (1.87, 5)],
+    0.50: [(1.00, 0), (1.07, 1), (1.13, 1), (1.22, 2), (1.38, 3)],
+}
+
+
+@pytest.mark.parametrize("gamma", EXPECTED)
+def test_expected_tokens_are_those_of_the_table(gamma: int) -> None:
+    for rate, wanted in zip(RATES, EXPECTED[gamma], strict=True):
+        assert expected_tokens(rate, gamma) == pytest.approx(wanted, abs=0.0051)
+        assert expected_tokens(rate, gamma) == pytest.approx((1 - rate ** (gamma + 1)) / (1 - rate))
+
+
+@pytest.mark.parametrize("cost", BEST)
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_the_best_gamma_is_that_of_the_table_however_the_cost_is_split(cost: float, share: float) -> None:
+    model = CostModel({1: 1.0, 2: 1.0 + cost * share}, cost * (1 - share))
+    for rate, (wanted, gamma) in zip(RATES, BEST[cost], strict=True):
+        found, gain = best_gamma(rate, model.c, model.v)
+        assert gain == pytest.approx(wanted, abs=0.0051)
+        assert found == gamma or gain == pytest.approx(speedup(rate, gamma, model.c, model.v), abs=1e-9)
+
+
+def test_positions_may_have_rates_of_their_own() -> None:
+    assert expected_tokens([0.9, 0.5, 0.2], 3) == pytest.approx(1 + 0.9 + 0.45 + 0.09)
+    assert expected_tokens([0.9, 0.5], 4) == pytest.approx(1 + 0.9 + 0.45 + 0.225 + 0.1125)
+    assert expected_tokens([], 3) == expected_tokens(0.0, 3) == 1
+    assert best_gamma([0.95, 0.9, 0.01], 0.1, lambda n: 1.0)[0] == 2
+
+
+def test_gamma_zero_is_plain_decoding_and_wins_where_drafting_does_not_pay() -> None:
+    assert best_gamma(0.3, 0.5, lambda n: 1.0) == (0, 1.0)
+    assert speedup(0.3, 0, 0.5, lambda n: 1.0) == 1
+
+
+def test_a_free_verification_gives_the_papers_formula() -> None:
+    assert speedup(0.8, 5, 0.1, lambda n: 1.0) == pytest.approx((1 - 0.8**6) / ((1 - 0.8) * (5 * 0.1 + 1)))
+
+
+def test_the_curve_is_linear_between_points_and_goes_on_with_the_last_slope() -> None:
+    model = CostModel({1: 2.0, 4: 5.0, 8: 6.0}, 0.1)
+    assert [model.v(n) for n in (1, 2, 4, 6, 8, 12)] == pytest.approx([1, 1.5, 2.5, 2.75, 3, 3.5])
+    assert CostModel({1: 3.0}).v(9) == 1
+    assert CostModel().assumed
+    assert CostModel().v(4) == ASSUMED_VERIFY[4]
+    assert not CostModel({1: 1.0}).assumed
+
+
+@pytest.mark.parametrize("bad", [{}, {0: 1.0}, {1: 0.0}, {1: 1.0, 2: -1.0}])
+def test_nonsense_points_are_refused(bad: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="expected"):
+        CostModel(bad)
+    with pytest.raises(ValueError, match="draft"):
+        CostModel(None, -0.1)
+
+
+def test_observed_times_replace_the_curve_and_outliers_do_not() -> None:
+    model = CostModel({1: 1.0, 4: 1.1, 8: 1.2}, 0.5)
+    for i in range(15):
+        model.observe_verify(1, 500.0 if i == 7 else 10.0)
+        model.observe_verify(4, 900.0 if i == 3 else 20.0)
+        model.observe_draft(2, 4.0)
+    model.observe_verify(6, 10.0)  # once: does not count
+    for _ in range(8):
+        model.observe_draft(0, 99.0)  # nothing was drafted: does not count either
+        model.observe_verify(1, 10.0)
+    assert model.v(4) == pytest.approx(2.0)
+    assert model.v(1) == 1
+    assert model.c == pytest.approx(0.2)
+    assert model.v(8) >= 2.0  # the given point below the measured one is lifted: more rows never cost less
+    assert model.given().v(4) == pytest.approx(1.1)
+    assert model.given().c == 0.5
+
+
+def test_without_a_one_row_pass_the_given_curve_says_what_it_would_take() -> None:
+    model = CostModel({1: 1.0, 2: 1.25, 4: 2.0}, 0.5)
+    for _ in range(8):
+        model.observe_verify(2, 10.0)
+        model.observe_verify(4, 24.0)
+    assert model.v(2) == pytest.approx(1.25)
+    assert model.v(4) == pytest.approx(3.0)
+
+
+def test_a_dip_in_noisy_times_is_not_believed() -> None:
+    model = CostModel({1: 1.0, 2: 1.1}, 0.0)
+    for _ in range(8):
+        for n, ms in ((1, 10.0), (2, 15.0), (3, 12.0), (5, 20.0)):
+            model.observe_verify(n, ms)
+    curve = [model.v(n) for n in range(1, 10)]
+    assert curve == sorted(curve)
+    assert curve[1] == curve[2] == 1.5
+
+
+def test_measure_takes_turns_and_returns_a_time_for_each_size() -> None:
+    calls: list[int] = []
+    times = measure(calls.append, [1, 4, 8], 3)
+    assert calls == [1, 4, 8] * 4
+    assert list(times) == [1, 4, 8]
+    assert all(ms >= 0 and math.isfinite(ms) for ms in times.values())

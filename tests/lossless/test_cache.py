@@ -1,0 +1,63 @@
+"""After any method the cache holds what a prefill of the committed tokens would have written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.slots.slot import open_slot
+from tests.conftest import OPERATORS, PROMPTS, use_operators
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "ar": {},
+    "ngram": {},
+    "speculative": {},
+    "speculative tree": {"method": "speculative", "branch": (3, 2)},
+    "speculative comb, sampled": {"method": "speculative", "branch": (2,), "temperature": 1.0, "seed": 3},
+    "self-spec": {},
+    "swift": {},
+    "swift comb": {"method": "swift", "branch": (3,)},
+    "medusa": {"nodes": 1},
+    "medusa tree": {"method": "medusa", "nodes": 12},
+    "blockwise": {},
+    "blockwise refined": {"method": "blockwise", "cycles": 2},
+    "paradecode": {"threshold": 0.3},
+    "paradecode, sampled": {"method": "paradecode", "threshold": 0.2, "temperature": 1.0, "seed": 1},
+    "chain": {"proposers": ("ngram", "paradecode", "medusa")},
+}
+
+
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    return use_operators(request)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_cache_is_that_of_a_prefill(engine: Callable[..., Engine], name: str) -> None:
+    made = engine("fp32")
+    settings = {"method": name} | SETTINGS[name]
+    fresh = open_slot(made.model)
+    accepted = 0
+    for prompt, length in zip(PROMPTS[:5], (3, 11, 40, 64, 90), strict=True):
+        result = made.generate(prompt, max_new_tokens=length, ignore_eos=True, fallback=False, **settings)
+        assert result.stats.dropped_reason is None
+        accepted += result.stats.accepted
+        tokens = made.codec.encode(prompt) + result.tokens
+        lane = made.lanes.take(tokens)
+        try:
+            assert lane.target.tokens == tokens[:-1]
+            held = lane.target.snapshot()
+        finally:
+            made.lanes.give_back(lane)
+        fresh.follow([])
+        fresh.prefill(tokens[:-1])
+        expected = fresh.snapshot()
+        assert set(held) == set(expected)
+        for part, values in held.items():
+            np.testing.assert_allclose(values, expected[part], rtol=0, atol=1e-4, err_msg=part)
+    assert (accepted > 0) == (name != "ar")

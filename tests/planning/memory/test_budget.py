@@ -1,0 +1,194 @@
+"""Budgets: reading them, and what a machine, its control groups and the process allow."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edgespec.errors import InvalidRequest
+from edgespec.planning.memory.budget import UNITS, Available, available_memory, check_budget, parse_bytes, show_bytes
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1", 1), ("1000", 1000), (7, 7), ("12B", 12), ("1KB", 1000), ("1KiB", 1024), ("2 MB", 2_000_000),
+        ("3MiB", 3 << 20), ("1GB", 10**9), ("1.5GiB", 3 << 29), ("0.5 gib", 1 << 29), (".5GiB", 1 << 29),
+        ("2TiB", 2 << 40), (" 1 kib ", 1024), ("0.1KiB", 102), ("1.5", 1),
+    ],
+)  # fmt: skip
+def test_amounts_are_read(text: str | int, expected: int) -> None:
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " ", "0", 0, -1, "-1", "-1GiB", "1 potato", "GiB", "nan", "NaN", "inf", "-inf", "1e9", "1,5GiB", "1.GiB",
+     "0.1B", "1 Gi", "1GiBs", "1..5GiB", "1_000", "0x10", "1 GiB 2", "\u0661GiB", "9" * 5000, "0.0000001KiB"],
+)  # fmt: skip
+def test_nonsense_is_refused_with_what_is_expected(text: str | int) -> None:
+    with pytest.raises(InvalidRequest, match="expected a positive number of bytes") as caught:
+        parse_bytes(text)
+    assert "1.5GiB" in str(caught.value.hint)
+    assert len(caught.value.message) < 200
+
+
+@given(st.integers(1, 10**20), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]), st.booleans())
+def test_whole_amounts_of_any_unit(count: int, unit: str, space: str, upper: bool) -> None:
+    assert parse_bytes(f"{count}{space}{unit.upper() if upper else unit}") == count * UNITS[unit]
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_amount_or_an_error(text: str) -> None:
+    with suppress(InvalidRequest):
+        assert parse_bytes(text) >= 1
+
+
+@given(st.integers(1, 1 << 60))
+def test_what_is_shown_can_be_read_again(count: int) -> None:
+    assert parse_bytes(show_bytes(count)) == pytest.approx(count, rel=0.01)
+
+
+# -- what there is -----------------------------------------------------------------------------------------------------
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, "utf-8")
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> tuple[Path, Path]:
+    """A machine of 8 GiB, 6 of them free, in no control group."""
+    write(
+        tmp_path / "proc" / "meminfo",
+        f"MemTotal:  {8 << 20} kB\nMemFree:  1024 kB\nMemAvailable:  {6 << 20} kB\nHugePages: 0\n",
+    )
+    write(tmp_path / "proc" / "self" / "status", "Name:\tx\nVmSize:\t  500 kB\nVmRSS:\t  100 kB\nVmData:\t  200 kB\n")
+    return tmp_path / "proc", tmp_path / "cgroup"
+
+
+def group(folder: Path, limit: str, used: int, cache: int, *, old: bool = False) -> None:
+    write(folder / ("memory.limit_in_bytes" if old else "memory.max"), f"{limit}\n")
+    write(folder / ("memory.usage_in_bytes" if old else "memory.current"), f"{used}\n")
+    # version 1 counts the group alone, and with those below it under other names
+    lines = ["anon 5", *(["active_file 1", "inactive_file 1"] if old else [])]
+    lines += [f"{'total_' if old else ''}{name}_file {cache // 2}" for name in ("active", "inactive")]
+    write(folder / "memory.stat", "\n".join(lines) + "\n")
+
+
+def test_a_machine_without_limits(machine: tuple[Path, Path]) -> None:
+    found = available_memory(*machine)
+    assert found == Available(8 << 30, 6 << 30, "the machine", 100 << 10)
+    assert found.reachable == (6 << 30) + (100 << 10)
+
+
+def test_an_old_kernel_without_memavailable(machine: tuple[Path, Path]) -> None:
+    write(machine[0] / "meminfo", "MemTotal:  2048 kB\nMemFree:  1024 kB\n")
+    assert available_memory(*machine).available == MIB
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_control_group_counts_without_its_page_cache(machine: tuple[Path, Path], old: bool) -> None:
+    proc, cgroups = machine
+    write(proc / "self" / "cgroup", "7:cpu,memory:/a/b\n3:cpu:/x\n" if old else "0::/a/b\n")
+    base = cgroups / "memory" if old else cgroups
+    group(base / "a" / "b", str(1000 * MIB), 300 * MIB, 200 * MIB, old=old)
+    found = available_memory(proc, cgroups)
+    assert (found.total, found.available, found.limit_name) == (1000 * MIB, 900 * MIB, "the cgroup")
+
+
+def test_the_tightest_group_on_the_way_up_counts(machine: tuple[Path, Path]) -> None:
+    proc, cgroups = machine
+    write(proc / "self" / "cgroup", "0::/a/b\n")
+    group(cgroups / "a" / "b", "max", 10 * MIB, 0)
+    group(cgroups / "a", str(500 * MIB), 450 * MIB, 0)  # a neighbour has most of it
+    found = available_memory(proc, cgroups)
+    assert (found.total, found.available) == (500 * MIB, 50 * MIB)
+
+
+def test_a_container_that_sees_the_outer_path(machine: tuple[Path, Path]) -> None:
+    proc, cgroups = machine
+    write(proc / "self" / "cgroup", "4:memory:/docker/0123\n")
+    group(cgroups / "memory", str(256 * MIB), 6 * MIB, 0, old=True)
+    assert available_memory(proc, cgroups).available == 250 * MIB
+
+
+def test_groups_of_both_versions_and_a_soft_limit(machine: tuple[Path, Path]) -> None:
+    proc, cgroups = machine
+    write(proc / "self" / "cgroup", "0::/../s\n1:name=systemd:/s\n5:memory:/s\n")
+    group(cgroups / "memory" / "s", "9223372036854771712", 6 * MIB, 0, old=True)
+    write(cgroups / "unified" / "s" / "memory.high", str(64 * MIB))
+    write(cgroups / "unified" / "s" / "memory.current", str(4 * MIB))
+    assert available_memory(proc, cgroups).available == 60 * MIB
+
+
+def test_a_group_that_is_full_leaves_nothing(machine: tuple[Path, Path]) -> None:
+    proc, cgroups = machine
+    write(proc / "self" / "cgroup", "0::/a\n")
+    group(cgroups / "a", str(MIB), 2 * MIB, 0)
+    assert available_memory(proc, cgroups).available == 0
+
+
+def test_rubbish_in_the_files_is_no_limit(machine: tuple[Path, Path]) -> None:
+    proc, cgroups = machine
+    write(proc / "self" / "cgroup", "rubbish\n0::/a\n::\n")
+    group(cgroups / "a", "many", 0, 0)
+    assert available_memory(proc, cgroups).limit_name == "the machine"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the process are known on Linux")
+@pytest.mark.parametrize("name", ["RLIMIT_AS", "RLIMIT_DATA"])
+def test_limits_of_the_process(name: str) -> None:
+    script = f"""
+import resource
+from edgespec.planning.memory.budget import available_memory
+before = available_memory()
+resource.setrlimit(resource.{name}, (4 << 30, resource.RLIM_INFINITY))
+first = available_memory()
+held = bytearray(64 << 20)
+second = available_memory()
+assert first.limit_name == "{name}" and first.total == 4 << 30, (before, first)
+assert 0 < first.available < 4 << 30
+print(first.available - second.available)
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    if "AssertionError: (Available(" in ran.stderr and "the machine" in ran.stderr:
+        pytest.skip("this machine has less than 4 GiB to spare")
+    assert ran.returncode == 0, ran.stderr
+    assert 64 * MIB <= int(ran.stdout) < 66 * MIB
+
+
+def test_this_machine_has_memory() -> None:
+    found = available_memory()
+    assert 0 < found.available <= found.total or found.limit_name == "nothing known"
+
+
+def test_systems_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1024, "SC_PAGE_SIZE": 4096}[name], raising=False)
+    assert available_memory(tmp_path) == Available(4 * MIB, 4 * MIB, "the machine")
+
+    def unknown(name: str) -> int:
+        raise ValueError("unrecognized configuration name")
+
+    monkeypatch.setattr(os, "sysconf", unknown, raising=False)
+    assert available_memory(tmp_path).limit_name == "nothing known"
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert available_memory(tmp_path).limit_name in ("nothing known", "the machine")
+
+
+def test_a_budget_larger_than_the_machine() -> None:
+    there = Available(8 << 30, 6 << 30, "the machine", 1 << 30)
+    check_budget(8 << 30, there)
+    with pytest.raises(InvalidRequest, match=r"16.00 GiB is more than the 8.00 GiB") as caught:
+        check_budget(16 << 30, there)
+    assert "7.00 GiB can be had now" in str(caught.value.hint)

@@ -1,0 +1,99 @@
+"""Self-speculation needs no memory of its own: measured on a model that is large beside the process itself."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import Operators
+from tests.conftest import LARGE, OPERATORS, write_large
+from tests.support import hf
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+
+RUN = """
+import sys
+from edgespec.engine.engine import Engine
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.process import peak_bytes
+
+folder, method, graph = sys.argv[1:]
+operators = "native" if graph == "native" else "stock"
+engine = Engine(Bundle.open(folder), threads=1, graph=graph, operators=operators)
+stream = engine.stream(
+    list(range(5, 25)), method=method, max_new_tokens=40, ignore_eos=True, adaptive=False, gamma=4
+)
+for chunk in stream:
+    pass
+decoded = peak_bytes()
+result = stream.result
+print(decoded, result.peak_bytes, result.stats.drafted, result.tokens)
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random model of more than 100 million parameters as an int4 bundle with self-speculation."""
+    folder = tmp_path_factory.mktemp("large")
+    assert write_large(folder / "model", LARGE) > 100_000_000
+    hf.write_tokenizer(folder / "model", LARGE)
+    skip = folder / "skip.json"
+    skip.write_text(json.dumps({"attention": [3, 5, 7], "mlp": [2, 6]}), "utf-8")
+    options = ExportOptions(
+        str(folder / "model"), folder / "bundle", ["self-spec"], "int4", context=128, skip_set=skip, threads=2
+    )
+    Exporter(options).run()
+    return options.output
+
+
+def run(bundle: Path, method: str, graph: str) -> tuple[int, int, int, str]:
+    """Peak resident bytes of a fresh process after decoding and with its result, its guesses, and its tokens."""
+    command = [sys.executable, "-c", RUN, str(bundle), method, graph]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[3])
+    assert ran.returncode == 0, ran.stderr
+    decoded, peak, drafted, tokens = ran.stdout.split(" ", 3)
+    return int(decoded), int(peak), int(drafted), tokens
+
+
+@pytest.fixture(scope="module")
+def peaks() -> dict[str, int]:
+    """Peak resident bytes of plain decoding by kind of operators, as the tests find them."""
+    return {}
+
+
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
+def test_self_speculation_needs_no_memory_of_its_own(large: Path, operators: Operators, peaks: dict[str, int]) -> None:
+    weights = Bundle.open(large).manifest.files["model.data"].size
+    main = "native" if operators == "native" else "gated"
+    if operators == "stock":
+        run(large, "ar", main)  # converts the weights, which takes memory of its own
+    fastest, _, none, _ = run(large, "ar", "native" if operators == "native" else "plain")
+    plain, _, _, expected = run(large, "ar", main)
+    drafting, peak, drafted, tokens = run(large, "self-spec", main)
+    peaks[operators] = plain
+    assert none == 0
+    assert drafted > 10
+    assert tokens == expected
+    assert plain > weights  # the model was in memory, so the comparison says something
+    assert drafting < 1.02 * plain
+    assert drafting < 1.02 * fastest
+    # once in a process, the result's `exact` is probed: logits of nine rows, which are much beside so small a model
+    assert peak < 1.04 * plain
+
+
+@pytest.mark.usefixtures("native")
+def test_native_operators_need_less_memory_than_stock_ones(large: Path, peaks: dict[str, int]) -> None:
+    """Weights are used where the file is mapped, once; ONNX Runtime packs its own into memory beside the file."""
+    weights = Bundle.open(large).manifest.files["model.data"].size
+    for operators, graph in (("stock", "plain"), ("native", "native")):
+        if operators not in peaks:
+            run(large, "ar", graph)  # a conversion is not what is compared
+            peaks[operators] = run(large, "ar", graph)[0]
+    assert peaks["native"] < peaks["stock"] - weights // 4

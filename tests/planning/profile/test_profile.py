@@ -1,0 +1,263 @@
+"""Device profiles: files, the cache, what makes a profile stale or foreign."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import EdgespecError, ProfileError
+from edgespec.planning.profile import cache as profile_cache
+from edgespec.planning.profile import machine as machines
+from edgespec.planning.profile.cache import (
+    Setting,
+    foreign,
+    kept_profiles,
+    profile_folder,
+    profile_path,
+    save_profile,
+    staleness,
+    why_none,
+)
+from edgespec.planning.profile.machine import this_machine
+from edgespec.planning.profile.record import Profile, find_profile, manifest_hash, read_profile, write_profile
+from edgespec.runtimes.files.manifest import MANIFEST
+from tests.support.manifests import manifest
+from tests.support.profiles import ELSEWHERE, profile, trial
+
+HOW: dict[str, Any] = {"operators": "native", "threads": 2}
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: None) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Changes of this machine, as profiles see it."""
+    known = this_machine()
+
+    def change(**what: Any) -> None:
+        monkeypatch.setattr(profile_cache, "this_machine", lambda device="cpu": known.model_copy(update=what))
+
+    return change
+
+
+def test_a_profile_survives_its_file(tmp_path: Path) -> None:
+    made = profile(manifest(), trials={"ngram": trial()}, drafts={"medusa": {64: 0.5}})
+    write_profile(made, tmp_path / "device.json")
+    assert read_profile(tmp_path / "device.json") == made
+    assert [file.name for file in tmp_path.iterdir()] == ["device.json"]
+
+
+def test_trials_sum_up() -> None:
+    made = trial(offered=[50, 30, 0, 0], accepted_at=[30, 20, 0, 0])
+    assert made.tokens_per_round == 1.5
+    assert made.round_ms == 12.0
+    assert made.acceptance == [0.6, pytest.approx(2 / 3)]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "not readable as JSON"),
+        (None, "cannot be read"),
+        ('{"schema_version": 1, "mach', "not readable as JSON"),
+        (b"\xff\xfe\x00", "not readable as JSON"),
+        ("[1, 2]", "not a device profile"),
+        ('{"schema_version": 2, "target": {}, "methods": {}}', "not a device profile"),
+        ("{}", "not a device profile"),
+        ('{"schema_version": "1", "machine": {}}', "not a device profile"),
+        ('{"schema_version": 0, "machine": {}}', "schema 0, which is older"),
+        ('{"schema_version": 99, "machine": {}}', "schema 99, which is newer"),
+        ('{"schema_version": 1, "machine": {}}', "machine.processor: Field required"),
+    ],
+)
+def test_files_that_are_no_profiles(tmp_path: Path, content: str | bytes | None, message: str) -> None:
+    path = tmp_path / "device.json"
+    if content is not None:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ProfileError, match=message) as caught:
+        read_profile(path)
+    assert caught.value.hint
+    assert str(path) in caught.value.message
+
+
+@pytest.mark.parametrize("change", ["without", "unknown", "negative", "nan", "no passes"])
+def test_profiles_with_a_wrong_part(tmp_path: Path, change: str) -> None:
+    data = json.loads(profile(manifest()).model_dump_json())
+    where = {"without": "bandwidth", "unknown": "typo", "negative": "bandwidth", "nan": "seconds"}.get(change, "passes")
+    if change == "without":
+        del data["bandwidth"]
+    else:
+        data[where] = {"unknown": 1, "negative": -1.0, "nan": float("nan"), "no passes": {}}[change]
+    path = tmp_path / "device.json"
+    path.write_text(json.dumps(data))
+    with pytest.raises(ProfileError, match=where):
+        read_profile(path)
+
+
+def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="cannot be written"):
+        write_profile(profile(manifest()), tmp_path / "none" / "device.json")
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_what_was_kept_is_found_by_its_manifest_or_its_folder(tmp_path: Path) -> None:
+    bundle = manifest()
+    assert find_profile(bundle, **HOW) is None
+    made = profile(bundle)
+    path = save_profile(made)
+    assert path.parent == profile_folder()
+    assert find_profile(bundle, **HOW) == made
+    (tmp_path / MANIFEST).write_text(bundle.model_dump_json())
+    assert find_profile(tmp_path, **HOW) == made
+    assert find_profile(tmp_path / "none", **HOW) is None
+    assert list(kept_profiles()) == [made]
+
+
+@pytest.mark.parametrize("change", [{"threads": 3}, {"operators": "stock"}, {"attention": "int8"}])
+def test_another_setting_is_another_profile(change: dict[str, Any]) -> None:
+    save_profile(profile(manifest()))
+    assert find_profile(manifest(), **HOW) is not None
+    assert find_profile(manifest(), **HOW | change) is None
+
+
+def test_strict_tells_stock_profiles_apart_only() -> None:
+    save_profile(profile(manifest()))
+    assert find_profile(manifest(), **HOW, strict=False) is not None
+    save_profile(profile(manifest(), operators="stock", attention="f32"))
+    assert find_profile(manifest(), "stock", 2) is not None
+    assert find_profile(manifest(), "stock", 2, strict=False) is None
+
+
+def test_another_bundle_is_another_profile() -> None:
+    save_profile(profile(manifest()))
+    other = manifest("int8")
+    assert manifest_hash(other) != manifest_hash(manifest())
+    assert find_profile(other, **HOW) is None
+    assert find_profile(None, threads=2) is not None  # any of this machine
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"processor": "x86_64 Other avx2"},
+        {"cores": 99},
+        {"onnxruntime": "2.0"},
+        {"edgespec": "9"},
+        {"isa": "scalar"},
+        {"library": "other"},
+    ],
+)
+def test_another_machine_is_another_profile(here: Callable[..., None], change: dict[str, Any]) -> None:
+    bundle = manifest()
+    save_profile(profile(bundle))
+    here(**change)
+    assert find_profile(bundle, **HOW) is None
+    assert find_profile(None, threads=2) is None
+    (reason,) = why_none(Setting.of(bundle, **HOW), "bundle")
+    assert str(next(iter(change.values()))) in reason or "other native operators" in reason
+
+
+def test_more_memory_is_the_same_machine(here: Callable[..., None]) -> None:
+    save_profile(profile(manifest()))
+    here(memory=1 << 40)
+    assert find_profile(manifest(), **HOW) is not None
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b'{"schema_version": 1, "machi', b"[]", b'{"schema_version": 7, "machine": {}}']
+)
+def test_rubbish_in_the_cache_is_no_profile(content: bytes) -> None:
+    setting = Setting.of(manifest(), **HOW)
+    path = save_profile(profile(manifest()))
+    assert path == profile_path(setting)
+    path.write_bytes(content)
+    assert find_profile(manifest(), **HOW) is None
+    assert find_profile(None, threads=2) is None
+    (reason,) = why_none(setting, "bundle")
+    assert reason.startswith("the profile that was kept is unusable")
+
+
+def test_a_file_under_another_ones_name_is_not_believed() -> None:
+    path = save_profile(profile(manifest()))
+    write_profile(profile(manifest(), machine=ELSEWHERE), path)
+    assert find_profile(manifest(), **HOW) is None
+
+
+def test_a_folder_in_place_of_the_file() -> None:
+    profile_path(Setting.of(manifest(), **HOW)).mkdir(parents=True)
+    assert find_profile(manifest(), **HOW) is None
+
+
+def test_what_load_would_refuse_has_no_profile() -> None:
+    assert find_profile(manifest(), attention="nonsense") is None
+    with pytest.raises(EdgespecError, match="unknown attention"):
+        Setting.of(manifest(), attention="nonsense")
+
+
+def test_the_latest_of_this_machine() -> None:
+    for form, created in (("int4", "2026-03-01"), ("int8", "2026-05-01"), ("fp32", "2026-04-01")):
+        save_profile(profile(manifest(form), created=created))  # type: ignore[arg-type]
+    found = find_profile(None, threads=2)
+    assert found is not None
+    assert found.format == "int8"
+    assert find_profile(None, threads=7) is None
+
+
+# -- why not -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_profile_of_a_phone_says_so() -> None:
+    reasons = staleness(profile(manifest(), machine=ELSEWHERE), Setting.of(manifest(), **HOW))
+    assert any("measured on aarch64 Phone 1" in reason for reason in reasons)
+    assert any("onnxruntime 1.99.0, here " in reason for reason in reasons)
+    assert not staleness(profile(manifest()), Setting.of(manifest(), **HOW))
+    assert foreign(profile(manifest(), machine=ELSEWHERE)) == reasons
+    assert not foreign(profile(manifest(), threads=99))  # as many as anybody asks for
+
+
+def test_every_difference_of_setting_is_a_reason() -> None:
+    made, setting = profile(manifest()), Setting.of(manifest(), **HOW)
+    for change in ({"threads": 4}, {"operators": "stock"}, {"attention": "int8"}, {"bundle": "other"}):
+        (reason,) = staleness(made, replace(setting, **change))
+        assert next(iter(change)) in reason
+
+
+def test_a_bundle_that_was_exported_again() -> None:
+    save_profile(profile(manifest("int8")))
+    assert why_none(Setting.of(manifest("int4"), **HOW), "bundle") == ["the bundle has changed"]
+    assert why_none(Setting.of(manifest("int4"), **HOW), "another") == []
+
+
+# -- this machine ------------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_is_described() -> None:
+    found = this_machine()
+    assert found.cores >= 1
+    assert found.memory > 0
+    assert found.isa
+    assert len(found.library) == 16
+
+
+def test_processors_by_their_name_and_what_kernels_need(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Some CPU @ 3GHz\nflags\t\t: fpu avx2 avx512f sse\n")
+    assert machines._processor(file).endswith("Some CPU @ 3GHz avx2 avx512f")
+    file.write_text("processor\t: 0\nFeatures\t: fp asimd asimddp i8mm\n")
+    assert machines._processor(file).endswith("asimddp i8mm")
+    assert machines._processor(tmp_path / "none")
+
+
+def test_the_profile_says_what_it_is() -> None:
+    names = set(Profile.model_fields)
+    assert {"schema_version", "machine", "bundle", "passes", "drafts", "trials", "bandwidth", "process_bytes"} <= names

@@ -1,0 +1,271 @@
+"""Calibration: what is measured, how often, in what time; the clock is a fake, no test asserts a time."""
+
+from __future__ import annotations
+
+import importlib
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import edgespec.runtimes.devices.trust as opening
+import edgespec.runtimes.opening as models
+from edgespec.engine.engine import Engine
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.planning.memory.budget import Available
+from edgespec.planning.profile.cache import save_profile
+from edgespec.planning.profile.record import Profile, find_profile, manifest_hash, prompts_digest
+from edgespec.planning.speed.prediction import speed_of
+from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
+from edgespec.planning.use import Use
+from edgespec.reports.calibrate import KV_SHARE, ROWS, SHARES, CalibrateOptions, Calibrator, calibrate
+from edgespec.reports.measuring import LEAST, MOST
+from edgespec.reports.trials import FEWEST_NEW, LEARN, run_trials
+from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import GoldenVector
+from edgespec.runtimes.slots.slot import Slot, open_slot
+from tests.conftest import DRAFT, HEAD_METHODS, TARGET, THREADS, fixed_skip_set, use_operators
+from tests.reports.test_measuring import Ticks
+from tests.support.device import HostModel
+
+calibrating = importlib.import_module("edgespec.reports.calibrate")
+OWN = ((1, 2, 3), (4, 5, 6, 7), (8, 9))
+METHODS = ["ngram", "speculative", "self-spec", "swift", *HEAD_METHODS]
+STEPS = {"speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode"}
+
+
+@pytest.fixture(params=["native", "stock"])
+def operators(request: pytest.FixtureRequest) -> Any:
+    return use_operators(request)
+
+
+@pytest.fixture
+def opened(bundles: Callable[..., Path]) -> Bundle:
+    """A bundle with every method, in the native layout."""
+    return Bundle.open(bundles("native"), check=False)
+
+
+def short(**changes: Any) -> CalibrateOptions:
+    """These bundles have no prompts of their own."""
+    values: dict[str, Any] = {"threads": THREADS, "seconds": 0.3, "context": 200, "prompts": OWN}
+    return CalibrateOptions(**values | changes)
+
+
+# -- a bundle, with native and stock operators -------------------------------------------------------------------------
+
+
+def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
+    stages: list[str] = []
+    made = calibrate(opened, short(operators=operators), 12345, lambda stage, *_: stages.append(stage))
+    assert list(dict.fromkeys(stages)) == list(SHARES)
+    assert Profile.model_validate_json(made.model_dump_json()) == made
+    assert (made.operators, made.threads, made.context, made.process_bytes) == (operators, THREADS, 200, 12345)
+    assert made.attention == ("f32" if operators == "stock" else "f16")
+    assert made.bundle == manifest_hash(opened.manifest)
+    assert made.weight_bytes == read_bytes(opened.manifest.target, operators)
+    assert set(made.passes) == {64, 182}
+    assert all(tuple(times) == ROWS and min(times.values()) > 0 for times in made.passes.values())
+    assert set(made.plain) == set(made.passes)
+    assert set(made.drafts) == STEPS
+    assert all(set(times) == {64, 182} for times in made.drafts.values())
+    assert set(made.prefill) == {64}
+    assert made.rows_exact
+    assert set(made.trials) == {"ar", *METHODS}
+    for name, found in made.trials.items():
+        assert found.tokens >= found.rounds >= 1
+        assert sum(found.rows.values()) == found.rounds
+        assert sum((rows - 1) * count for rows, count in found.rows.items()) == found.drafted
+        assert sum(found.accepted_at) <= found.accepted or name == "medusa"
+        assert found.round_ms > 0
+    assert made.trials["ar"].speedup == pytest.approx(1)
+    assert made.prompts == prompts_digest(OWN)
+    assert not made.notes
+
+
+def test_what_was_measured_predicts(opened: Bundle, operators: Any) -> None:
+    made = calibrate(opened, short(operators=operators))
+    for method, found in made.trials.items():
+        if method != "ar":
+            use = Use(method, operators, 200, threads=THREADS)
+            speed = speed_of(opened.manifest, use, made, depth=found.depth)
+            assert speed.basis == "calibrated"
+            assert speed.speedup == pytest.approx(found.speedup)
+
+
+def test_prompts_are_the_bundles_or_ones_own(opened: Bundle) -> None:
+    golden = [GoldenVector(prompt=list(prompt), method="ar", tokens=[1]) for prompt in OWN]
+    known = Bundle(opened.path, opened.manifest.model_copy(update={"golden": golden}))
+    made = calibrate(known, short(prompts=()))
+    assert made.trials
+    assert made.prompts == ""
+    other = calibrate(known, short())
+    assert other.prompts == prompts_digest(OWN) != prompts_digest(OWN[:1])
+    assert other.trials
+
+
+def test_a_bundle_without_prompts(opened: Bundle) -> None:
+    made = calibrate(opened, short(prompts=()))
+    assert made.trials == {}
+    assert any("no prompts" in note for note in made.notes)
+    assert calibrate(opened, short(trials=False)).trials == {}
+
+
+def test_a_method_that_fails_costs_only_itself(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgespec.drafters.medusa import Medusa
+
+    def broken(self: object, *_: object) -> None:
+        raise RuntimeError("no heads today")
+
+    monkeypatch.setattr(Medusa, "propose", broken)
+    made = calibrate(opened, short())
+    assert "medusa" not in made.trials
+    assert "ngram" in made.trials
+    assert any("medusa failed" in note and "no heads today" in note for note in made.notes)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------------
+
+
+def test_passes_follow_the_clock(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count(seconds: float) -> int:
+        ran: Counter[int] = Counter()
+
+        def counted(slot: Slot, rows: int) -> Callable[[], object]:
+            return lambda: ran.update([rows])
+
+        monkeypatch.setattr(calibrating, "_pass", counted)
+        made = Calibrator(opened, short(trials=False, seconds=seconds), lambda *_: None, Ticks(0.01))
+        made.begun = 0.0
+        made._passes(open_slot(made.engine.model), [10])
+        assert len(set(ran.values())) == 1  # each size as often as the others
+        return ran[1]
+
+    assert count(0.0) == 1 + LEAST
+    assert count(1e9) == 1 + MOST
+    # a turn of 6 sizes takes 0.13 by this clock; a third of the limit is for passes
+    assert 1 + LEAST < count(2.5) < 1 + MOST
+
+
+@pytest.mark.parametrize(("step", "depths"), [(1e-9, [5, 10, 20, 30]), (0.001, [5, 10, 20]), (1.0, [5, 10])])
+def test_the_deepest_passes_are_left_out_when_time_is_up(
+    opened: Bundle, monkeypatch: pytest.MonkeyPatch, step: float, depths: list[int]
+) -> None:
+    monkeypatch.setattr(calibrating, "_pass", lambda slot, rows: lambda: None)
+    # by the second of these clocks a depth's fewest turns take .05, and .11 are for all of them
+    made = Calibrator(opened, short(seconds=0.3), lambda *_: None, Ticks(step))
+    made.begun = 0.0
+    passes, plain = made._passes(open_slot(made.engine.model), [5, 10, 20, 30])
+    assert list(passes) == list(plain) == depths
+    assert bool(made.notes) == (len(depths) < 4)
+    assert all(f"beyond depth {depths[-1]}" in note for note in made.notes)
+
+
+def test_later_parts_have_what_is_left(opened: Bundle) -> None:
+    now = [0.0]
+    made = Calibrator(opened, short(seconds=10.0), lambda *_: None, lambda: now[0])
+    made.begun = 0.0
+    assert made._seconds("passes") == pytest.approx(10 * SHARES["passes"])
+    assert made._seconds("trials") == pytest.approx(10)
+    now[0] = 6.0
+    assert made._seconds("trials") == pytest.approx(4)
+    assert made._seconds("drafts") == pytest.approx(4 * SHARES["drafts"] / (SHARES["drafts"] + SHARES["trials"]))
+    now[0] = 60.0
+    assert made._seconds("trials") == 0
+
+
+@pytest.mark.parametrize(("step", "timed"), [(100.0, 1), (1e-9, 4)])
+def test_trials_end_in_time(opened: Bundle, step: float, timed: int) -> None:
+    engine, prompts = Engine(opened, threads=THREADS), [[1, 2, 3], [4, 5], [6, 7, 8]]
+    told: list[int] = []
+    found, failed = run_trials(
+        engine, engine, ["ngram"], prompts, 10.0, 1e9, Ticks(step), lambda done, of, what: told.append(done)
+    )
+    assert not failed
+    assert max(told) == LEARN + timed - 1
+    assert found["ar"].tokens == timed * FEWEST_NEW
+
+
+def test_depths_end_where_memory_does(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Calibrator(opened, short(context=None), lambda *_: None, Ticks(0.0))
+    context = opened.manifest.target.facts.context
+    assert made._depths() == [64, 512, context - 18]
+    assert not made.notes
+    token = kv_token_bytes(opened.manifest.target, "native")
+    for free, depths in ((100, [64, 100]), (80, [64]), (7, [7]), (0, [1])):  # tokens whose keys may be held
+        known = Available(1 << 30, int(free * token / KV_SHARE), "the machine")
+        monkeypatch.setattr(calibrating, "available_memory", lambda known=known: known)
+        assert made._depths() == depths
+    assert "memory" in made.notes[0]
+
+
+def test_a_tiny_context(opened: Bundle) -> None:
+    made = calibrate(opened, short(context=20))
+    assert set(made.passes) == {2}
+    assert list(made.prefill) == [0]
+    tiny = calibrate(opened, short(context=8))
+    assert max(tiny.passes[1]) == 5  # rows that fit
+
+
+# -- slots -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_stand_in_is_a_slot_at_a_depth(opened: Bundle, operators: Any) -> None:
+    engine = Engine(opened, threads=THREADS, operators=operators)
+    slot = open_slot(engine.model, context=400)
+    slot.stand_in(300)
+    assert len(slot.tokens) == 300
+    assert slot.capacity >= 300
+    assert np.isfinite(slot.forward(np.zeros(3, np.int64)).logits).all()
+    kept = slot.snapshot()
+    assert all(not array.any() for array in kept.values())
+    # what is prefilled afterwards is as on a new slot
+    slot.follow([])
+    slot.prefill([5, 6, 7])
+    fresh = open_slot(engine.model, context=400)
+    fresh.prefill([5, 6, 7])
+    token = np.array([8], np.int64)
+    np.testing.assert_array_equal(slot.forward(token).logits.copy(), fresh.forward(token).logits)
+
+
+# -- a device ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device webgpu is the host."""
+    monkeypatch.setattr(opening, "try_apart", opening.try_here)
+    monkeypatch.setattr(opening, "DeviceModel", HostModel)
+    monkeypatch.setattr(models, "DeviceModel", HostModel)
+
+
+@pytest.mark.usefixtures("on_host")
+def test_a_device_is_measured_as_well(tmp_path: Path) -> None:
+    options = ExportOptions(
+        TARGET,
+        tmp_path / "bundle",
+        ["speculative", "self-spec", "swift", "medusa"],
+        "fp32",
+        draft=DRAFT,
+        skip_set=fixed_skip_set(tmp_path, TARGET),
+        threads=1,
+        devices=("webgpu",),
+    )
+    Exporter(options).run()
+    opened = Bundle.open(options.output, check=False)
+    made = calibrate(opened, CalibrateOptions(threads=1, device="webgpu", seconds=0.1, context=300, prompts=OWN))
+    assert (made.device, made.operators) == ("webgpu", "stock")
+    assert made.machine.driver == devices.driver("webgpu")
+    assert set(made.trials) == {"ar", "ngram", "speculative", "self-spec", "medusa"}  # swift cannot run there
+    assert max(made.passes) <= 300 - max(ROWS) - 1
+    save_profile(made)
+    assert find_profile(opened.manifest, threads=1, device="webgpu") == made
+    assert find_profile(opened.manifest, threads=1) is None
+    use = Use("speculative", "stock", 300, threads=1, device="webgpu")
+    assert speed_of(opened.manifest, use, made).basis == "calibrated"
+    cpu = Use("speculative", "stock", 300, threads=1)
+    assert speed_of(opened.manifest, cpu, made).basis == "scaled"

@@ -1,0 +1,180 @@
+"""Trying a device before it is trusted: faults are noticed, and a driver that crashes does not crash this process."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+import edgespec.runtimes.devices.trial as trying
+import edgespec.runtimes.devices.trust as opening
+from edgespec.engine.loading import load
+from edgespec.errors import BundleError, DeviceError
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.devices.model import NARROW
+from edgespec.runtimes.devices.trust import check_trial, golden_step
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import PRECISIONS, Precision
+from edgespec.runtimes.files.repack import cache_folder
+from tests.conftest import TARGET
+from tests.support.device import HostModel
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("trial") / "bundle"
+    kinds: Any = {"devices": ("webgpu",), "device_precisions": PRECISIONS, "threads": 1}
+    Exporter(ExportOptions(TARGET, output, [], "int4", **kinds)).run()
+    return output
+
+
+FAULTS = ("none", "interleaved rotation", "positions one off", "keys for values", "swapped heads", "stale cache",
+          "no mask for trees", "one layer left out")  # fmt: skip
+
+
+def faulty(bundle: Path, folder: Path, fault: str, precision: Precision) -> HostModel:
+    """The bundle's graphs with a fault, as a wrong kernel would have it, in ``folder``."""
+    shutil.copytree(bundle, folder, dirs_exist_ok=True)
+    part = Bundle.open(bundle, check=False).manifest.target
+    model = HostModel(folder, part, "webgpu", precision=precision)
+    path = folder / model.graph.file
+    proto = onnx.load(path, load_external_data=False)
+    attention = [node for node in proto.graph.node if node.op_type == "GroupQueryAttention"]
+    if fault == "interleaved rotation":
+        for node in (node for node in proto.graph.node if node.op_type == "RotaryEmbedding"):
+            node.attribute.append(helper.make_attribute("interleaved", 1))
+    elif fault == "keys for values":
+        attention[1].input[1], attention[1].input[2] = attention[1].input[2], attention[1].input[1]
+    elif fault == "swapped heads":
+        size, at = model.facts.head_dim, list(proto.graph.node).index(attention[2])
+        order = np.arange(model.facts.heads * size).reshape(-1, size)[::-1].reshape(-1)
+        proto.graph.initializer.append(onnx.numpy_helper.from_array(order, "order"))
+        reader = next(node for node in proto.graph.node if attention[2].output[0] in node.input)
+        reader.input[0] = "swapped"
+        proto.graph.node.insert(
+            at + 1, helper.make_node("Gather", [attention[2].output[0], "order"], ["swapped"], axis=2)
+        )
+    elif fault == "one layer left out":
+        adds = [node for node in proto.graph.node if node.op_type == "Add"]
+        for node in proto.graph.node:
+            for at, name in enumerate(node.input):
+                if name == adds[5].output[0]:
+                    node.input[at] = adds[3].output[0]
+    Path(path).write_bytes(proto.SerializeToString())
+    model = HostModel(folder, part, "webgpu", precision=precision)
+    run = model.run
+
+    def wrong(which: str, small: Any, held: Any, kept: Any, wanted: Any) -> Any:
+        small, held, kept = dict(small), dict(held), dict(kept)
+        if fault == "positions one off" and small.get("past", [0])[0] > 0:
+            small["pos"] = small["pos"] + 1
+        if fault == "no mask for trees" and "tree" in small:
+            small["tree"] = np.zeros_like(small["tree"])
+        if fault == "stale cache" and small.get("past", [0])[0] > 0:
+            kept |= {name: model.put(np.zeros(kept[name].shape(), model.number)) for name in kept if "present" in name}
+        return run(which, small, held, kept, wanted)
+
+    model.run = wrong  # type: ignore[method-assign]
+    return model
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_are_noticed(
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, precision: Precision
+) -> None:
+    """By the comparison with the CPU, or by that of passes: tolerances must lie between roundings and faults."""
+    monkeypatch.setattr(opening, "driver", lambda _: "host")
+    model = faulty(bundle, tmp_path / "copy", fault, precision)
+    found = golden_step(model.folder, model.part, model, 1)
+    if fault == "none":
+        check_trial("webgpu", model.part.format, found)
+        return
+    with pytest.raises(
+        DeviceError, match=r"gives wrong numbers here: (its logits differ|rows of one text differ)"
+    ) as wrong:
+        check_trial("webgpu", model.part.format, found)
+    assert ("device precision fp32" in str(wrong.value.hint)) == (precision == "fp16")
+
+
+# -- the other process -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def usable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Device webgpu is there."""
+    monkeypatch.setattr(trying, "require_device", lambda _: None)
+    monkeypatch.setattr(opening, "driver", lambda _: "a driver that crashes")
+
+
+@pytest.mark.parametrize(
+    "program, said",
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
+        ("import os; os.abort()", "was killed by SIGABRT"),
+        ("import sys; sys.exit('vkCreateDevice failed')", "ended with status 1: vkCreateDevice failed"),
+        ("import time; time.sleep(60)", "was not done after 1 seconds"),
+    ],
+    ids=["segfault", "abort", "exit", "hang"],
+)
+def test_a_driver_that_crashes_or_hangs(
+    bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch, program: str, said: str
+) -> None:
+    monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(trying, "SECONDS", 1.0)
+    before = opening._known()
+    for _ in range(2):  # a crash is no success to remember
+        with pytest.raises(DeviceError, match="device webgpu: a trial") as error:
+            load(bundle, device="webgpu")
+        assert said in str(error.value)
+        assert "use device cpu" in str(error.value.hint)
+    assert opening._known() == before
+
+
+def test_errors_come_back_from_the_other_process(
+    bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The real one, which finds no provider library."""
+    monkeypatch.setenv("EDGESPEC_WEBGPU_LIBRARY", str(tmp_path / "none.so"))
+    with pytest.raises(DeviceError, match=r"none\.so: no such file") as error:
+        load(bundle, device="webgpu", device_precision="fp32")
+    assert "edgespec[webgpu]" in str(error.value.hint)
+    with pytest.raises(DeviceError, match="device webgpu: the CPU"):
+        trying._answer({"error": "DeviceError", "message": "device webgpu: the CPU", "hint": None})
+
+
+def test_what_the_other_process_found(bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = '{"precision": "fp16", "cpu": 0.001, "passes": 0.002, "wide": 0.5}'
+    program = f"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text({answer!r})"
+    monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(opening, "driver", lambda _: "another driver")
+    monkeypatch.setattr(opening, "DeviceModel", HostModel)
+    engine = load(bundle, device="webgpu")
+    assert isinstance(engine.model, HostModel)
+    assert (engine.model.precision, engine.model.most_rows) == ("fp16", NARROW)
+    monkeypatch.setattr(trying, "COMMAND", ("no such program",))  # remembered
+    load(bundle, device="webgpu")
+    assert "another driver" in (cache_folder() / "devices.json").read_text("utf-8")
+    bad = answer.replace("0.002", "NaN")
+    program = f"import sys, pathlib; pathlib.Path(sys.argv[2]).write_text({bad!r})"
+    monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
+    monkeypatch.setattr(opening, "driver", lambda _: "a third driver")
+    with pytest.raises(DeviceError, match="rows of one text differ by nan% between its passes"):
+        load(bundle, device="webgpu")
+
+
+def test_a_bundle_without_graphs_is_not_tried(bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trying, "COMMAND", ("no such program",))
+    manifest = Bundle.open(bundle).manifest
+    graphs = {name: graph for name, graph in manifest.target.graphs.items() if graph.precision == "fp32"}
+    part = manifest.target.model_copy(update={"graphs": graphs})
+    half = Bundle(bundle, manifest.model_copy(update={"target": part}))
+    with pytest.raises(BundleError, match="no fp16 graphs for device webgpu, but fp32"):
+        opening.open_on_device(half, "webgpu", "fp16", True, 1)

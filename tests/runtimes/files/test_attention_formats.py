@@ -1,0 +1,258 @@
+"""Native attention in every format of keys and values, against numpy; and bit for bit whatever stands beside a row."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import SkipSet
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS, KeyFormat, KvFormat, ValueFormat
+from edgespec.runtimes.files.manifest import Attention
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.slots.native import NativeSlot
+from tests.support.coded import Prepared, decoded, expected_logits, prepare, random_tokens
+
+pytestmark = pytest.mark.skipif(native_library().path is None, reason="no native operators here")
+
+KEYS: tuple[KeyFormat, ...] = ("f32", "f16", "int8", "int4", "nomad1", "nomad2")
+VALUES: tuple[ValueFormat, ...] = ("f32", "f16", "int8")
+ROOT = Path(__file__).resolve().parents[3]
+WINDOW, SINKS = 21, 3
+LENGTH = 600  # crosses blocks of 128 and splits of 256
+CODED = {name: kv for name, kv in ATTENTION.items() if name not in ("f32", "f16")}
+Logits = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Prepared]:
+    known: dict[str, Prepared] = {}
+
+    def get(name: str) -> Prepared:
+        if name not in known:
+            known[name] = prepare(tmp_path_factory.mktemp(name), name)
+        return known[name]
+
+    return get
+
+
+def formats() -> Iterator[KvFormat]:
+    for keys in KEYS:
+        for values in VALUES:
+            yield KvFormat(keys, values)
+            yield KvFormat(keys, values, window=WINDOW, sinks=SINKS)
+
+
+def name_of(kv: KvFormat) -> str:
+    return f"{kv.keys}-{kv.values}{'-window' if kv.window else ''}"
+
+
+def ids(tokens: Sequence[int]) -> NDArray[np.int64]:
+    return np.asarray(tokens, np.int64)
+
+
+def advance(slot: NativeSlot, tokens: Sequence[int], sizes: Sequence[int]) -> Logits:
+    """Logits [n, vocab] of passes of the given sizes in turn, all rows kept."""
+    found, at, turn = [], 0, 0
+    while at < len(tokens):
+        rows = ids(tokens[at : at + sizes[turn % len(sizes)]])
+        found.append(slot.forward(rows).logits.copy())
+        slot.keep(range(len(rows)))
+        at, turn = at + len(rows), turn + 1
+    return np.concatenate(found)
+
+
+# -- against numpy -----------------------------------------------------------------------------------------------------
+
+
+CASES = [("padded", kv) for kv in formats()] + [("whole", kv) for kv in formats() if kv.values == "int8"]
+
+
+@pytest.mark.parametrize("name, kv", CASES, ids=lambda case: case if isinstance(case, str) else name_of(case))
+def test_equals_numpy(made: Callable[[str], Prepared], name: str, kv: KvFormat) -> None:
+    model = made(name)
+    tokens = random_tokens(model.part.facts.vocab, LENGTH)
+    slot = model.slot(kv, threads=2)
+    got = advance(slot, tokens, [1, 128, 3, 17, 64])
+    want = expected_logits(model, kv, tokens, slot.snapshot())
+    error = np.abs(got - want).max(-1) / want.std()  # [LENGTH]
+    # a level, or an exact key's last bit, that numpy rounds the other way moves a row a little; nothing else may
+    assert np.median(error) < 5e-5
+    assert np.quantile(error, 0.9) < 5e-3
+    assert error.max() < 0.08
+
+
+def test_codes_stand_for_the_keys(made: Callable[[str], Prepared]) -> None:
+    model = made("padded")
+    tokens = random_tokens(model.part.facts.vocab, 200, 1)
+    exact = model.slot(ATTENTION["f32"])
+    exact.prefill(tokens)
+    errors = {}
+    for keys in ("int4", "nomad1", "nomad2"):
+        slot = model.slot(KvFormat(keys, "f32"))
+        slot.prefill(tokens)
+        name = "past_key_values.0.key"  # of the first layer, which no attention has touched
+        codes, wanted = slot.snapshot()[name], exact.snapshot()[name]
+        back = np.stack([decoded(codes[head], keys, model.tables[keys][0, head]) for head in range(len(codes))])
+        errors[keys] = float(np.square(back - wanted).mean() / np.square(wanted).mean())
+    assert errors["nomad1"] < errors["int4"] < 0.02
+    assert errors["nomad2"] < 0.2
+
+
+DIGESTS = """
+import hashlib, sys, tempfile
+from pathlib import Path
+from edgespec.runtimes.files.kv import ATTENTION
+from tests.support.coded import prepare, random_tokens
+from tests.runtimes.files.test_attention_formats import advance
+made = prepare(Path(tempfile.mkdtemp()), "padded")
+tokens = random_tokens(made.part.facts.vocab, 150)
+for kv in ATTENTION.values():
+    print(hashlib.sha256(advance(made.slot(kv), tokens, [1, 40, 7]).tobytes()).hexdigest())
+"""
+
+
+def test_portable_kernels_have_the_same_bits() -> None:
+    found = set()
+    for isa in ("scalar", native_library().isa):
+        done = subprocess.run(
+            [sys.executable, "-c", DIGESTS],
+            env={**os.environ, "EDGESPEC_ISA": isa, "PYTHONPATH": str(ROOT)},
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert done.stdout.count("\n") == len(ATTENTION)
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+# -- bit for bit -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, kv", CODED.items(), ids=list(CODED))
+def test_rows_of_any_pass_equal_plain_decoding(made: Callable[[str], Prepared], name: str, kv: KvFormat) -> None:
+    model = made("padded")
+    tokens = random_tokens(model.part.facts.vocab, 400, 2)
+    plain = advance(model.slot(kv), tokens, [1])
+    for sizes in ([128], [5], [2, 31, 1, 77]):
+        np.testing.assert_array_equal(advance(model.slot(kv, threads=2), tokens, sizes), plain)
+    slot = model.slot(kv)
+    slot.prefill(tokens[:-1])
+    np.testing.assert_array_equal(slot.forward(ids(tokens[-1:])).logits[0], plain[-1])
+
+
+@pytest.mark.parametrize("depth", [2, 250])  # the tree crosses the sinks; a block and a split
+@pytest.mark.parametrize("name, kv", CODED.items(), ids=list(CODED))
+def test_a_tree_equals_its_paths(made: Callable[[str], Prepared], name: str, kv: KvFormat, depth: int) -> None:
+    model = made("whole")
+    past = random_tokens(model.part.facts.vocab, depth, 3)
+    nodes, parents = random_tokens(model.part.facts.vocab, 9, 4), [-1, 0, 0, 2, 1, 3, 3, 6, 6]
+    slot, plain = model.slot(kv), model.slot(kv)
+    slot.prefill(past)
+    logits = slot.forward(ids(nodes), ids(parents)).logits.copy()
+    for leaf in range(len(nodes)):
+        path = [leaf]
+        while parents[path[0]] >= 0:
+            path.insert(0, parents[path[0]])
+        plain.follow(past)
+        plain.prefill(past[len(plain.tokens) :])
+        rows = plain.forward(ids([nodes[node] for node in path])).logits
+        # values are summed by where they lie, int8 weights in groups of 32 places, and a code may then round away
+        assert np.abs(logits[leaf] - rows[-1]).max() < 0.05 * rows.std()
+    path = [0, 2, 3, 6, 8]
+    slot.keep(path)
+    plain.follow(past)
+    plain.prefill([*past[len(plain.tokens) :], *(nodes[node] for node in path)])
+    after = random_tokens(model.part.facts.vocab, 40, 5)
+    first, other = advance(slot, after, [1, 7]), advance(plain, after, [1, 7])
+    assert np.abs(first[0] - other[0]).max() < 0.05 * other.std()
+    for kind in ("key", "value"):  # those of the first layer depend on no attention
+        name_of_first = f"past_key_values.0.{kind}"
+        np.testing.assert_array_equal(slot.snapshot()[name_of_first], plain.snapshot()[name_of_first])
+
+
+@pytest.mark.parametrize("name, kv", CODED.items(), ids=list(CODED))
+def test_rollback(made: Callable[[str], Prepared], name: str, kv: KvFormat) -> None:
+    model = made("padded")
+    text, other = (random_tokens(model.part.facts.vocab, 450, seed) for seed in (6, 7))
+    slot = model.slot(kv)
+    slot.prefill(text)
+    for back in (1, 60, LONGEST_PASS - 30, 300):
+        kept = len(text) - back
+        branch = [*text[:kept], *other[: back // 2 + 1]]
+        same = slot.follow(branch[:-1])
+        assert same in (0, kept)  # exact recent keys that are gone are made again
+        assert same == kept or (kv.ring and back > LONGEST_PASS - 100)
+        slot.prefill(branch[same:-1])
+        got = slot.forward(ids(branch[-1:])).logits[0].copy()
+        fresh = model.slot(kv)
+        fresh.prefill(branch[:-1])
+        np.testing.assert_array_equal(got, fresh.forward(ids(branch[-1:])).logits[0])
+        slot.keep([0])
+        text = branch
+
+
+@pytest.mark.parametrize("name, kv", CODED.items(), ids=list(CODED))
+def test_rows_that_were_not_kept_leave_nothing(made: Callable[[str], Prepared], name: str, kv: KvFormat) -> None:
+    model = made("padded")
+    text, other = (random_tokens(model.part.facts.vocab, 420, seed) for seed in (8, 9))
+    slot, fresh = model.slot(kv), model.slot(kv)
+    slot.prefill(text)
+    slot.forward(ids(other[:100]))  # refused guesses
+    slot.forward_draft(ids(other[:3]), 0, SkipSet((0,), (1,)))
+    for kept in (420, 380, 300):
+        same = slot.follow(text[:kept])
+        slot.prefill(text[same:kept])
+        fresh.follow([])
+        fresh.prefill(text[:kept])
+        following = ids(other[200:204])
+        np.testing.assert_array_equal(slot.forward(following).logits, fresh.forward(following).logits)
+
+
+@pytest.mark.parametrize("keys", ["f16", "int8", "int4"])
+def test_drafts_that_read_codes_change_no_other_row(made: Callable[[str], Prepared], keys: Attention) -> None:
+    model = made("padded")
+    text = random_tokens(model.part.facts.vocab, 500, 10)
+    base = ATTENTION[keys]
+    both = KvFormat(base.keys, base.values, "nomad1", base.window, 4, draft_window=64)
+    plain = advance(model.slot(base), text, [1])
+    slot, same = model.slot(both), model.slot(base)
+    found, differ = [], 0
+    for at in range(0, len(text), 5):
+        rough = slot.forward_draft(ids(text[at : at + 2])).logits.copy()
+        exact = same.forward_draft(ids(text[at : at + 2])).logits
+        differ += not np.array_equal(rough, exact)
+        found.append(slot.forward(ids(text[at : at + 5])).logits.copy())
+        slot.keep(range(5))
+        same.prefill(text[at : at + 5])
+    np.testing.assert_array_equal(np.concatenate(found), plain)
+    assert differ > 50, "drafts do not read the codes"
+
+
+# -- what is refused ---------------------------------------------------------------------------------------------------
+
+
+def test_hypotheses_beyond_the_ring(made: Callable[[str], Prepared]) -> None:
+    model = made("padded")
+    slot = model.slot(ATTENTION["nomad"])
+    slot.prefill(random_tokens(model.part.facts.vocab, 400))
+    with pytest.raises(InvalidRequest, match="exact recent keys"):
+        slot.forward_hypotheses(ids([5]), ids([100]), ids([-1]))
+
+
+def test_tables_that_do_not_fit(made: Callable[[str], Prepared], tmp_path: Path) -> None:
+    model = made("padded")
+    part = model.part.model_copy(update={"attention": None})
+    with pytest.raises(BundleError, match="need tables"):
+        Prepared(model.folder, model.arch, part, {}).slot(ATTENTION["int4"])
+    facts = model.part.facts.model_copy(update={"kv_heads": 1})
+    with pytest.raises(BundleError, match=r"expected float32 \[2, 1, 2, 32\], got float32 \[2, 2, 2, 32\]"):
+        Prepared(model.folder, model.arch, model.part.model_copy(update={"facts": facts}), {}).slot(ATTENTION["int4"])

@@ -1,0 +1,253 @@
+"""The other layout on demand: the very bytes of a direct export, made once, whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.errors import BundleError
+from edgespec.runtimes.files import repack
+from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
+from edgespec.runtimes.files.repack import cache_folder, repacked_bytes, usable_graph
+from tests.conftest import Written
+from tests.support import hf
+
+ROOT = Path(__file__).resolve().parents[3]
+NAMES = (*sorted(hf.CORE), "builtin:shakespeare")
+OTHER: dict[Operators, Operators] = {"stock": "native", "native": "stock"}
+
+Write = Callable[..., Written]
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of this test's own."""
+    folder = tmp_path / "own-cache"
+    monkeypatch.setenv("EDGESPEC_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def copied(writer: Write, tmp_path: Path) -> Written:
+    """A model in the native layout that a test may change."""
+    made = writer("native", "qwen2_tied_gqa7", "int4")
+    return Written(Path(shutil.copytree(made.folder, tmp_path / "model")), made.arch, made.part, made.errors)
+
+
+def convert(made: Written) -> Path:
+    """The graph of the other kind of operators, wherever it lies now."""
+    name = "gated" if made.part.layout == "native" else "native"
+    return usable_graph(made.folder, made.part, made.part.graphs[name])
+
+
+# -- the bytes ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", ["stock", "native"])
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("name", NAMES)
+def test_converted_weights_are_those_of_a_direct_export(
+    writer: Write, cache: Path, name: str, form: Format, layout: Operators
+) -> None:
+    made, direct = writer(layout, name, form), writer(OTHER[layout], name, form)
+    graph = convert(made)
+    assert graph.is_relative_to(cache)
+    assert graph.read_bytes() == (direct.folder / graph.name).read_bytes()
+    assert (graph.parent / "model.data").read_bytes() == (direct.folder / "model.data").read_bytes()
+    own = made.main
+    assert usable_graph(made.folder, made.part, made.part.graphs[own]) == made.folder / made.part.graphs[own].file
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_few_tiles_at_a_time_give_the_same_bytes(
+    writer: Write, cache: Path, form: Format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(repack, "_TILES", 3)
+    for layout in OTHER:
+        made, direct = writer(layout, "builtin:shakespeare", form), writer(OTHER[layout], "builtin:shakespeare", form)
+        assert (convert(made).parent / "model.data").read_bytes() == (direct.folder / "model.data").read_bytes()
+
+
+@pytest.mark.usefixtures("native")
+def test_converted_weights_run(writer: Write, cache: Path) -> None:
+    """Native operators over converted weights say what they say over their own, and so do stock ones."""
+    import numpy as np
+
+    tokens = np.arange(2, 22)
+    for graph in ("native", "gated"):
+        rows = [writer(layout, "qwen2_untied", "int4").slot(graph).forward(tokens).logits.copy() for layout in OTHER]
+        np.testing.assert_array_equal(*rows)
+
+
+# -- the cache ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_second_use_finds_what_the_first_made(copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = convert(copied)
+    monkeypatch.setattr(repack, "_convert", None)
+    assert convert(copied) == first
+    plain = usable_graph(copied.folder, copied.part, copied.part.graphs["plain"])  # the same weights, another graph
+    assert plain.parent == first.parent
+    assert sorted(path.name for path in first.parent.iterdir()) == ["model.data", "model.onnx", "model.plain.onnx"]
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_changed_bundle_is_converted_anew(copied: Written, cache: Path) -> None:
+    first = convert(copied)
+    weights = copied.folder / "model.data"
+    weights.write_bytes(weights.read_bytes())
+    os.utime(weights, ns=(1, 1))
+    second = convert(copied)
+    assert second.parent != first.parent
+    assert second.read_bytes() == first.read_bytes()
+    graph = copied.folder / "model.onnx"
+    changed = graph.read_bytes() + b"\x82\x01\x00"
+    graph.write_bytes(changed)  # a newer graph over the same weights
+    assert convert(copied).read_bytes() == changed
+
+
+def test_a_copy_elsewhere_has_a_cache_of_its_own(copied: Written, cache: Path, tmp_path: Path) -> None:
+    other = Written(Path(shutil.copytree(copied.folder, tmp_path / "other")), copied.arch, copied.part, copied.errors)
+    assert convert(copied).parent != convert(other).parent
+
+
+def test_the_cache_says_how_large_it_is(copied: Written, cache: Path) -> None:
+    assert repacked_bytes(copied.folder, copied.part) == 0
+    graph = convert(copied)
+    sizes = sum(path.stat().st_size for path in graph.parent.iterdir())
+    assert repacked_bytes(copied.folder, copied.part) == sizes > graph.stat().st_size
+    assert repacked_bytes(copied.folder, copied.part.model_copy(update={"index": None})) == 0
+
+
+def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("EDGESPEC_CACHE", "XDG_CACHE_HOME", "LOCALAPPDATA"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_folder() == Path.home() / ".cache" / "edgespec"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "a"))
+    assert cache_folder() == tmp_path / "a" / "edgespec"
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "b"))
+    assert cache_folder() == tmp_path / "b"
+
+
+# -- what can go wrong -------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_nothing(copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = repack._to_stock, 0
+
+    def fail_later(*arguments: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return original(*arguments)
+
+    monkeypatch.setattr(repack, "_to_stock", fail_later)
+    with pytest.raises(BundleError, match=r"cannot convert the weights: .*No space left(.|\n)*EDGESPEC_CACHE"):
+        convert(copied)
+    assert list(cache.iterdir()) == []
+    monkeypatch.undo()
+    monkeypatch.setenv("EDGESPEC_CACHE", str(cache))
+    assert convert(copied).is_file()
+
+
+def test_a_disk_that_fills_with_the_graph_is_named_too(
+    copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("edgespec.runtimes.files.repack.shutil.copyfile", fail)
+    with pytest.raises(BundleError, match="No space left"):
+        convert(copied)
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.name != "model.data"]
+
+
+def test_an_interrupted_conversion_leaves_nothing(
+    copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(repack, "_to_stock", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        convert(copied)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written(copied: Written, cache: Path) -> None:
+    cache.write_text("a file", "utf-8")
+    with pytest.raises(BundleError, match=r"own-cache(.|\n)*EDGESPEC_CACHE"):
+        convert(copied)
+
+
+def test_a_bundle_without_an_index_cannot_be_converted(copied: Written, cache: Path) -> None:
+    part = copied.part.model_copy(update={"index": None})
+    with pytest.raises(BundleError, match="has no weights for stock operators"):
+        usable_graph(copied.folder, part, part.graphs["gated"])
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"matrices": {}, "stock": {}}'])
+def test_a_broken_index_is_named(copied: Written, cache: Path, content: str) -> None:
+    (copied.folder / "model.weights.json").write_text(content, "utf-8")
+    with pytest.raises(BundleError, match=r"model\.weights\.json"):
+        convert(copied)
+
+
+CONVERT = """
+import sys
+from pathlib import Path
+from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.files.repack import usable_graph
+
+part = ModelPart.model_validate_json(sys.argv[2])
+print(usable_graph(Path(sys.argv[1]), part, part.graphs["gated"]))
+"""
+
+
+def start(made: Written) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CONVERT, str(made.folder), json.dumps(made.part.model_dump(mode="json"))]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+
+
+def test_two_processes_at_once(copied: Written, writer: Write, cache: Path) -> None:
+    running = [start(copied) for _ in range(2)]
+    graphs = set()
+    for one in running:
+        out, err = one.communicate(timeout=60)
+        assert one.returncode == 0, err
+        graphs.add(out.strip())
+    (graph,) = map(Path, graphs)
+    assert [path.name for path in cache.iterdir()] == [graph.parent.name]
+    assert sorted(path.name for path in graph.parent.iterdir()) == ["model.data", "model.onnx"]
+    direct = writer("stock", "qwen2_tied_gqa7", "int4").folder
+    assert (graph.parent / "model.data").read_bytes() == (direct / "model.data").read_bytes()
+
+
+def test_the_loser_of_a_race_uses_what_the_winner_made(
+    copied: Written, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both have converted; the other one's folder takes the name just before ours would."""
+    original = repack._to_stock
+    winner = convert(copied)
+    kept = cache / "winner"
+    winner.parent.rename(kept)
+
+    def overtaken(*arguments: Any) -> Any:
+        if kept.exists():
+            kept.rename(winner.parent)
+        return original(*arguments)
+
+    monkeypatch.setattr(repack, "_to_stock", overtaken)
+    assert convert(copied) == winner
+    assert [path.name for path in cache.iterdir()] == [winner.parent.name]

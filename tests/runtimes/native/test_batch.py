@@ -1,0 +1,123 @@
+"""Passes of several sequences that run as one give each of them the bits that it gets alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS
+from edgespec.runtimes.files.manifest import Attention, Operators
+from edgespec.runtimes.slots.native_batch import NativeBatch, Wanted
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+from tests.conftest import Written, use_operators
+
+NAME = "builtin:shakespeare"
+
+
+@pytest.fixture(params=["native"])
+def operators(request: pytest.FixtureRequest) -> Operators:
+    return use_operators(request)
+
+
+@pytest.fixture(params=["f16", "int8"])
+def model(written: Callable[..., Written], request: pytest.FixtureRequest) -> Model:
+    made = written(NAME, "int4")
+    form: Attention = request.param
+    return Model(made.folder, made.part, made.main, 2, ATTENTION[form])
+
+
+def text(model: Model, count: int, seed: int) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(2, model.facts.vocab, count).tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -> None:
+    """Rounds of four sequences, one of them long enough to be cut into splits, in a batch and each alone."""
+    rng = np.random.default_rng(1)
+    lengths = (3, 700, 40, 129)
+    batch = NativeBatch(model, len(lengths))
+    alone: list[Slot] = [open_slot(model) for _ in lengths]
+    for number, length in enumerate(lengths):
+        for slot in (batch.slots[number], alone[number]):
+            slot.prefill(text(model, min(length, model.facts.context - 64), number))
+    for turn in range(6):
+        wanted: list[Wanted] = []
+        for number in rng.permutation(len(lengths))[: 4 if turn % 2 else 3]:
+            n = int(rng.integers(1, 7))
+            tokens = np.array(text(model, n, 10 * turn + int(number)), np.int64)
+            parents = None
+            if turn % 3 == 2:
+                parents = np.array([int(rng.integers(-1 if row == 0 else 0, max(row, 1))) for row in range(n)])
+                parents[0] = -1
+            wanted.append(Wanted(batch.slots[number], tokens, parents))
+        outputs = batch.forward(wanted, best)
+        for item, output in zip(wanted, outputs, strict=True):
+            slot = alone[item.slot.number]
+            expected = (slot.forward_best if best else slot.forward)(item.tokens, item.parents)  # type: ignore[attr-defined]
+            np.testing.assert_array_equal(output.logits, expected.logits)
+            if best:
+                assert output.best is not None
+                for got, wished in zip(output.best, expected.best or (), strict=True):
+                    np.testing.assert_array_equal(got, wished)
+            path = [0]
+            for row in range(1, len(item.tokens)):
+                if (row - 1 if item.parents is None else item.parents[row]) == path[-1] and rng.random() < 0.7:
+                    path.append(row)
+            for at in (slot, item.slot):
+                at.keep(path)
+    for number, slot in enumerate(alone):
+        mine = batch.slots[number].snapshot()
+        assert batch.slots[number].tokens == slot.tokens
+        for name, values in slot.snapshot().items():
+            np.testing.assert_array_equal(mine[name], values)
+
+
+def test_growth_keeps_what_every_slot_holds(model: Model) -> None:
+    batch = NativeBatch(model, 3, reserve=1)
+    small = batch.kv_bytes
+    for number, slot in enumerate(batch.slots):
+        slot.prefill(text(model, 20 + number, number))
+    before = [slot.snapshot() for slot in batch.slots]
+    batch.slots[1].prefill(text(model, 400, 7))
+    assert batch.kv_bytes > small
+    assert len({slot.capacity for slot in batch.slots}) == 1
+    for number in (0, 2):
+        for name, values in batch.slots[number].snapshot().items():
+            np.testing.assert_array_equal(values, before[number][name])
+    outputs = batch.forward([Wanted(slot, np.array([5], np.int64)) for slot in batch.slots])
+    for slot, output in zip(batch.slots, outputs, strict=True):
+        other = open_slot(model)
+        other.prefill(slot.tokens)
+        np.testing.assert_array_equal(output.logits, other.forward(np.array([5], np.int64)).logits)
+
+
+def test_a_slot_still_works_alone(model: Model) -> None:
+    batch = NativeBatch(model, 2)
+    slot, other = batch.slots[1], open_slot(model)
+    tokens = text(model, 30, 3)
+    tree, parents = np.array(tokens[:4], np.int64), np.array([-1, 0, 0, 2], np.int64)
+    for at in (slot, other):
+        at.prefill(tokens)
+        at.forward(tree, parents)
+        at.keep([0, 2, 3])  # moves rows, which the next pass carries out
+    (output,) = batch.forward([Wanted(slot, tree[:1])])
+    np.testing.assert_array_equal(output.logits, other.forward(tree[:1]).logits)
+
+
+def test_what_a_batch_refuses(model: Model) -> None:
+    batch, other = NativeBatch(model, 2), NativeBatch(model, 1)
+    row = np.array([5], np.int64)
+    first, second = batch.slots
+    with pytest.raises(InvalidRequest, match="at most one pass of each slot"):
+        batch.forward([Wanted(first, row), Wanted(first, row)])
+    with pytest.raises(InvalidRequest, match="of this batch"):
+        batch.forward([Wanted(first, row), Wanted(other.slots[0], row)])
+    with pytest.raises(InvalidRequest, match="rows in a pass"):
+        batch.forward([Wanted(first, np.zeros(LONGEST_PASS, np.int64)), Wanted(second, row)])
+    with pytest.raises(InvalidRequest, match="at least one slot"):
+        NativeBatch(model, 0)

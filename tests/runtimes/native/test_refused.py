@@ -1,0 +1,153 @@
+"""Programs of newer steps that the native operator refuses, in words; nothing ends the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from edgespec.errors import BundleError
+from tests.runtimes.native.test_steps import random
+from tests.support.native_graph import Node, Rows, Weights
+
+pytestmark = pytest.mark.usefixtures("native")
+
+GOOD = """floats 0 32
+floats 1 32
+floats 2 16
+acts 0 32
+load out=1 k=32
+split x=1 n=16 times=2 out=2
+embed w=0 kind=r32 n=8 k=32 out=0 scale=2 positions=1
+activate x=0 k=32 fn=gelu rows=0
+norm x=0 norm=2 beta=3 center=1 eps=1e-5 k=32 out=1 add=1
+heads qx=0 kx=2 vx=2 dim=16 heads=2 kv=1 layer=0
+attend out=1 layer=0 heads=2 kv=1 dim=16 window=4 cap=2
+quantize x=1 norm=2 beta=3 center=1 k=32 kind=f32 out=0 rows=1
+logits act=0 w=4 kind=f32 n=8 k=32 bias=5 scale=0.5 cap=30
+store x=1 k=32"""
+
+
+def good(**sizes: int) -> Weights:
+    """Weights of ``GOOD``, some of another size."""
+    weights = Weights()
+    for name, size in (("table", 8 * 32), ("positions", 4 * 32), ("norm", 32), ("beta", 32)):
+        weights.vector(np.ones(sizes.get(name, size), np.float32))
+    weights.matrix(np.ones((8, 32), np.float32))
+    weights.vector(np.ones(sizes.get("bias", 8), np.float32))
+    return weights
+
+
+def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
+    logits, *_ = Node(tmp_path, GOOD, good(), 32, head=(1, 16)).run(Rows.chain(3), random(3, 32))
+    assert np.isfinite(logits).all()
+    assert logits.shape == (3, 8)
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("fn=gelu", "fn=swish", "unknown fn swish: expected silu, gelu, gelu_tanh or relu"),
+        ("fn=gelu rows=0", "fn=gelu rows=2", "rows out of place"),
+        ("activate x=0 k=32", "activate x=0 k=33", "no such buffer, or too narrow"),
+        ("activate x=0", "activate x=5", "no such buffer, or too narrow"),
+        ("activate x=0 k=32", "activate x=0", "expected k"),
+        ("activate x=0 k=32 fn=gelu rows=0", "silu x=0 k=32 fn=gelu", "fn out of place"),
+        ("activate x=0 k=32 fn=gelu rows=0", "silu x=0 k=32 rows=1", "rows out of place"),
+        ("store x=1", "store fn=gelu x=1", "fn out of place"),
+        ("window=4", "window=-1", "expected no negative number"),
+        ("window=4", "window=x", "expected an integer"),
+        ("dim=16 window=4 cap=2", "dim=16 window=4 cap=-2", "expected a cap of at least 0"),
+        ("cap=30", "cap=-1", "expected a cap of at least 0"),
+        ("cap=30", "cap=inf", "expected a cap of at least 0"),
+        ("cap=30", "cap=nan", "expected a cap of at least 0"),
+        ("cap=30", "cap=much", "expected a number"),
+        ("store x=1", "store cap=1 x=1", "cap out of place"),
+        ("scale=0.5", "scale=inf", "expected a finite scale"),
+        ("scale=2", "scale=nan", "expected a finite scale"),
+        ("store x=1", "store scale=3 x=1", "scale out of place"),
+        ("kx=2 vx=2", "vx=2", "expected all of qx, kx and vx, or none"),
+        ("kx=2 vx=2", "kx=2", "expected all of qx, kx and vx, or none"),
+        ("qx=0 ", "", "expected all of qx, kx and vx, or none"),
+        ("qx=0 kx=2 vx=2", "act=0 k=32", "expected w and k, or qx, kx and vx"),
+        ("qx=0", "qx=2", "no such buffer, or too narrow"),
+        ("qx=0", "qx=9", "no such buffer, or too narrow"),
+        ("kx=2", "kx=7", "no such buffer, or too narrow"),
+        ("kv=1 layer", "kv=2 layer", "no such buffer, or too narrow"),
+        ("kv=1 layer", "kv=0 layer", "expected heads, and kv that divide them"),
+        ("store x=1", "store qx=0 kx=0 vx=0 x=1", "qx, kx or vx out of place"),
+        ("norm x=0 norm=2 beta=3 center=1", "norm x=0", "expected k, norm, and out beside x"),
+        ("norm x=0 norm=2", "norm x=0", "beta without norm"),
+        ("quantize x=1 norm=2", "quantize x=1", "beta without norm"),
+        ("center=1 eps", "center=2 eps", "expected center 0 or 1"),
+        ("out=1 add=1", "out=0 add=1", "expected k, norm, and out beside x"),
+        ("out=1 add=1", "out=1 add=2", "expected add 0 or 1"),
+        ("out=1 add=1", "out=2 add=1", "no such buffer, or too narrow"),
+        ("store x=1", "store beta=1 x=1", "beta or center out of place"),
+        ("store x=1", "store center=1 x=1", "beta or center out of place"),
+        ("store x=1", "store positions=1 x=1", "positions out of place"),
+        ("heads=2 kv=1 layer=0\n", "heads=2 kv=1 layer=0\nstore x=1 k=32\n", "expected the heads of this layer"),
+    ],
+)
+def test_programs_that_are_refused(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert GOOD.count(old) == 1
+    with pytest.raises(BundleError, match=message):
+        Node(tmp_path, GOOD.replace(old, new), good(), 32, head=(1, 16))
+
+
+@pytest.mark.parametrize("name, size", [("norm", 31), ("beta", 31), ("bias", 7)])
+def test_weights_that_are_too_short(tmp_path: Path, name: str, size: int) -> None:
+    with pytest.raises(Exception, match="a vector of weights is too short"):
+        Node(tmp_path, GOOD, good(**{name: size}), 32, head=(1, 16)).run(Rows.chain(2), random(2, 32))
+
+
+def test_positions_that_are_too_few(tmp_path: Path) -> None:
+    node = Node(tmp_path, GOOD, good(), 32, head=(1, 16))
+    node.run(Rows.chain(4), random(4, 32))
+    for rows in (Rows.chain(5), Rows.chain(1, 4)):
+        with pytest.raises(Exception, match="position 4 is beyond the table of positions"):
+            node.run(rows, random(len(rows), 32))
+
+
+def test_a_weight_that_is_no_input(tmp_path: Path) -> None:
+    node = Node(tmp_path, GOOD.replace("bias=5", "bias=6"), good(), 32, head=(1, 16))
+    with pytest.raises(Exception, match="the program names weight 6 of 6"):
+        node.run(Rows.chain(2), random(2, 32))
+
+
+FUZZ = """
+import sys
+from pathlib import Path
+import numpy as np
+from tests.support.native_graph import Node, Rows
+from tests.runtimes.native.test_refused import GOOD, good, random
+
+folder, draws = Path(sys.argv[1]), np.random.default_rng(int(sys.argv[2]))
+ran = refused = 0
+for turn in range(250):
+    words = GOOD.split(" ")
+    for _ in range(int(draws.integers(1, 3))):
+        at = int(draws.integers(len(words)))
+        key, equals, value = words[at].partition("=")
+        new = str(draws.choice(["0", "1", "2", "3", "7", "16", "33", "-1", "65536", "1000000000", "1e30", "silu"]))
+        words[at] = key + equals + new if equals and "\\n" not in value else words[int(draws.integers(len(words)))]
+    try:
+        Node(folder, " ".join(words), good(), 32, head=(1, 16)).run(Rows.chain(3), random(3, 32), top=turn % 3)
+        ran += 1
+    except Exception as error:
+        assert str(error), "an error without words"
+        refused += 1
+print(ran, refused)
+"""
+
+
+def test_no_program_ends_the_process(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FUZZ, str(tmp_path), "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr[-2000:]
+    ran, refused = map(int, done.stdout.split())
+    assert min(ran, refused) > 20
+    assert ran + refused == 250

@@ -1,0 +1,282 @@
+"""Single steps of the native operator against numpy: functions, norms, positions, and LM heads."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.export.quantization import levels as quantize
+from edgespec.runtimes.files.packing import Kind
+from edgespec.runtimes.ort.native_library import native_library
+from tests.support.native_graph import Floats, Node, Rows, Weights, levels
+
+pytestmark = pytest.mark.usefixtures("native")
+
+ROWS = (1, 3, 17, 40)
+FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu")
+WIDTH, INNER, VOCAB, POSITIONS = 72, 88, 50, 64  # fill neither blocks nor tiles
+ROOT = Path(__file__).resolve().parents[3]
+Exact = NDArray[np.float64]
+
+
+def apply(fn: str, x: Exact) -> Exact:
+    """The functions, in double precision."""
+    if fn == "silu":
+        return x / (1 + np.exp(-x))
+    if fn == "gelu":
+        return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    if fn == "gelu_tanh":
+        return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.maximum(x, 0)
+
+
+def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def close(found: NDArray[Any], expected: Exact, tolerance: float = 1e-5) -> None:
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance * float(np.abs(expected).max()))
+
+
+def layer_norm(x: Exact, eps: float, center: bool = True) -> Exact:  # [n, k]
+    x = x - x.mean(-1, keepdims=True) if center else x
+    return x / np.sqrt(np.square(x).mean(-1, keepdims=True) + eps)
+
+
+def rounded(matrix: Floats) -> Exact:  # [n, k]
+    """What a q8 matrix stands for."""
+    values, scales = levels(matrix)
+    return quantize.dequantize_block(values, scales.astype(np.float16).astype(np.float32), matrix.shape[1], 8).astype(
+        np.float64
+    )
+
+
+def rounded_rows(x: Exact) -> Exact:  # [n, k]
+    """What quantized activations stand for: 127 levels a block of 32."""
+    n, k = x.shape
+    blocks = np.pad(x, ((0, 0), (0, -k % 32))).reshape(n, -1, 32)
+    step = np.abs(blocks).max(-1, keepdims=True) / 127
+    return (np.rint(blocks / np.where(step > 0, step, 1)) * step).reshape(n, -1)[:, :k]
+
+
+# -- what is computed --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+@pytest.mark.parametrize("n", ROWS)
+def test_activate_all_rows(tmp_path: Path, fn: str, n: int) -> None:
+    program = f"floats 0 {WIDTH}\nload out=0 k={WIDTH}\nactivate x=0 k={WIDTH} fn={fn}\nstore x=0 k={WIDTH}"
+    node = Node(tmp_path, program, Weights(), WIDTH)
+    for scale in (0.01, 1.0, 30.0):
+        x = random(n, WIDTH, scale=scale)
+        found = node.run(Rows.chain(n), x)[3]
+        assert np.abs(found - apply(fn, x.astype(np.float64))).max() < 1e-6 * max(1.0, scale)
+    large = np.array([[-1e30, -1e5, -90, 0, 90, 1e5, 3e38, -0.0] * (WIDTH // 8)] * n, np.float32)
+    np.testing.assert_allclose(node.run(Rows.chain(n), large)[3], np.maximum(large, 0), atol=1e-7)
+
+
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_activate_rows_of_the_head_only(tmp_path: Path, fn: str) -> None:
+    weights = Weights()
+    w, eye = weights.matrix(random(INNER, WIDTH, scale=0.2)), weights.matrix(np.eye(INNER, dtype=np.float32))
+    middle = f"activate x=1 k={INNER} fn={fn} rows=1"
+    program = (
+        f"floats 0 {WIDTH}\nfloats 1 {INNER}\nacts 0 {WIDTH}\nacts 1 {INNER}\nload out=0 k={WIDTH}\n"
+        f"quantize x=0 k={WIDTH} kind=f32 out=0 rows=1\nlinear act=0 w={w} kind=f32 n={INNER} k={WIDTH} out=1 rows=1\n"
+        f"{middle}\nquantize x=1 k={INNER} kind=f32 out=1 rows=2\nlogits act=1 w={eye} kind=f32 n={INNER} k={INNER}"
+    )
+    x, reach = random(17, WIDTH), [16, 2, 2]
+    found = Node(tmp_path / "a", program, weights, WIDTH).run(Rows.chain(17), x, reach=reach)[0]
+    close(found, apply(fn, x[reach].astype(np.float64) @ random(INNER, WIDTH, scale=0.2).T.astype(np.float64)))
+    if fn == "silu":  # the older word for it
+        older = program.replace(middle, f"silu x=1 k={INNER}")
+        same = Node(tmp_path / "b", older, weights, WIDTH).run(Rows.chain(17), x, reach=reach)[0]
+        np.testing.assert_array_equal(same, found)
+
+
+def glu_program(weights: Weights, fn: str, kind: Kind) -> str:
+    """load -> glu of matrices INNER x WIDTH -> down to WIDTH -> store."""
+    gate, up = (weights.matrix(random(INNER, WIDTH, seed=s, scale=0.2), kind) for s in (1, 2))
+    down, bias = weights.matrix(random(WIDTH, INNER, seed=3, scale=0.2), kind), weights.vector(random(INNER, seed=4))
+    form = "f32" if kind == "f32" else "q4"
+    return (
+        f"floats 0 {WIDTH}\nacts 0 {WIDTH}\nacts 1 {INNER}\nload out=0 k={WIDTH}\n"
+        f"quantize x=0 k={WIDTH} kind={form} out=0\n"
+        f"glu act=0 gate={gate} up={up} bias={bias} kind={kind} n={INNER} k={WIDTH} out=1 fn={fn}\n"
+        f"linear act=1 w={down} kind={kind} n={WIDTH} k={INNER} out=0\nstore x=0 k={WIDTH}"
+    )
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+@pytest.mark.parametrize("fn", FUNCTIONS)
+def test_glu(tmp_path: Path, fn: str, kind: Kind) -> None:
+    weights = Weights()
+    node = Node(tmp_path, glu_program(weights, fn, kind), weights, WIDTH)
+    w = [
+        random(*shape, seed=s, scale=0.2)
+        for s, shape in ((1, (INNER, WIDTH)), (2, (INNER, WIDTH)), (3, (WIDTH, INNER)))
+    ]
+    gate, up, down = (rounded(m) if kind == "q8" else m.astype(np.float64) for m in w)
+    for n in ROWS:
+        x = random(n, WIDTH, seed=n)
+        rows = rounded_rows(x.astype(np.float64)) if kind == "q8" else x.astype(np.float64)
+        inner = apply(fn, rows @ gate.T + random(INNER, seed=4)) * (rows @ up.T)
+        found = node.run(Rows.chain(n), x)[3]
+        if kind == "f32":
+            close(found, inner @ down.T)
+        else:  # a level may be rounded the other way
+            error = np.abs(found - rounded_rows(inner) @ down.T)
+            assert np.median(error) < 1e-5 * np.abs(found).max()
+            assert error.max() < 0.02 * np.abs(found).max()
+
+
+@pytest.mark.parametrize("center, norm, beta", [(1, 1, 1), (1, 1, 0), (1, 0, 0), (0, 1, 1), (0, 1, 0)])
+@pytest.mark.parametrize("add", [0, 1])
+def test_norm(tmp_path: Path, center: int, norm: int, beta: int, add: int) -> None:
+    weights, weight, shift = Weights(), random(WIDTH, seed=1), random(WIDTH, seed=2)
+    w, b = (weights.vector(v) if there else -1 for v, there in ((weight, norm), (shift, beta)))
+    program = (
+        f"floats 0 {WIDTH}\nfloats 1 {WIDTH}\nacts 0 {WIDTH}\nload out=0 k={WIDTH}\nload out=1 k={WIDTH}\n"
+        f"norm x=0 norm={w} beta={b} center={center} eps=1e-3 k={WIDTH} out=1 add={add}\nstore x=1 k={WIDTH}"
+    )
+    node = Node(tmp_path, program, weights, WIDTH)
+    for n in ROWS:
+        for mean in (0, 30):
+            x = random(n, WIDTH, seed=n) + np.float32(mean)
+            expected = layer_norm(x.astype(np.float64), 1e-3, bool(center))
+            expected = expected * (weight if norm else 1) + (shift if beta else 0) + (x if add else 0)
+            close(node.run(Rows.chain(n), x)[3], expected)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+@pytest.mark.parametrize("center, beta", [(1, 1), (1, 0), (0, 1)])
+def test_quantize_with_a_norm(tmp_path: Path, kind: Kind, center: int, beta: int) -> None:
+    weights, weight, shift = Weights(), random(WIDTH, seed=1), random(WIDTH, seed=2)
+    matrix = random(WIDTH, WIDTH, seed=3)
+    w, b, m = weights.vector(weight), weights.vector(shift) if beta else -1, weights.matrix(matrix, kind)
+    program = (
+        f"floats 0 {WIDTH}\nacts 0 {WIDTH}\nload out=0 k={WIDTH}\nquantize x=0 norm={w} beta={b} center={center} "
+        f"eps=1e-5 k={WIDTH} kind={'f32' if kind == 'f32' else 'q4'} out=0\n"
+        f"linear act=0 w={m} kind={kind} n={WIDTH} k={WIDTH} out=0\nstore x=0 k={WIDTH}"
+    )
+    node = Node(tmp_path, program, weights, WIDTH)
+    for n in ROWS:
+        x = random(n, WIDTH, seed=n) + np.float32(3)
+        y = layer_norm(x.astype(np.float64), 1e-5, bool(center)) * weight + (shift if beta else 0)
+        found = node.run(Rows.chain(n), x)[3]
+        if kind == "f32":
+            close(found, y @ matrix.T.astype(np.float64))
+        else:
+            error = np.abs(found - rounded_rows(y) @ rounded(matrix).T)
+            assert np.median(error) < 1e-5 * np.abs(found).max()
+            assert error.max() < 0.02 * np.abs(found).max()
+
+
+def test_embed_scales_and_adds_positions(tmp_path: Path) -> None:
+    weights, table, places = Weights(), random(VOCAB, WIDTH), random(POSITIONS, WIDTH, seed=1)
+    for kind, w in (("r32", weights.vector(table)), ("f32", weights.matrix(table))):
+        program = (
+            f"floats 0 {WIDTH}\nembed w={w} kind={kind} n={VOCAB} k={WIDTH} out=0 scale=8.5 "
+            f"positions={weights.vector(places)}\nstore x=0 k={WIDTH}"
+        )
+        node = Node(tmp_path / kind, program, weights, WIDTH)
+        for n in ROWS:
+            rows = Rows.chain(n, 24, token=[i * 7 % VOCAB for i in range(n)])
+            np.testing.assert_array_equal(
+                node.run(rows)[3], table[list(rows.token)] * np.float32(8.5) + places[24 : 24 + n]
+            )
+        with pytest.raises(Exception, match="position 64 is beyond the table of positions"):
+            node.run(Rows.chain(1, POSITIONS))
+
+
+# -- LM heads ----------------------------------------------------------------------------------------------------------
+
+
+def head_program(weights: Weights, matrix: Floats, options: str, kind: Kind = "f32") -> str:
+    n, k = matrix.shape
+    form = "f32" if kind == "f32" else "q4"
+    w = weights.matrix(matrix, kind)
+    return (
+        f"floats 0 {k}\nacts 0 {k}\nload out=0 k={k}\nquantize x=0 k={k} kind={form} out=0 rows=1\n"
+        f"logits act=0 w={w} kind={kind} n={n} k={k} {options}"
+    )
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+@pytest.mark.parametrize("bias, scale, cap", [(0, 1.0, 30.0), (1, 1.0, 0.0), (0, 0.0625, 0.0), (1, 2.5, 4.0)])
+def test_logits(tmp_path: Path, kind: Kind, bias: int, scale: float, cap: float) -> None:
+    vocab = 1003  # no whole tile at the end
+    weights, matrix, shift = Weights(), random(vocab, WIDTH), random(vocab, seed=1)
+    options = f"bias={weights.vector(shift) if bias else -1} scale={scale} cap={cap}"
+    node = Node(tmp_path, head_program(weights, matrix, options, kind), weights, WIDTH)
+    for n in ROWS:
+        x = random(n, WIDTH, seed=n)
+        logits = node.run(Rows.chain(n), x)[0]
+        if kind == "f32":
+            expected = (x.astype(np.float64) @ matrix.T + (shift if bias else 0)) * scale
+            close(logits, cap * np.tanh(expected / cap) if cap else expected)
+        order = np.argsort(-logits, 1, kind="stable")[:, :9]
+        for top in (1, 9):
+            _, ids, values, _ = node.run(Rows.chain(n), x, top=top)
+            np.testing.assert_array_equal(ids, order[:, :top])
+            np.testing.assert_array_equal(values, np.take_along_axis(logits, order[:, :top], 1))
+
+
+def test_numbers_that_are_none_stay_so(tmp_path: Path) -> None:
+    matrix = np.zeros((VOCAB, WIDTH), np.float32)
+    matrix[:, 0] = np.arange(VOCAB)
+    weights, shift = Weights(), np.zeros(VOCAB, np.float32)
+    shift[[3, 7]] = np.nan, -np.inf
+    node = Node(tmp_path, head_program(weights, matrix, f"bias={weights.vector(shift)} cap=30"), weights, WIDTH)
+    x = np.eye(1, WIDTH, dtype=np.float32)
+    logits = node.run(Rows.chain(1), x)[0][0]
+    assert np.isnan(logits[3])
+    assert logits[7] == -30
+    assert np.isfinite(np.delete(logits, 3)).all()
+
+
+# -- every instruction set ---------------------------------------------------------------------------------------------
+
+
+def digests() -> Iterator[str]:
+    """What is computed, for every function and number of rows."""
+    with tempfile.TemporaryDirectory() as name:
+        for fn in FUNCTIONS:
+            for kind in ("f32", "q8"):
+                weights, form = Weights(), kind
+                node = Node(Path(name), glu_program(weights, fn, "q8" if form == "q8" else "f32"), weights, WIDTH)
+                for n in ROWS:
+                    out = node.run(Rows.chain(n), random(n, WIDTH, seed=n, scale=2.0))[3]
+                    yield f"{fn} {form} {n} {hashlib.sha256(out.tobytes()).hexdigest()}"
+        weights = Weights()
+        w, b = weights.vector(random(WIDTH, seed=1)), weights.vector(random(WIDTH, seed=2))
+        program = head_program(weights, random(VOCAB, WIDTH), "scale=3 cap=7").replace(
+            f"quantize x=0 k={WIDTH}", f"quantize x=0 norm={w} beta={b} center=1 eps=1e-5 k={WIDTH}"
+        )
+        node = Node(Path(name), program, weights, WIDTH)
+        for n in ROWS:
+            out = node.run(Rows.chain(n), random(n, WIDTH, seed=n))[0]
+            yield f"logits {n} {hashlib.sha256(out.tobytes()).hexdigest()}"
+
+
+def test_every_instruction_set_has_the_same_bits() -> None:
+    isas = {"scalar", native_library().isa} | ({"avx2"} if native_library().isa == "avx512" else set())
+    code = "from tests.runtimes.native.test_steps import digests\nprint('\\n'.join(digests()))"
+    found = {}
+    for isa in isas:
+        environment = {**os.environ, "EDGESPEC_ISA": isa, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True)
+        found[isa] = done.stdout.splitlines()
+        assert len(found[isa]) == len(ROWS) * (2 * len(FUNCTIONS) + 1)
+        assert found[isa] == found[min(found)]

@@ -1,0 +1,264 @@
+"""A slot over a graph of optimum's: the right numbers, whatever was run, refused or cropped before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from edgespec.decoding.target import SkipSet
+from edgespec.errors import InvalidRequest
+from edgespec.export.optimum.graph import ForeignGraph
+from edgespec.export.optimum.model import ForeignModel
+from edgespec.export.optimum.write import HEADROOM, write_foreign
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.runtimes.files.manifest import Format, Graph
+from edgespec.runtimes.slots.concat_graph import ConcatPorts
+from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot, open_slot
+from tests.conftest import Reference
+from tests.support import hf
+from tests.support.foreign import write_export
+
+NAME = "llama_tied_gqa"
+CONFIG = hf.CONFIGS[NAME]
+GRAPHS = ("strict", "padded", "plain")
+PROMPT = 8  # tokens before the reference's greedy continuation
+FORMS: tuple[Format, ...] = ("fp32", "int4", "int8")
+Opened = Callable[..., Slot]
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Opened:
+    """(format, graph, position_ids, threads) -> a new slot over a small model."""
+    models: dict[tuple[Format, str, bool, int], Model] = {}
+
+    def get(form: Format = "fp32", graph: str = "strict", positions: bool = True, threads: int = 1) -> Slot:
+        key = form, graph, positions, threads
+        if key not in models:
+            folder = tmp_path_factory.mktemp("part")
+            source = write_export(tmp_path_factory.mktemp("export"), CONFIG, hf.SEEDS[NAME], positions=positions)
+            model = ForeignModel.open(source, None)
+            part = write_foreign(folder, model.open_graph(), model.facts, WeightChoice.of(form, None, None)).part
+            padded = {"padded": Graph(file=part.graphs["plain"].file, padded=True)}
+            part = part.model_copy(update={"graphs": part.graphs | padded})
+            models[key] = Model(folder, part, graph, threads)
+        return open_slot(models[key], reserve=1)
+
+    return get
+
+
+def text(count: int, seed: int = 0) -> list[int]:
+    tokens: list[int] = np.random.default_rng(seed).integers(2, CONFIG["vocab_size"], count).tolist()
+    return tokens
+
+
+def ids(tokens: Sequence[int]) -> NDArray[np.int64]:
+    return np.asarray(tokens, np.int64)
+
+
+def close(found: NDArray[np.float32], expected: NDArray[np.float32], form: Format = "fp32") -> None:
+    """Equal but for rounding: where activations are quantized, a last bit may turn into another level."""
+    np.testing.assert_allclose(found, expected, atol=2e-4 if form == "fp32" else 0.15)
+
+
+def one_by_one(slot: Slot, past: Sequence[int], tokens: Sequence[int]) -> NDArray[np.float32]:
+    """Plain decoding: logits [n, vocab] after each of ``tokens``, which follow ``past``."""
+    slot.follow([])
+    slot.prefill(past)
+    rows = []
+    for token in tokens:
+        rows.append(slot.forward(ids([token])).logits[0].copy())
+        slot.keep([0])
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("positions", [True, False])
+def test_logits_are_those_of_transformers(
+    opened: Opened, reference: Callable[[str], Reference], graph: str, positions: bool
+) -> None:
+    known, slot = reference(NAME), opened("fp32", graph, positions)
+    whole = slot.forward(known.tokens).logits
+    np.testing.assert_allclose(whole[known.rows], known.logits, atol=2e-4)
+    slot.keep(range(len(known.tokens)))
+    slot.follow(known.tokens[: PROMPT - 1].tolist())
+    token, written = int(known.tokens[PROMPT - 1]), []
+    for _ in known.greedy:
+        token = int(slot.forward(ids([token])).logits[0].argmax())
+        slot.keep([0])
+        written.append(token)
+    assert written == known.greedy.tolist()
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_of_any_pass_are_those_of_plain_decoding(opened: Opened, form: Format, threads: int, graph: str) -> None:
+    """Bit for bit where the probe says so, which looks at far fewer passes."""
+    slot = opened(form, graph, True, threads)
+    exact, tokens = rows_exact(slot), text(220)
+    assert slot.tokens == []
+    for depth in (0, 1, 51, 180):
+        past, following = tokens[:depth], tokens[depth : depth + 36]
+        plain = one_by_one(slot, past, following)
+        for size in (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 36):
+            slot.follow(past)
+            rows = slot.forward(ids(following[:size])).logits
+            if exact:
+                np.testing.assert_array_equal(rows, plain[:size], f"{size} rows after {depth}")
+            close(rows, plain[:size], form)
+
+
+def test_the_probe_sees_that_a_row_alone_is_another(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot = opened()
+    original = slot.forward
+
+    def disturbed(tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> object:
+        output = original(tokens, parents)
+        if len(tokens) == 9:
+            output.logits[8, 0] = np.nextafter(output.logits[8, 0], np.float32(np.inf))
+        return output
+
+    monkeypatch.setattr(slot, "forward", disturbed)
+    assert not rows_exact(slot)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("form", FORMS)
+def test_refused_rows_leave_no_trace(opened: Opened, form: Format, graph: str) -> None:
+    tokens = text(60)
+    slot, fresh = opened(form, graph), opened(form, graph)
+    slot.prefill(tokens[:20])
+    slot.forward(ids([tokens[20], 7, 7, 7]))
+    slot.keep([0])
+    slot.forward(ids([tokens[21], tokens[22], 9]))
+    slot.keep([0, 1])
+    slot.forward(ids([5, 6]))  # nothing of it is kept
+    fresh.prefill(tokens[:23])
+    assert slot.tokens == fresh.tokens
+    kept, whole = slot.snapshot(), fresh.snapshot()
+    assert kept.keys() == whole.keys()
+    for name, values in kept.items():
+        assert values.shape == (2, 23, 16)
+        close(values, whole[name], form)
+    close(slot.forward(ids(tokens[23:28])).logits, fresh.forward(ids(tokens[23:28])).logits, form)
+
+
+def test_a_crop_changes_no_bit(opened: Opened) -> None:
+    slot, tokens = opened(), text(90)
+    slot.prefill(tokens[:40])
+    before, rows = slot.snapshot(), slot.forward(ids(tokens[40:43])).logits.copy()
+    slot.keep(range(3))
+    slot.prefill(tokens[43:90])
+    assert slot.follow(tokens[:40]) == 40
+    np.testing.assert_array_equal(slot.forward(ids(tokens[40:43])).logits, rows)
+    for name, values in slot.snapshot().items():
+        np.testing.assert_array_equal(values, before[name])
+    assert slot.follow([]) == 0
+    slot.prefill(tokens[:3])
+    assert slot.tokens == tokens[:3]
+
+
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["prefill", "forward", "draft", "crop", "masked"]), st.integers(1, 19)))
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(operations=OPERATIONS, seed=st.integers(0, 1000))
+@pytest.mark.parametrize("graph", GRAPHS)
+def test_any_history_equals_a_fresh_slot(
+    opened: Opened, graph: str, operations: list[tuple[str, int]], seed: int
+) -> None:
+    random, slot = np.random.default_rng(seed), opened("fp32", graph)
+    for kind, count in operations[:12]:
+        tokens = ids(text(count, int(random.integers(1 << 30))))
+        if kind == "prefill":
+            slot.prefill(tokens.tolist())
+        elif kind == "forward":
+            slot.forward(tokens)
+            slot.keep(range(int(random.integers(count + 1))))
+        elif kind == "draft":
+            slot.forward_draft(tokens)
+        elif kind == "masked":
+            slot.forward_hypotheses(tokens, np.full(count, len(slot.tokens) // 2), np.full(count, -1))
+        else:
+            slot.follow(slot.tokens[: int(random.integers(len(slot.tokens) + 1))])
+    fresh = opened("fp32", graph)
+    fresh.prefill(slot.tokens)
+    for name, values in slot.snapshot().items():
+        close(values, fresh.snapshot()[name])
+    following = ids(text(6, seed))
+    close(slot.forward(following).logits, fresh.forward(following).logits)
+
+
+def test_hypotheses_are_passes_after_beginnings_of_the_text(opened: Opened) -> None:
+    slot, tokens = opened(), text(50)
+    slot.prefill(tokens)
+    before = slot.snapshot()
+    chains, starts = ids(text(9, 3)).reshape(3, 3), ids([8, 50, 20])
+    parents = np.tile([-1, 0, 1], 3) + np.where(np.tile([0, 1, 1], 3), np.repeat([0, 3, 6], 3), 0)
+    found = slot.forward_hypotheses(chains.ravel(), np.repeat(starts, 3), parents).logits
+    assert slot.tokens == tokens
+    for name, values in slot.snapshot().items():
+        np.testing.assert_array_equal(values, before[name])
+    for at, start in enumerate(starts.tolist()):
+        slot.follow(tokens[:start])
+        slot.prefill(tokens[len(slot.tokens) : start])
+        close(slot.forward(chains[at]).logits, found[3 * at : 3 * at + 3])
+
+
+def test_growth_keeps_what_is_there_and_ends_at_the_context(opened: Opened) -> None:
+    slot, roomy, tokens = opened(), opened(), text(300)
+    roomy.reserve(400)
+    capacities = set()
+    for slots in (slot, roomy):
+        for start in range(0, 300, 7):
+            slots.forward(ids(tokens[start : start + 7]))
+            slots.keep(range(len(tokens[start : start + 7])))
+            capacities.add(slots.capacity)
+    for name, values in slot.snapshot().items():
+        np.testing.assert_array_equal(values, roomy.snapshot()[name])
+    assert len(capacities) > 2
+    facts = slot.model.facts
+    assert facts.context == CONFIG["max_position_embeddings"] - HEADROOM
+    assert slot.kv_bytes == 2 * slot.capacity * facts.kv_bytes_per_token
+    slot.reserve(10**6)
+    assert slot.capacity == facts.context + HEADROOM
+    slot.prefill(text(facts.context - 300))
+    with pytest.raises(InvalidRequest, match="does not fit the cache"):
+        slot.forward(ids(text(HEADROOM + 1)))
+    assert len(slot.tokens) == facts.context
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda slot: slot.forward(ids([5, 6, 7]), ids([-1, 0, 0])),
+        lambda slot: slot.keep([1]),
+        lambda slot: slot.keep([0, 1, 2]),
+        lambda slot: slot.forward_draft(ids([5]), 1),
+        lambda slot: slot.forward_skipped(ids([5]), 0, SkipSet((0,), ())),
+        lambda slot: slot.forward_hypotheses(ids([5, 6, 7]), ids([2, 2, 2]), ids([-1, 0, 0])),
+        lambda slot: slot.forward_hypotheses(ids([5]), ids([2]), ids([-1]), SkipSet((0,), ())),
+    ],
+)
+def test_what_the_graph_cannot_do_is_refused(opened: Opened, wrong: Callable[[Slot], object]) -> None:
+    slot, tokens = opened(), text(10)
+    slot.prefill(tokens)
+    slot.forward(ids([5, 6]))
+    with pytest.raises(InvalidRequest, match="exported by optimum: it cannot"):
+        wrong(slot)
+    assert slot.tokens == tokens
+    rows = slot.forward(ids([5, 6, 7]), ids([-1, 0, 1])).logits.copy()  # a chain, said as a tree
+    np.testing.assert_array_equal(rows, slot.forward(ids([5, 6, 7])).logits)
+
+
+def test_the_proto_and_the_session_say_the_same(opened: Opened, tmp_path: Path) -> None:
+    source = write_export(tmp_path, CONFIG, hf.SEEDS[NAME])
+    assert ForeignGraph(source / "model.onnx").ports == ConcatPorts.of_session(opened().model.session)

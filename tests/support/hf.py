@@ -1,0 +1,396 @@
+"""Small Hugging Face checkpoint folders, made without torch.
+
+`write_checkpoint` writes what `save_pretrained` would: config.json, generation_config.json, the weights as one
+safetensors file or as shards with an index, tokenizer.json and tokenizer_config.json. The weights are a function of
+the configuration, the seed and the scale alone, so a test can compare an export of the folder it has just written with
+the logits transformers computed from the same folder elsewhere (tests/data/reference, made by
+tools/make_reference_logits.py from `CONFIGS`, `SEEDS` and `DTYPES`).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import ml_dtypes
+import numpy as np
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from tests.support.zoo import CASES
+
+Config = dict[str, Any]
+DType = Literal["float32", "float16", "bfloat16"]
+
+BOS, EOS = 0, 1
+MAX_POSITIONS = 512
+SCALE = 2.0
+"""The default `scale`: about the standard deviation of the logits."""
+
+NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "bfloat16": np.dtype(ml_dtypes.bfloat16),
+}
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+"""A chat template for tests that want one: `role: content` lines."""
+
+SHAPES = Path(__file__).parents[1] / "data" / "reference" / "shapes.json"
+"""Tensors of the configurations of tests/support/zoo.py, as transformers names and shapes them."""
+
+_SPECIAL = {"bos_token_id": BOS, "eos_token_id": EOS, "hidden_act": "silu", "max_position_embeddings": MAX_POSITIONS}
+
+CORE: dict[str, Config] = {
+    # Tied, grouped-query attention; head_dim (16) is left to be derived.
+    "llama_tied_gqa": {
+        "model_type": "llama",
+        "vocab_size": 160,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "rope_scaling": None,
+        "tie_word_embeddings": True,
+        **_SPECIAL,
+    },
+    # Untied, multi-head (num_key_value_heads is left out), heads * head_dim = 2 * hidden, llama3 rope the old way.
+    "llama_untied_mha_llama3_legacy": {
+        "model_type": "llama",
+        "vocab_size": 200,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "head_dim": 32,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 500000.0,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
+        "tie_word_embeddings": False,
+        **_SPECIAL,
+    },
+    # Tied, three queries per key, llama3 rope the new way.
+    "llama_tied_llama3_parameters": {
+        "model_type": "llama",
+        "vocab_size": 128,
+        "hidden_size": 96,
+        "intermediate_size": 160,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {
+            "rope_type": "llama3",
+            "rope_theta": 10000.0,
+            "factor": 32.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 96,
+        },
+        "tie_word_embeddings": True,
+        **_SPECIAL,
+    },
+    # Untied, a bias on all seven projections, one key head for all, an intermediate size off the grid of 32.
+    "llama_biases_mqa": {
+        "model_type": "llama",
+        "vocab_size": 144,
+        "hidden_size": 96,
+        "intermediate_size": 100,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": False,
+        **_SPECIAL,
+    },
+    # Tied, 14 heads on 2 as in Qwen2-0.5B, a hidden size off the grid of 32, a sliding window that is switched off.
+    "qwen2_tied_gqa7": {
+        "model_type": "qwen2",
+        "vocab_size": 200,
+        "hidden_size": 112,
+        "intermediate_size": 144,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+        "use_sliding_window": False,
+        "sliding_window": 16,
+        "max_window_layers": 1,
+        "tie_word_embeddings": True,
+        **_SPECIAL,
+    },
+    # Untied, an epsilon and a theta far from the defaults, plain rope the new way.
+    "qwen2_untied": {
+        "model_type": "qwen2",
+        "vocab_size": 136,
+        "hidden_size": 64,
+        "intermediate_size": 120,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-3,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        "tie_word_embeddings": False,
+        **_SPECIAL,
+    },
+}
+
+SEEDS: dict[str, int] = {
+    "llama_tied_gqa": 3,
+    "llama_untied_mha_llama3_legacy": 3,
+    "llama_tied_llama3_parameters": 30,
+    "llama_biases_mqa": 1,
+    "qwen2_tied_gqa7": 34,
+    "qwen2_untied": 37,
+}
+"""The seed behind the reference logits of each configuration."""
+
+DTYPES: dict[str, DType] = {
+    "llama_tied_gqa": "float32",
+    "llama_untied_mha_llama3_legacy": "float32",
+    "llama_tied_llama3_parameters": "bfloat16",
+    "llama_biases_mqa": "float32",
+    "qwen2_tied_gqa7": "bfloat16",
+    "qwen2_untied": "float16",
+}
+"""The dtype of the stored weights behind the reference logits (computed in float32, after widening)."""
+
+
+CONFIGS: dict[str, Config] = CORE | {name: case.config for name, case in CASES.items()}
+"""Every configuration with reference logits; ``CORE`` stands for all where a test is not about architectures."""
+SEEDS |= {name: case.seed for name, case in CASES.items()}
+DTYPES |= {name: case.dtype for name, case in CASES.items()}
+CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
+"""What an export is limited to, where not to the model's own limit."""
+LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
+"""Configurations whose reference reaches far positions."""
+
+
+def shapes(config: Config) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint under their Hugging Face names, in the order of the network."""
+    for name, case in CASES.items():
+        if case.config is config:
+            return {tensor: tuple(shape) for tensor, shape in json.loads(SHAPES.read_text("utf-8"))[name].items()}
+    hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
+    heads = config["num_attention_heads"]
+    key_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or hidden // heads
+    if config["model_type"] == "llama":
+        bias_qkv = bias_o = bool(config.get("attention_bias", False))
+        bias_mlp = bool(config.get("mlp_bias", False))
+    elif config["model_type"] == "qwen2":
+        bias_qkv, bias_o, bias_mlp = True, False, False
+    else:
+        raise ValueError(f"no checkpoint layout for model_type {config['model_type']!r}")
+    linears = (  # name, rows (outputs), columns (inputs), has a bias
+        ("self_attn.q_proj", heads * head_dim, hidden, bias_qkv),
+        ("self_attn.k_proj", key_heads * head_dim, hidden, bias_qkv),
+        ("self_attn.v_proj", key_heads * head_dim, hidden, bias_qkv),
+        ("self_attn.o_proj", hidden, heads * head_dim, bias_o),
+        ("mlp.gate_proj", inner, hidden, bias_mlp),
+        ("mlp.up_proj", inner, hidden, bias_mlp),
+        ("mlp.down_proj", hidden, inner, bias_mlp),
+    )
+    found: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocab, hidden)}
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}."
+        found[prefix + "input_layernorm.weight"] = (hidden,)
+        found[prefix + "post_attention_layernorm.weight"] = (hidden,)
+        for name, rows, columns, has_bias in linears:
+            found[f"{prefix}{name}.weight"] = (rows, columns)
+            if has_bias:
+                found[f"{prefix}{name}.bias"] = (rows,)
+    found["model.norm.weight"] = (hidden,)
+    if not config.get("tie_word_embeddings", False):
+        found["lm_head.weight"] = (vocab, hidden)
+    return found
+
+
+def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0) -> dict[str, np.ndarray]:
+    """The float32 weights of a seeded model whose logits have a standard deviation of about `scale`.
+
+    Queries and keys are large enough for attention to prefer some positions to others, and what the layers add to the
+    residual stream outweighs the embedding, so that the next token depends on more than the current one; ``boost``
+    makes it larger.
+    """
+    generator = np.random.Generator(np.random.PCG64(seed))
+    offset = 0.0 if config["model_type"].startswith("gemma") else 1.0  # gemma's norms multiply by 1 + weight
+    made: dict[str, np.ndarray] = {}
+    for name, shape in shapes(config).items():
+        noise = generator.standard_normal(shape)
+        module, kind = name.split(".")[-2:]
+        if kind == "bias":
+            values = 0.3 * noise
+        elif "norm" in module or module.startswith("ln_"):
+            values = offset + 0.15 * noise + (boost - 1 if module in _POST_NORMS else 0)
+        elif module in _OUTER:
+            values = scale / math.sqrt(shape[1]) * noise
+        else:
+            inputs = shape[0] if config["model_type"] == "gpt2" else shape[1]
+            values = _GAINS.get(module, 1.0) * (boost if module in _ENDS else 1) / math.sqrt(inputs) * noise
+        made[name] = values.astype(np.float32)
+    return made
+
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "olmo3": "Olmo3ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+    "falcon": "FalconForCausalLM",
+}
+_OUTER = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
+_ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h")
+_GAINS = {
+    **dict.fromkeys(("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value"), 1.4),
+    **dict.fromkeys(("o_proj", "dense"), 1.5),
+    **dict.fromkeys(("down_proj", "c_proj", "dense_4h_to_h"), 2.0),
+}
+
+
+def write_checkpoint(
+    folder: Path | str,
+    config: Config,
+    seed: int,
+    dtype: DType = "float32",
+    shards: int = 1,
+    scale: float = SCALE,
+    chat_template: str | None = None,
+    boost: float = 1.0,
+) -> Path:
+    """Write a checkpoint folder and return it.
+
+    `dtype` is how the weights are stored; `weights` rounded to it (nearest, ties to even) are what the files hold.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    architecture = _CLASSES[config["model_type"]]
+    # transformers 5 writes rope_parameters and dtype where transformers 4 wrote rope_theta and torch_dtype.
+    dtype_key = "dtype" if "rope_parameters" in config else "torch_dtype"
+    _write_json(folder / "config.json", {"architectures": [architecture], dtype_key: dtype, **config})
+    special: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
+    _write_json(folder / "generation_config.json", {"_from_model_config": True, **special})
+    stored = {name: array.astype(NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale, boost).items()}
+    _write_weights(folder, stored, shards)
+    write_tokenizer(folder, config, chat_template)
+    return folder
+
+
+def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1) -> Path:
+    """Write the checkpoint that tests/data/reference/<name>.npz was computed from."""
+    scale, boost = (CASES[name].scale, CASES[name].boost) if name in CASES else (SCALE, 1.0)
+    config, dtype = CONFIGS[name], DTYPES[name]
+    return write_checkpoint(folder, config, SEEDS[name], dtype=dtype, shards=shards, scale=scale, boost=boost)
+
+
+def make_tokenizer(vocab_size: int, add_bos: bool) -> Tokenizer:
+    """A byte-level BPE tokenizer of at most `vocab_size` tokens: `<s>` is 0, `</s>` is 1.
+
+    A vocabulary below 258 has no room for every byte: it then knows printable ASCII, the space and the newline, and
+    drops the rest.
+    """
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(alphabet) + 2:
+        alphabet = [chr(code) for code in range(0x21, 0x7F)] + ["Ġ", "Ċ"]  # the byte-level names of " " and "\n"
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=["<s>", "</s>"], show_progress=False, initial_alphabet=alphabet
+    )
+    tokenizer.train_from_iterator([_TEXT], trainer)
+    if add_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", pair="<s> $A $B", special_tokens=[("<s>", BOS)]
+        )
+    return tokenizer
+
+
+def write_tokenizer(folder: Path, config: Config, chat_template: str | None = None) -> None:
+    """Write tokenizer.json and tokenizer_config.json. As in the wild, llama puts `<s>` in front and qwen2 does not."""
+    add_bos = config["model_type"] == "llama"
+    make_tokenizer(config["vocab_size"], add_bos).save(str(folder / "tokenizer.json"))
+    described: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": "<s>",
+        "eos_token": "</s>",
+        "add_bos_token": add_bos,
+        "model_max_length": config.get("max_position_embeddings", MAX_POSITIONS),
+        "clean_up_tokenization_spaces": False,
+    }
+    if chat_template is not None:
+        described["chat_template"] = chat_template
+    _write_json(folder / "tokenizer_config.json", described)
+
+
+def _write_weights(folder: Path, tensors: dict[str, np.ndarray], shards: int) -> None:
+    """One model.safetensors, or `shards` files of about one size with model.safetensors.index.json."""
+    if not 1 <= shards <= len(tensors):
+        raise ValueError(f"{len(tensors)} tensors cannot make {shards} shards")
+    metadata = {"format": "pt"}
+    if shards == 1:
+        save_file(tensors, folder / "model.safetensors", metadata)
+        return
+    total = sum(array.nbytes for array in tensors.values())
+    parts: list[dict[str, np.ndarray]] = [{}]
+    written = 0
+    for left, (name, array) in zip(range(len(tensors), 0, -1), tensors.items(), strict=True):
+        shards_left = shards - len(parts)
+        if parts[-1] and shards_left and (written >= total * len(parts) / shards or left <= shards_left):
+            parts.append({})
+        parts[-1][name] = array
+        written += array.nbytes
+    weight_map: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        file = f"model-{number:05}-of-{shards:05}.safetensors"
+        save_file(part, folder / file, metadata)
+        weight_map |= dict.fromkeys(part, file)
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _write_json(path: Path, value: Config) -> None:
+    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+
+
+_TEXT = """\
+The harbour lights came on one after another while the ferry was still far out on the water.
+On the quay the men who mend the nets had put their needles away, and the children who had been
+throwing stones at the buoys were called home. There was nothing left to do but wait.
+"How long will it be?" asked the girl with the lantern. "As long as it takes," said the old man,
+and he told her the story of the boat that came home without its crew, in 1873, with 12 lamps lit.
+She had heard it before. She listened all the same, as the tide came in, as the wind went down,
+and when the ferry's horn was heard at last they both stood up and walked to the end of the pier.
+"""

@@ -1,0 +1,70 @@
+"""Manifests made by hand, for tests of planning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edgespec.runtimes.files.manifest import (
+    FileEntry,
+    Format,
+    Graph,
+    Manifest,
+    Measured,
+    MethodPart,
+    ModelFacts,
+    ModelPart,
+    SkipSetPart,
+    TokenizerFacts,
+)
+
+SIZES = {"int4": 300 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
+FACTS = ModelFacts(
+    architecture="llama",
+    layers=24,
+    hidden=896,
+    intermediate=4864,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    vocab=150000,
+    context=8192,
+    tied=True,
+    parameters=494_000_000,
+)
+
+
+def part(form: Format, weights: str, facts: ModelFacts = FACTS) -> ModelPart:
+    """A model with native and stock graphs."""
+    graphs = {
+        "gated": Graph(file="model.onnx", gated=True, padded=True),
+        "plain": Graph(file="model.plain.onnx"),
+        "native": Graph(file="model.native.onnx", gated=True, hidden=True, operators="native"),
+    }
+    return ModelPart(facts=facts, format=form, graphs=graphs, weights=weights, layout="native", headroom=64, min_rows=0)
+
+
+def manifest(form: Format = "int4", methods: Sequence[str] = ("ar", "ngram", "self-spec")) -> Manifest:
+    """A bundle of the shape of a 0.5B model."""
+    measured = [Measured(acceptance=[0.8, 0.7], positions=40, text="t", text_sha256="0")]
+    skip = SkipSetPart(attention=[3, 4], mlp=[3, 4])
+    parts = {
+        "self-spec": MethodPart(gamma=3, skip=skip, draft_cost=0.6, predicted_speedup=1.1, measured=measured),
+        "speculative": MethodPart(gamma=4, draft_cost=0.1, predicted_speedup=1.6, measured=measured),
+    }
+    files = {
+        "model.data": FileEntry(size=SIZES[form], sha256="0"),
+        "tokenizer.json": FileEntry(size=7 << 20, sha256="0"),
+    }
+    draft = None
+    if "speculative" in methods:
+        draft = part(form, "draft/model.data", FACTS.model_copy(update={"layers": 2}))
+        files["draft/model.data"] = FileEntry(size=SIZES[form] // 6, sha256="0")
+    return Manifest(
+        schema_version=2,
+        edgespec_version="0",
+        target=part(form, "model.data"),
+        draft=draft,
+        methods={name: parts.get(name, MethodPart()) for name in methods},
+        tokenizer=TokenizerFacts(),
+        files=files,
+    )

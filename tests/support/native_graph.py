@@ -1,0 +1,207 @@
+"""``Decoder`` nodes with a program written by hand and weights of its own, for tests of single steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import onnx
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from edgespec.export.graphs.graph import EDGESPEC
+from edgespec.export.quantization import levels as quantize
+from edgespec.runtimes.files.kv import KvFormat
+from edgespec.runtimes.files.manifest import ModelFacts
+from edgespec.runtimes.files.packing import Kind, Packed
+from edgespec.runtimes.ort.session import make_session
+from edgespec.runtimes.slots.shared import Bound
+
+Floats = NDArray[np.float32]
+Feeds = dict[str, NDArray[Any]]
+ROOT = -1  # the parent of a row that follows the cache
+
+
+@dataclass
+class Weights:
+    """The weight inputs of a node, in order; what adds one returns its index."""
+
+    arrays: list[NDArray[Any]] = field(default_factory=list)
+
+    def vector(self, values: NDArray[Any]) -> int:  # of any shape
+        """Float32 numbers as they are."""
+        return self._keep(np.ascontiguousarray(values, np.float32))
+
+    def matrix(self, values: Floats, kind: Kind = "f32") -> int:  # [n, k]
+        """A packed matrix: f32, or q8 rounded to nearest."""
+        packed = Packed(kind, *values.shape)
+        pieces = packed.pack_floats([values]) if kind == "f32" else packed.pack_blocks([levels(values)])
+        return self._keep(np.concatenate(list(pieces)))
+
+    def _keep(self, array: NDArray[Any]) -> int:
+        self.arrays.append(array)
+        return len(self.arrays) - 1
+
+
+def levels(values: Floats) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # [n, k] -> [n, blocks, 32], [n, blocks]
+    """A matrix in 8-bit blocks."""
+    return quantize.quantize_block(values, 8)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a pass, each [n]: see the plan's lines in runtimes/native/ops.cpp."""
+
+    position: Sequence[int]
+    visible: Sequence[int]
+    parent: Sequence[int]
+    place: Sequence[int]
+    slot: Sequence[int]
+    token: Sequence[int]
+
+    @classmethod
+    def chain(cls, n: int, past: int = 0, slot: int = 0, token: Sequence[int] | None = None) -> Rows:
+        """Rows after ``past`` tokens of a slot."""
+        at = list(range(past, past + n))
+        return cls(at, [past] * n, list(range(-1, n - 1)), at, [slot] * n, token or [0] * n)
+
+    @classmethod
+    def tree(cls, parents: Sequence[int], past: int, slot: int = 0) -> Rows:
+        """A tree after ``past`` tokens; rows lie side by side."""
+        depth: list[int] = []
+        for parent in parents:
+            depth.append(0 if parent == ROOT else depth[parent] + 1)
+        n = len(parents)
+        return cls([past + d for d in depth], [past] * n, parents, list(range(past, past + n)), [slot] * n, [0] * n)
+
+    @property
+    def plan(self) -> NDArray[np.int64]:  # [6, n]
+        """As the operator reads it."""
+        lines = self.token, self.position, self.slot, self.visible, self.parent, self.place
+        return np.array(lines, np.int64).reshape(6, -1)
+
+    def __len__(self) -> int:
+        return len(self.position)
+
+
+def beside(*parts: Rows) -> Rows:
+    """The rows of several slots, in their order, as one pass."""
+    plans, rows = [], 0
+    for part in parts:
+        plan = part.plan
+        plan[4] = np.where(plan[4] < 0, ROOT, plan[4] + rows)
+        rows += len(part)
+        plans.append(plan)
+    token, position, slot, visible, parent, place = np.concatenate(plans, 1).tolist()
+    return Rows(position, visible, parent, place, slot, token)
+
+
+class Node:
+    """One node over a cache of its own.
+
+    Args:
+        folder: where its graph goes.
+        program: the steps, as in runtimes/native/program.h.
+        weights: what the steps name.
+        hidden: width of hidden states.
+        kv: formats of keys and values.
+        head: KV heads and dimensions of its one layer, (0, 0) = no attention.
+        tokens: capacity of a slot.
+        slots: sequences.
+        tables: what coded keys were learnt with.
+        threads: of the session.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        program: str,
+        weights: Weights,
+        hidden: int,
+        *,
+        kv: KvFormat | None = None,
+        head: tuple[int, int] = (0, 0),
+        tokens: int = 128,
+        slots: int = 1,
+        tables: Floats | None = None,
+        threads: int = 2,
+    ) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "node.onnx"
+        path.write_bytes(model(program, weights, hidden).SerializeToString())
+        self.session = make_session(path, threads, True)
+        self.kv_format = kv or KvFormat("f32", "f32")
+        self.kv = Bound(np.zeros((slots, kv_bytes(self.kv_format, head, tokens)), np.uint8))
+        self.hidden = hidden
+        self.tables = np.zeros(0, np.float32) if tables is None else tables
+
+    def run(
+        self,
+        rows: Rows,
+        hidden: Floats | None = None,  # [n, hidden]
+        *,
+        reach: Sequence[int] | None = None,
+        top: int = 0,
+        read_codes: bool = False,
+    ) -> tuple[NDArray[Any], ...]:
+        """logits, ids, values and hidden states; ``reach``: rows that reach the LM head, None = all."""
+        controls = self.kv_format.controls()
+        controls[3] = int(read_codes)
+        if read_codes:
+            controls[4] = self.kv_format.draft_window
+        feeds: Feeds = {
+            "plan": rows.plan,
+            "rows": np.array(range(len(rows)) if reach is None else reach, np.int64),
+            "gates": np.zeros(0, bool),
+            "moves": np.zeros((0, 3), np.int64),
+            "control": np.array([top, *controls], np.int64),
+            "tables": self.tables.reshape(-1),
+            "hidden_in": np.zeros((0, self.hidden), np.float32) if hidden is None else hidden,
+        }
+        io = self.session.io_binding()
+        kept = {name: Bound(np.ascontiguousarray(array)) for name, array in feeds.items()}
+        for name, bound in ({"kv": self.kv} | kept).items():
+            io.bind_ortvalue_input(name, bound.value)
+        for name in ("logits", "ids", "values", "hidden"):
+            io.bind_output(name)
+        self.session.run_with_iobinding(io)
+        return tuple(value.numpy() for value in io.get_outputs())
+
+
+def kv_bytes(kv: KvFormat, head: tuple[int, int], tokens: int) -> int:
+    """Bytes of one slot of a model of one layer."""
+    heads, dim = head
+    if not heads:
+        return 64
+    facts = SimpleNamespace(layers=1, kv_heads=heads, head_dim=dim)
+    return kv.nbytes(cast(ModelFacts, facts), tokens)
+
+
+def model(program: str, weights: Weights, hidden: int) -> onnx.ModelProto:
+    """The graph of one node."""
+    inputs = {
+        "plan": (TensorProto.INT64, [6, "T"]), "rows": (TensorProto.INT64, ["R"]), "gates": (TensorProto.BOOL, ["G"]),
+        "moves": (TensorProto.INT64, ["M", 3]), "kv": (TensorProto.UINT8, ["S", "B"]),
+        "control": (TensorProto.INT64, [8]), "tables": (TensorProto.FLOAT, ["N"]),
+        "hidden_in": (TensorProto.FLOAT, ["H", hidden]),
+    }  # fmt: skip
+    outputs = {
+        "logits": (TensorProto.FLOAT, ["L", "V"]), "ids": (TensorProto.INT64, ["K", "top"]),
+        "values": (TensorProto.FLOAT, ["K", "top"]), "hidden": (TensorProto.FLOAT, ["E", hidden]),
+    }  # fmt: skip
+    arrays = weights.arrays or [np.zeros(1, np.float32)]  # a node has at least one
+    names = [f"w{i}" for i in range(len(arrays))]
+    node = helper.make_node("Decoder", [*inputs, *names], list(outputs), domain=EDGESPEC, program=program)
+    graph = helper.make_graph(
+        [node],
+        "node",
+        [helper.make_tensor_value_info(name, *kind) for name, kind in inputs.items()],
+        [helper.make_tensor_value_info(name, *kind) for name, kind in outputs.items()],
+        [numpy_helper.from_array(array, name) for array, name in zip(arrays, names, strict=True)],
+    )
+    opsets = [helper.make_opsetid("", 21), helper.make_opsetid(EDGESPEC, 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)

@@ -1,0 +1,85 @@
+"""Small models with random heads, for tests of hidden states and heads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.heads.description import CUT, HeadPlan
+from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
+from edgespec.runtimes.files.manifest import Format, HeadGroup, HeadVocab, Operators
+from edgespec.runtimes.slots.slot import Slot
+from tests.conftest import Written
+
+Array = NDArray[np.float32]
+Ids = NDArray[np.int64]
+COUNT, INNER, CUT_SIZE = 3, 40, 70
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A model with heads, and what was put into it."""
+
+    written: Written
+    tensors: dict[str, Array]
+    tokens: Ids | None  # of the cut LM head
+
+    def slot(self, threads: int = 1) -> Slot:
+        return self.written.slot(threads=threads)
+
+
+GROUPS = (
+    HeadGroup(name="blockwise", kind="blockwise", count=COUNT, inner=INNER),
+    HeadGroup(name="medusa", kind="medusa", count=COUNT),
+    HeadGroup(name="exit.1", kind="exit", count=1, layer=1),
+    HeadGroup(name="exit.last", kind="exit", count=1, layer=3),
+)
+PLANS = {
+    "shared": HeadPlan(GROUPS),
+    "cut": HeadPlan(GROUPS, cut=True),
+    "own": HeadPlan((HeadGroup(name="medusa", kind="medusa", count=COUNT, own=True),)),
+    "own cut": HeadPlan((HeadGroup(name="medusa", kind="medusa", count=COUNT, own=True),), cut=True),
+    "only": HeadPlan(cut=True, only=True),
+}
+
+
+def with_heads(
+    folder: Path, source: Path, plan: HeadPlan, form: Format = "fp32", layout: Operators = "native"
+) -> Planned:
+    """Write a checkpoint with random heads into ``folder``."""
+    arch = open_model(source, None)
+    facts, base, random = arch.facts, arch.source, np.random.default_rng(0)
+
+    def normal(*shape: int) -> Array:
+        return (random.standard_normal(shape) / np.sqrt(shape[-1])).astype(np.float32)
+
+    tensors = {
+        "blockwise.inner.weight": normal(INNER, facts.hidden),
+        "blockwise.inner.bias": normal(INNER),
+        "blockwise.outer.weight": normal(COUNT * facts.hidden, INNER),
+        "blockwise.outer.bias": normal(COUNT * facts.hidden),
+        "exit.1.weight": normal(facts.hidden, facts.hidden),
+        "exit.3.weight": np.eye(facts.hidden, dtype=np.float32),
+    }
+    tokens = np.sort(np.random.default_rng(1).permutation(facts.vocab)[:CUT_SIZE]) if plan.cut else None
+    for i in range(COUNT):
+        tensors[f"medusa.{i}.weight"], tensors[f"medusa.{i}.bias"] = (
+            normal(facts.hidden, facts.hidden),
+            normal(facts.hidden),
+        )
+        own = normal(facts.vocab, facts.hidden)
+        tensors[f"medusa.{i}.lm_head.weight"] = own if tokens is None else own[tokens]
+    tensors["head"] = base.read(arch.head.weight)
+    tensors["norm"] = base.read(arch.final_norm.weight)
+    extra: dict[str, Extra] = {name: Held(value) for name, value in tensors.items()}
+    if tokens is not None:
+        extra[CUT] = ChosenRows(base, arch.head.weight, tokens)
+        (folder / "tokens").write_bytes(tokens.astype("<i4").tobytes())
+    arch.source = ExtendedCheckpoint(base, extra)
+    cut = None if tokens is None else HeadVocab(file="tokens", size=CUT_SIZE)
+    result = write_model(folder, arch, form, gated=True, layout=layout, plan=plan, head_vocab=cut)
+    return Planned(Written(folder, arch, result.part, result.errors), tensors, tokens)

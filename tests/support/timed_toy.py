@@ -1,0 +1,179 @@
+"""Requests over a toy target whose passes and drafts take the time of a given cost model, on a clock of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
+from edgespec.formulas.cost import CostModel
+from tests.support.reference import FunctionTarget
+
+VOCAB, STEP_MS = 61, 10.0
+INT4 = {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.4, 17: 2.3}  # like native int4 rows
+STOCK = {1: 1.0, 4: 1.7, 8: 2.6, 16: 4.0}  # like stock ones
+DEAR = {1: 1.0, 2: 1.2, 4: 2.0, 8: 3.5}  # like stock int4 on Zen 4
+
+Rates = Callable[[int], float]  # length of the text -> chance that a guess is right
+
+
+def after(token: int, length: int) -> int:
+    """The target's token after a text of so many tokens that ends with ``token``."""
+    return (31 * token + 7 * length + 3) % VOCAB
+
+
+def logits(prefix: tuple[int, ...]) -> NDArray[np.float32]:
+    """[vocab]: sure of ``after``, when sampled at temperature 1 not quite."""
+    row = np.full(VOCAB, -3.0, np.float32)
+    row[after(prefix[-1], len(prefix))] = 2.0
+    return row
+
+
+def text(prompt: Sequence[int], new: int) -> list[int]:
+    """Greedy continuation, written down."""
+    tokens = list(prompt)
+    for _ in range(new):
+        tokens.append(after(tokens[-1], len(tokens)))
+    return tokens[len(prompt) :]
+
+
+class Clock:
+    """Seconds that pass only where a test says so."""
+
+    def __init__(self) -> None:
+        self.ms = 0.0
+
+    def __call__(self) -> float:
+        return self.ms / 1000
+
+
+class Guesser:
+    """Guesses tokens that are right with a given chance, at a given cost.
+
+    Args:
+        rate: chance of a right guess, by the length of the text.
+        c: time of a guess in plain steps.
+        clock: that time passes on.
+        cheap: it is asked before control decides.
+        buckets: kinds of proposals, in turn.
+        name: of the method.
+        catch_up: time of a token that it has not seen, in plain steps.
+        draws: guesses are offered as drawn from a distribution.
+    """
+
+    def __init__(
+        self,
+        rate: Rates,
+        c: float,
+        clock: Clock,
+        *,
+        cheap: bool = False,
+        buckets: int = 1,
+        name: str = "guesser",
+        catch_up: float = 0.0,
+        draws: bool = False,
+    ) -> None:
+        self.rate, self.c, self.clock, self.cheap, self.buckets, self.name = rate, c, clock, cheap, buckets, name
+        self.catch_up, self.draws = catch_up, draws
+        self.begun: list[int] = []  # lengths of the text at which it was told to begin
+        self.asked: list[int] = []  # and at which it was asked
+        self.observed = 0
+        self._known = 0
+
+    def begin(self, tokens: list[int]) -> None:
+        self.begun.append(len(tokens))
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        self.asked.append(len(tokens))
+        rng = np.random.default_rng([len(tokens), 7])
+        guesses = [
+            token if rng.random() < self.rate(len(tokens)) else (token + 1) % VOCAB for token in text(tokens, budget)
+        ]
+        probs = None
+        if self.draws:
+            probs = np.full((budget, VOCAB), 0.5 / (VOCAB - 1))  # [n, vocab]
+            probs[np.arange(budget), guesses] = 0.5
+        self.clock.ms += (self.c * len(guesses) + self.catch_up * (len(tokens) - self._known)) * STEP_MS
+        self._known = len(tokens)
+        return Proposal(np.array(guesses, np.int64), None, probs, bucket=len(tokens) % self.buckets)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        self.observed += 1
+
+
+def controlled(inner: Drafter, curve: Mapping[int, float], c: float, prior: float = 0.5) -> Adaptive:
+    """Adaptive control that knows what passes and drafts take, in milliseconds as it would have measured them."""
+    cost = CostModel(curve, c)
+    for rows, steps in curve.items():
+        cost.observe_verify(rows, steps * STEP_MS, 3)
+    cost.observe_draft(1, c * STEP_MS, 3)
+    return Adaptive(inner, cost, prior=prior)
+
+
+@dataclass
+class Run:
+    """What a request did.
+
+    Attributes:
+        tokens: the new ones.
+        steps: time in plain steps.
+        counted: the same from counters: rows through the curve, and guesses times what one costs.
+        stats: its statistics.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    steps: float = 0.0
+    counted: float = 0.0
+    stats: Stats = field(default_factory=Stats)
+
+    @property
+    def loss(self) -> float:
+        """Time beyond plain decoding's, as a share of it; negative = it was faster."""
+        return self.steps / len(self.tokens) - 1
+
+    @property
+    def switches(self) -> list[tuple[int, str, str]]:
+        """(round, from, to)."""
+        return [(at.round, at.left, at.taken) for at in self.stats.monitor.control.switches]
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch,
+    drafter: Drafter,
+    clock: Clock,
+    curve: Mapping[int, float],
+    new: int = 512,
+    *,
+    prompt: Sequence[int] = (1,),
+    sampling: SamplingParams | None = None,
+    costs: Mapping[str, float] | None = None,
+) -> Run:
+    """Decode ``new`` tokens; every pass takes what the curve says; ``costs``: of a guess by method, to be counted."""
+    monkeypatch.setattr("edgespec.decoding.loop.perf_counter", clock)
+    target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
+    options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
+    driven = rounds(target, drafter, prompt, options, made.stats)
+    start = clock.ms
+    for item in driven:
+        assert isinstance(item, Ask)
+        output = run_pass(target, item)
+        item.ms = verify.v(len(item.tokens)) * STEP_MS
+        clock.ms += item.ms
+        round_ = driven.send(output)
+        assert isinstance(round_, Round)
+        made.tokens += round_.tokens
+        made.counted += verify.v(len(item.tokens))
+        if costs and round_.drafted:
+            made.counted += len(round_.drafted) * costs[made.stats.monitor.recent[-1].method]
+    made.steps = (clock.ms - start) / STEP_MS
+    return made
