@@ -113,7 +113,8 @@ def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_
     names = set(zipfile.ZipFile(wheel).namelist())
     assert LIBRARY in names
     assert {"edgespec/runtimes/slots/slot.py", "edgespec/export/bundle/model.py", "edgespec/configs/__init__.py",
-            "edgespec/builtin/shakespeare/model.safetensors", "edgespec/export/quantization/calibration.txt"} <= names  # fmt: skip
+            "edgespec/builtin/shakespeare/model.safetensors",
+            "edgespec/export/quantization/calibration.txt"} <= names  # fmt: skip
     assert {f"edgespec/configs/{path.name}" for path in (ROOT / "configs").glob("*.json")} <= names
     assert not [name for name in names if name.endswith((".cpp", ".h", ".inl", ".pyc")) or "test" in name]
     assert {name.split("/")[0].split("-")[0] for name in names} == {"edgespec"}

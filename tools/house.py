@@ -162,9 +162,8 @@ def main() -> None:
     rooms = between_rooms(graph, found)
     print(*table(found), sep="\n")
     total = sum(lines(path) for path in found.values())
-    print(
-        f"\n{len(found)} modules, {len(rooms)} rooms, {total} lines, {max(floors(graph).values()) + 1} floors of modules"
-    )
+    stories = max(floors(graph).values()) + 1
+    print(f"\n{len(found)} modules, {len(rooms)} rooms, {total} lines, {stories} floors of modules")
     print("circles of modules:", circles(graph) or "none")
     print("circles of rooms:", circles(rooms) or "none")
     print("arrows upward:", upward(graph) or "none")
