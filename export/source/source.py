@@ -25,7 +25,7 @@ HUB_SMALL_FILES = [
     "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja",
 ]  # fmt: skip
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
-WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json")
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
