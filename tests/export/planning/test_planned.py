@@ -20,7 +20,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.bundle import planned_bundle
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.source.source import ConfigOnly, resolve
-from edgespec.export.source.stored import Plain
+from edgespec.export.source.tensors.stored import Plain
 from edgespec.runtimes.files.kv import LEARNT, table_shape
 from edgespec.runtimes.files.manifest import FORMATS, Format, Layout, Manifest, Operators, read_manifest
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET, Written
