@@ -100,7 +100,7 @@ def start(
 
 def process(*arguments: object, cwd: Path, **changes: str) -> Outcome:
     """What ``start`` gives once it has ended."""
-    running = start(arguments, cwd, None, **changes)
+    running = start(arguments, cwd, None, ("-m", "edgespec"), **changes)
     out, err = running.communicate(timeout=300)
     return Outcome(running.returncode, out, err)
 
