@@ -437,7 +437,7 @@ def test_a_terminal_shows_colours(demo: Path, tmp_path: Path) -> None:
         pass  # Linux: the other end was closed
     finally:
         os.close(ours)
-    assert running.wait(60) == 0
+    assert running.wait(300) == 0
     assert {frozenset(GREEN), frozenset(RED)} <= {style for style, _ in coloured(shown.decode("utf-8"))}
 
 
@@ -525,7 +525,7 @@ def test_ctrl_c_for_real(demo: Path, tmp_path: Path) -> None:
     assert running.stdout is not None
     begin = running.stdout.read(len(PROMPT) + 1)
     running.send_signal(signal.SIGINT)
-    _, err = running.communicate(timeout=60)
+    _, err = running.communicate(timeout=300)
     assert begin.startswith(PROMPT)
     assert running.returncode in (0, 130)
     assert "Traceback" not in err

@@ -21,16 +21,16 @@ from edgespec.export.architectures.ops import Linear
 from edgespec.export.graphs import formats
 from edgespec.export.graphs.formats import EmbeddingTable, Errors, linear_format
 from edgespec.export.graphs.graph import GraphBuilder, WeightFile
-from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.levels import BLOCK, EMBEDDING_LEVELS
+from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.export.quantization.quantizers.levels import BLOCK, EMBEDDING_LEVELS
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.storage.layout import LARGE_ALIGN, SMALL_ALIGN
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, Format
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.session import make_session
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import open_slot
 from tests.conftest import OPERATORS, Reference, Written
 from tests.support import hf
 
