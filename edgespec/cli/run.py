@@ -119,9 +119,9 @@ def command(
 
 def _conclude(result: Result, show_stats: bool) -> None:
     """One line about a result, or all of it."""
-    from edgespec.cli.stats import stats_lines, summary
+    from edgespec.cli.stats import result_lines, summary
 
-    for line in stats_lines(result) if show_stats else [summary(result)]:
+    for line in result_lines(result) if show_stats else [summary(result)]:
         click.echo(line, err=True)
 
 

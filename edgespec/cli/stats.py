@@ -49,13 +49,20 @@ def _method(result: Result) -> str:
     return f"auto: {result.method_used}" if result.method_requested in (None, "auto") else result.method_used
 
 
-def stats_lines(result: Result) -> list[str]:
-    """A line for each thing that was watched."""
-    stats, monitor, control = result.stats, result.stats.monitor, result.stats.monitor.control
-    lines = [
+def result_lines(result: Result) -> list[str]:
+    """What a result says of itself, and ``stats_lines``."""
+    return [
         f"result       {summary(result)}",
         f"method       {_method(result)}: {result.reason}",
         f"text         lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}",
+        *stats_lines(result.stats),
+    ]
+
+
+def stats_lines(stats: Stats) -> list[str]:
+    """A line for each thing that was watched."""
+    monitor, control = stats.monitor, stats.monitor.control
+    lines = [
         f"prompt       {stats.prompt_tokens} tokens, {stats.reused_tokens} of them still in the cache",
         f"rounds       {stats.rounds}, {stats.tokens_per_round:.2f} tokens each: "
         f"{monitor.drafted_rounds} drafted, {control.probes} of them probes; "
