@@ -27,9 +27,10 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Format, ModelPart, Operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
 
 OPERATORS: tuple[Operators, ...] = ("stock", "native")

@@ -16,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FLOORS = (
+    "cli", "server", "export", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding", "formulas",
+)  # fmt: skip
     "cli",
     "server",
     "export",

@@ -64,8 +64,8 @@ def command(
     edgespec calibrate demo -o phone.json --json
     """
     from edgespec.planning.memory.process import process_bytes
-    from edgespec.planning.profile.cache import Setting, profile_path, save_profile, why_none
-    from edgespec.planning.profile.record import find_profile, write_profile
+    from edgespec.planning.profile.cache import Setting, find_profile, profile_path, save_profile, why_none
+    from edgespec.planning.profile.record import write_profile
     from edgespec.runtimes.files.bundle import Bundle
 
     opened = Bundle.open(bundle, check=not no_check)

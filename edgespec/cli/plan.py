@@ -14,7 +14,7 @@ from edgespec.cli.common import emit_json, json_option, table_console
 from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
-    from edgespec.planning.plan import Candidate, Option, Plan, Wish
+    from edgespec.planning.plan import Option, Plan, PlannedRun, Wish
     from edgespec.planning.profile.record import Profile
     from edgespec.runtimes.files.manifest import Manifest, Operators
 
@@ -130,7 +130,7 @@ def _foreign(device: str) -> Profile | None:
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """What there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
-    from edgespec.planning.profile.record import find_profile
+    from edgespec.planning.profile.cache import find_profile
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
@@ -223,7 +223,7 @@ def _show(plan: Plan, everything: bool) -> None:
         click.echo(f"hint: {hint}")
 
 
-def _shown(plan: Plan) -> Sequence[Candidate]:
+def _shown(plan: Plan) -> Sequence[PlannedRun]:
     """The candidates worth a line: coarser keys only where they are the way out."""
     coarser = plan.pick is None or plan.pick.approximates
     return [one for one in plan.candidates if coarser or not one.approximates][:MOST_LINES]

@@ -17,9 +17,9 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
-from edgespec.engine.sessions import Lane, LanePool
+from edgespec.engine.sessions import Session, SessionPool
 from edgespec.runtimes.files.kv import LONGEST_PASS
-from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch, Wanted
+from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 Answer = Chunk | Exception
 
 
-class BatchLanes:
-    """Lanes over the slots of a batch, kept from batch to batch with what their drafters have learned.
+class BatchSessions:
+    """Sessions over the slots of a batch, kept from batch to batch with what their drafters have learned.
 
     Args:
         model: of native operators.
         width: how many.
         context: most tokens of a sequence.
-        make: a lane over a slot.
+        make: a session over a slot.
     """
 
-    def __init__(self, model: Model, width: int, context: int, make: Callable[[Slot | None], Lane]) -> None:
+    def __init__(self, model: Model, width: int, context: int, make: Callable[[Slot | None], Session]) -> None:
         self.batch = NativeBatch(model, width, context=context)
         slots = iter(self.batch.slots)
-        self.pool: LanePool = LanePool(lambda: make(next(slots)), width)
+        self.pool: SessionPool = SessionPool(lambda: make(next(slots)), width)
 
 
 class Batches:
-    """Batches of an engine; idle lanes are kept by width, with what their drafters have learned."""
+    """Batches of an engine; idle sessions are kept by width, with what their drafters have learned."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._idle: dict[int, BatchLanes] = {}
+        self._idle: dict[int, BatchSessions] = {}
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by idle ones."""
-        return sum(lanes.batch.kv_bytes for lanes in list(self._idle.values()))
+        return sum(sessions.batch.kv_bytes for sessions in list(self._idle.values()))
 
     def clear(self) -> None:
         """Drop the idle ones."""
@@ -65,19 +65,19 @@ class Batches:
         """Complete prompts, as many at a time as were asked for or fit the memory."""
         engine = self._engine
         width = self._width(prompts, settings)
-        lanes = self._take(width) if engine.operators.kind == "native" and len(prompts) > 1 else None
-        pool = lanes.pool if lanes else None
+        sessions = self._take(width) if engine.operators.kind == "native" and len(prompts) > 1 else None
+        pool = sessions.pool if sessions else None
         try:
             return run_batch(
                 len(prompts),
                 width,
-                lambda number: Stream(engine.usable, prompts[number], settings, lanes=pool),
-                lanes.batch if lanes else None,
+                lambda number: Stream(engine.usable, prompts[number], settings, sessions=pool),
+                sessions.batch if sessions else None,
                 engine.lock,
             )
         finally:
-            if lanes:
-                self._idle[width] = lanes
+            if sessions:
+                self._idle[width] = sessions
 
     def _width(self, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
         """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
@@ -87,12 +87,12 @@ class Batches:
         tokens = min(engine.context, longest)
         return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
-    def _take(self, width: int) -> BatchLanes:
-        """Idle lanes of a batch of that width, or new ones."""
+    def _take(self, width: int) -> BatchSessions:
+        """Idle sessions of a batch of that width, or new ones."""
         engine = self._engine
         with engine.lock:
             idle = self._idle.pop(width, None)
-        return idle or BatchLanes(engine.model, width, engine.context, engine.new_lane)
+        return idle or BatchSessions(engine.model, width, engine.context, engine.new_session)
 
 
 def run_batch(
@@ -193,7 +193,7 @@ def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> Ite
         ((stream, asked),) = gathered
         yield stream, _tried(partial(_alone, stream, asked))
         return
-    wanted = [Wanted(cast(BatchSlot, stream.target), asked.tokens, asked.parents) for stream, asked in gathered]
+    wanted = [BatchPass(cast(BatchSlot, stream.target), asked.tokens, asked.parents) for stream, asked in gathered]
     start = perf_counter()
     try:
         outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))

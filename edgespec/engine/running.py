@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from edgespec.decoding.settings import Settings
-from edgespec.engine.batch import Answer, BatchLanes, round_of
+from edgespec.engine.batch import Answer, BatchSessions, round_of
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk
 
@@ -32,7 +32,7 @@ class RunningBatch:
         self.streams: list[Stream] = []
         self._engine = engine
         native = engine.operators.kind == "native" and width > 1
-        self._lanes = BatchLanes(engine.model, width, engine.context, engine.new_lane) if native else None
+        self._sessions = BatchSessions(engine.model, width, engine.context, engine.new_session) if native else None
 
     @property
     def room(self) -> int:
@@ -48,8 +48,8 @@ class RunningBatch:
         """
         if not self.room:
             raise ValueError(f"expected room for a request, got {len(self.streams)} of {self.width} running")
-        pool = self._lanes.pool if self._lanes else None
-        stream = Stream(self._engine.usable, prompt, settings, cancel, lanes=pool)
+        pool = self._sessions.pool if self._sessions else None
+        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool)
         self.streams.append(stream)
         return stream
 
@@ -59,7 +59,7 @@ class RunningBatch:
         Yields:
             each request with the text of its round, or with the error that ended it, and it alone.
         """
-        batch = self._lanes.batch if self._lanes else None
+        batch = self._sessions.batch if self._sessions else None
         for stream, got in round_of(list(self.streams), batch, self._engine.lock):
             if isinstance(got, Exception):
                 stream.close()

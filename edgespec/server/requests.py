@@ -30,7 +30,8 @@ class Extension(BaseModel):
         gamma: most guesses a round.
         adaptive, fallback: as of ``Settings``.
         top_k, min_p, repetition_penalty: as of ``SamplingParams``.
-        acceptance: as of ``SamplingParams``.
+        acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
+            gives the same text whatever else the server does, else rejection.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -41,7 +42,7 @@ class Extension(BaseModel):
     top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
-    acceptance: Literal["rejection", "coupled"] = "rejection"
+    acceptance: Literal["rejection", "coupled"] | None = None
 
 
 class Asked(BaseModel):
@@ -108,7 +109,7 @@ class Asked(BaseModel):
                 min_p=own.min_p,
                 repetition_penalty=own.repetition_penalty,
                 logit_bias=self.logit_bias or {},
-                acceptance=own.acceptance,
+                acceptance=own.acceptance or ("rejection" if self.seed is None else "coupled"),
                 seed=seed + choice,
             )
             for choice in range(self.n)
@@ -144,7 +145,7 @@ class CompletionRequest(Asked):
         """Every prompt."""
         given = self.prompt
         if isinstance(given, str) or (given and isinstance(given[0], int)):
-            return [given]  # type: ignore[list-item]
+            return [given]
         return list(given)  # type: ignore[arg-type]
 
 

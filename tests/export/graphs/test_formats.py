@@ -28,9 +28,9 @@ from edgespec.export.source.source import Checkpoint
 from edgespec.export.storage.layout import LARGE_ALIGN, SMALL_ALIGN
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, Format
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.session import make_session
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import open_slot
 from tests.conftest import OPERATORS, Reference, Written
 from tests.support import hf
 

@@ -18,8 +18,9 @@ from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.devices.golden import golden_step
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trust import check_trial, golden_step
+from edgespec.runtimes.devices.trust import check_trial
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import PRECISIONS, Precision
 from edgespec.runtimes.files.repack import cache_folder
