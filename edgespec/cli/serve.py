@@ -61,7 +61,10 @@ def command(
         app, host, port, log_level="warning", timeout_graceful_shutdown=max(1, round(grace)), lifespan="on"
     )
     server = uvicorn.Server(config)
-    socket = config.bind_socket()
+    try:
+        socket = config.bind_socket()
+    except SystemExit as error:  # it has logged why
+        raise click.ClickException(f"cannot listen on {host}:{port}; --port 0 takes a free port") from error
     where = f"http://{host}:{socket.getsockname()[1]}"
     click.echo(f"{name or bundle.resolve().name} at {where}/v1 (Ctrl-C stops)", err=True)
     server.run(sockets=[socket])

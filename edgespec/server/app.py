@@ -217,7 +217,7 @@ def make_app(engine: Engine, name: str, limits: Limits | None = None, key: str |
 
     def known(request: Request) -> None:
         sent = request.headers.get("authorization", "")
-        if key is not None and not secrets.compare_digest(sent.encode(), f"Bearer {key}".encode()):
+        if key is not None and not secrets.compare_digest(sent.encode("latin-1"), f"Bearer {key}".encode()):
             raise HTTPException(401, "expected this server's API key as a bearer token")
 
     app = FastAPI(title="edgespec", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)

@@ -119,7 +119,7 @@ class Asked(BaseModel):
 class CompletionRequest(Asked):
     """``POST /v1/completions``."""
 
-    prompt: str | list[int] | list[str] | list[list[int]]
+    prompt: Annotated[str | list[int] | list[str] | list[list[int]], Field(min_length=1)]
     max_tokens: int | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
     echo: Literal[False] = False
