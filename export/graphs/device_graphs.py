@@ -12,11 +12,11 @@ import numpy as np
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.graphs.emit import FLOAT, INT64
 from edgespec.export.graphs.emit_device import DeviceHeads, DeviceOps
 from edgespec.export.graphs.formats import Errors, linear_format
 from edgespec.export.graphs.graph import GraphBuilder, Stored, WeightFile
 from edgespec.export.graphs.half import to_half
+from edgespec.export.graphs.pieces import FLOAT, INT64
 from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name

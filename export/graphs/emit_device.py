@@ -18,11 +18,12 @@ import numpy as np
 from edgespec.decoding.target import SkipSet
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import AttentionRule, Kind, Linear, Norm
-from edgespec.export.graphs.emit import FLOAT, INT32, INT64, GraphOps
+from edgespec.export.graphs.emit import GraphOps
 from edgespec.export.graphs.emit_attention import AttentionEmitter
 from edgespec.export.graphs.emit_heads import group_rows
 from edgespec.export.graphs.formats import Errors, LinearFormat
 from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.graphs.pieces import FLOAT, INT32, INT64
 from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.devices.slot import BEST
 from edgespec.runtimes.files.manifest import HeadGroup

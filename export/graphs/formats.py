@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from onnx import TensorProto
 
 from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder, WeightFile
-from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.quantization.quantizers import levels as quantize
 from edgespec.export.source.source import Checkpoint
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares

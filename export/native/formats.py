@@ -11,8 +11,8 @@ from edgespec.export.architectures.base import Architecture
 from edgespec.export.graphs.formats import EmbeddingTable, Errors, add_error
 from edgespec.export.graphs.graph import WeightFile
 from edgespec.export.heads.description import is_head
-from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.quantization.quantizers import levels as quantize
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.storage.layout import PACKED_KINDS
 from edgespec.runtimes.files.manifest import Format

@@ -17,7 +17,7 @@ from edgespec.export.graphs.formats import Errors, add_error
 from edgespec.export.graphs.graph import MICROSOFT, WeightFile, alive, reads
 from edgespec.export.optimum.graph import ForeignGraph, Matrix
 from edgespec.export.optimum.strict import double_last_rows
-from edgespec.export.quantization import levels as quantize
+from edgespec.export.quantization.quantizers import levels as quantize
 from edgespec.export.quantization.weights import BITS, WeightChoice
 from edgespec.export.storage.layout import INLINE_BYTES
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart

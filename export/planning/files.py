@@ -7,8 +7,9 @@ from itertools import combinations
 from math import prod
 from pathlib import Path
 
+from edgespec.export.heads.vocab import HEAD_TOKENS
 from edgespec.export.source.source import TOKENIZER_FILES
-from edgespec.export.storage.layout import HEAD_TOKENS, TABLES
+from edgespec.export.storage.layout import TABLES
 from edgespec.export.storage.sizes import FileSizes
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import table_shape

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError, first_line
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.opening import open_adapter, open_source
-from edgespec.export.source.stored import Stored, Temporary
+from edgespec.export.source.tensors.stored import Stored, Temporary
 from edgespec.runtimes.files.manifest import MANIFEST
 
 BUILTIN = "builtin:"

@@ -13,7 +13,7 @@ from math import prod
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
 from edgespec.export.heads.description import CUT, HeadPlan, group_matrices, is_head
-from edgespec.export.quantization.levels import BLOCK
+from edgespec.export.quantization.quantizers.levels import BLOCK
 from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, aligned
 from edgespec.runtimes.files.manifest import Format
 

@@ -21,8 +21,8 @@ from edgespec.export.architectures.ops import Linear
 from edgespec.export.graphs import formats
 from edgespec.export.graphs.formats import EmbeddingTable, Errors, linear_format
 from edgespec.export.graphs.graph import GraphBuilder, WeightFile
-from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.levels import BLOCK, EMBEDDING_LEVELS
+from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.export.quantization.quantizers.levels import BLOCK, EMBEDDING_LEVELS
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.storage.layout import LARGE_ALIGN, SMALL_ALIGN

@@ -20,7 +20,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.bundle import planned_bundle
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.source.source import ConfigOnly, resolve
-from edgespec.export.source.stored import Plain
+from edgespec.export.source.tensors.stored import Plain
 from edgespec.runtimes.files.kv import LEARNT, table_shape
 from edgespec.runtimes.files.manifest import FORMATS, Format, Layout, Manifest, Operators, read_manifest
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET, Written
@@ -350,5 +350,5 @@ from edgespec.export.planning.bundle import planned_bundle
 planned = planned_bundle(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"])
 print(planned.target.facts.layers)
 """
-    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout.strip()) == (0, "2"), ran.stderr
