@@ -8,24 +8,31 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import load_options, open_engine
+from edgespec.cli.common import bundle_argument, loading_options, memory_options, open_engine
+from edgespec.cli.groups import GroupedCommand, group
 from edgespec.server.limits import Limits
 
 KEY = "EDGESPEC_API_KEY"
 
 
-@click.command("serve")
-@load_options
+@click.command("serve", cls=GroupedCommand)
+@bundle_argument
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--name", help="What clients call the model.  [default: the bundle's folder]")
 @click.option("--api-key", help=f"What clients must send as bearer token.  [default: ${KEY}, else none]")
-@click.option("--parallel", type=int, default=Limits.parallel, show_default=True, help="Requests decoded together.")
-@click.option("--queue", type=int, default=Limits.queue, show_default=True, help="Requests that may wait.")
-@click.option("--most-tokens", type=int, default=Limits.tokens, show_default=True, help="New tokens of a request.")
-@click.option("--most-body", type=int, default=Limits.body, show_default=True, help="Bytes of a request's body.")
-@click.option("--seconds", type=float, default=Limits.seconds, show_default=True, help="Time of a request.")
-@click.option("--grace", type=float, default=Limits.grace, show_default=True, help="Seconds to end requests at a stop.")
+@click.option("--ngram-store", type=click.Path(path_type=Path), help="A file of `edgespec ngram build`.")
+@memory_options
+@group(
+    "Limits",
+    click.option("--parallel", type=int, default=Limits.parallel, show_default=True, help="Requests decoded together."),
+    click.option("--queue", type=int, default=Limits.queue, show_default=True, help="Requests that may wait."),
+    click.option("--most-tokens", type=int, default=Limits.tokens, show_default=True, help="New tokens of a request."),
+    click.option("--most-body", type=int, default=Limits.body, show_default=True, help="Bytes of a request's body."),
+    click.option("--seconds", type=float, default=Limits.seconds, show_default=True, help="Time of a request."),
+    click.option("--grace", type=float, default=Limits.grace, show_default=True, help="Seconds to end them at a stop."),
+)
+@loading_options
 def command(
     bundle: Path,
     host: str,
