@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import bundle_argument, loading_options, memory_options, open_engine
+from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
 from edgespec.cli.groups import GroupedCommand, group
 from edgespec.server.limits import Limits
 
@@ -33,6 +33,7 @@ KEY = "EDGESPEC_API_KEY"
     click.option("--grace", type=float, default=Limits.grace, show_default=True, help="Seconds to end them at a stop."),
 )
 @loading_options
+@json_option
 def command(
     bundle: Path,
     host: str,
@@ -45,6 +46,7 @@ def command(
     most_body: int,
     seconds: float,
     grace: float,
+    as_json: bool,
     **how: Any,
 ) -> None:
     """Serve a bundle: OpenAI's completions and chats over HTTP, several requests decoded together.
@@ -72,6 +74,8 @@ def command(
         socket = config.bind_socket()
     except SystemExit as error:  # it has logged why
         raise click.ClickException(f"cannot listen on {host}:{port}; --port 0 takes a free port") from error
-    where = f"http://{host}:{socket.getsockname()[1]}"
-    click.echo(f"{name or bundle.resolve().name} at {where}/v1 (Ctrl-C stops)", err=True)
+    model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
+    click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
+    if as_json:
+        emit_json({"model": model, "url": url, "methods": engine.methods, "context": engine.context})
     server.run(sockets=[socket])
