@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -32,6 +33,9 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
+
+settings.register_profile("edgespec", deadline=None)  # no test asserts a time
+settings.load_profile("edgespec")
 
 OPERATORS: tuple[Operators, ...] = ("stock", "native")
 COMPILERS = ("c++", "g++", "clang++", "cl")

@@ -305,5 +305,5 @@ from edgespec.export.planning.bundle import planned_bundle
 planned = planned_bundle(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"])
 print(planned.target.facts.layers)
 """
-    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout.strip()) == (0, "2"), ran.stderr
