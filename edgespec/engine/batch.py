@@ -11,7 +11,8 @@ from contextlib import AbstractContextManager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from edgespec.decoding.loop import Ask, run_pass
+from edgespec.decoding.loop import run_pass
+from edgespec.decoding.request import PassRequest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.request import Stream
@@ -135,7 +136,7 @@ def run_batch(
 def _round(streams: Sequence[Stream], batch: NativeBatch | None) -> None:
     """A round of every request."""
     beside = len(streams) if batch else 1
-    gathered: list[tuple[Stream, Ask]] = []
+    gathered: list[tuple[Stream, PassRequest]] = []
     for stream in streams:
         asked = stream.ask(beside)
         if asked is None:
@@ -154,7 +155,7 @@ def _round(streams: Sequence[Stream], batch: NativeBatch | None) -> None:
         del gathered[: max(taken, 1)]
 
 
-def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> None:
+def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch) -> None:
     """Run passes as one, and hand each its part."""
     if len(gathered) == 1:
         ((stream, asked),) = gathered
