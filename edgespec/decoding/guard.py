@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from edgespec.decoding.drafter import Drafter, Wrapper
+from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
 from edgespec.decoding.monitor import PLAIN, Drop
-from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import LayeredTarget, Resume, Target
+from edgespec.decoding.target import LayeredTarget, Pass, Resume, Target
 
 
 class Guard(Wrapper):
@@ -49,6 +49,20 @@ class Guard(Wrapper):
                 call(drafter)
         except Exception as error:
             self._drop(where, error)
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:  # each round: without a closure
+        if self.inside:
+            try:
+                self.inside[0].observe(proposal, verdict, output)
+            except Exception as error:
+                self._drop("observe", error)
+
+    def timed(self, proposal: Proposal, time: RoundTime) -> None:
+        if self.inside:
+            try:
+                self.inside[0].timed(proposal, time)
+            except Exception as error:
+                self._drop("timed", error)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """The drafter's proposal within ``budget`` and without guesses below an EOS; the empty one where it failed."""

@@ -131,11 +131,12 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         # One of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context.
         budget = min(options.gamma, left - 1, context - len(tokens) - 1)
         proposal = guard.propose(tokens, budget) if budget > 0 else EMPTY
-        observer.proposed(proposal, guard)
+        guesses = len(proposal)
+        observer.proposed(proposal, guesses, guard)
         if heads:
             heads.keep_hidden = guard.wants_hidden
         pending[0] = tokens[-1]
-        rows = np.concatenate((pending, proposal.tokens)) if len(proposal) else pending  # [1 + n]
+        rows = np.concatenate((pending, proposal.tokens)) if guesses else pending  # [1 + n]
         parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
         request = PassRequest(rows, parents, proposal.resume, only_best)
         output = yield request
@@ -154,12 +155,15 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         kept = [0, *(node + 1 for node in verdict.path)][: len(emitted)]
         target.keep(kept)
         logprobs = [sampler.logprob(*at) for at in zip(kept, emitted, strict=True)] if options.logprobs else None
-        observer.compare(sampler, kept, emitted)
+        if options.shadow:
+            observer.compare(sampler, kept, emitted)
         tokens += emitted
         left -= len(emitted)
         finish = "eos" if end else "length" if left == 0 else "context" if len(tokens) >= context else None
         assert len(target.tokens) == len(tokens) - 1, "the slot must hold all committed tokens but the pending one"
-        made = Round.of(proposal, verdict.path, emitted, logprobs, finish)
+        made = Round(emitted, [], 0, verdict.path, [], logprobs, finish)
+        if guesses:
+            made.add_guesses(proposal)
         observer.verified(made, proposal, keeps_text(proposal, sampler, options.accept))
         guard.observe(proposal, verdict, output)
         guard.timed(proposal, observer.observed())

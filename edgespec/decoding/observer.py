@@ -49,11 +49,12 @@ class Observer:
         """A round begins."""
         self._at = perf_counter()
 
-    def proposed(self, proposal: Proposal, drafter: Drafter) -> None:
+    def proposed(self, proposal: Proposal, guesses: int, drafter: Drafter) -> None:
         """The drafter has proposed."""
-        self._draft_ms = self._lap()
-        self._proposer = drafter.proposer if len(proposal) else PLAIN
-        self._rows: float = 1 + len(proposal)
+        self._draft_ms = 1000 * (perf_counter() - self._at)
+        self._proposer, self._rows = PLAIN, 1.0
+        if guesses:
+            self._proposer, self._rows = drafter.proposer, 1.0 + guesses
         if proposal.resume is not None:
             self._rows *= 1 - proposal.resume.layer / self._layers
 
@@ -65,25 +66,26 @@ class Observer:
     def compare(self, sampler: RowSampler, rows: Sequence[int], emitted: Sequence[int]) -> None:
         """Now and then: what plain decoding would have written, which the rows of this very pass say."""
         shadow, stats = self._stats.monitor.shadow, self._stats
-        if shadow.every and stats.rounds % shadow.every == 0:
+        if stats.rounds % shadow.every == 0:
             shadow.compare(stats.tokens - self._first, zip(map(sampler.choose, rows), emitted, strict=True))
 
     def verified(self, made: Round, proposal: Proposal, keeps_text: bool) -> None:
         """The round was made of ``proposal``; ``keeps_text``: its tokens are plain decoding's very tokens."""
-        stats = self._stats
-        tested = 0
-        if len(proposal):
+        stats, guesses, tested = self._stats, len(made.drafted), 0
+        if guesses:
             tested = proposal.tested(made.path)
             stats.exact &= keeps_text
             stats.lossless &= self._accept.lossless
-        stats.record(len(made.tokens), len(proposal), made.accepted, tested)
+        stats.record(len(made.tokens), guesses, made.accepted, tested)
         stats.other_ms += self._lap()
 
     def observed(self) -> RoundTime:
         """The drafter has learned from the round; returns what the round took."""
-        self._stats.draft_ms += self._draft_ms + self._lap()
-        self._stats.verify_ms += self._time.verify_ms
-        return self._time
+        stats, time, before = self._stats, self._time, self._at
+        self._at = perf_counter()
+        stats.draft_ms += time.draft_ms + 1000 * (self._at - before)
+        stats.verify_ms += time.verify_ms
+        return time
 
     def ended(self, made: Round) -> None:
         """The round is over."""
@@ -100,4 +102,4 @@ class Observer:
                 not time.shared,
             )
         )
-        self._stats.other_ms += self._lap()
+        self._stats.other_ms += 1000 * (perf_counter() - self._at)

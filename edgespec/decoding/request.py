@@ -94,17 +94,8 @@ class Round:
     logprobs: list[float] | None
     finish: Finish | None
 
-    @classmethod
-    def of(
-        cls,
-        proposal: Proposal,
-        path: Sequence[int],
-        emitted: list[int],
-        logprobs: list[float] | None,
-        finish: Finish | None,
-    ) -> Round:
-        """The round in which ``path`` of ``proposal`` was accepted, and ``emitted`` came of it."""
-        if not len(proposal):
-            return cls(emitted, [], 0, path, [], logprobs, finish)
-        accepted = min(len(path), len(emitted))
-        return cls(emitted, proposal.tokens.tolist(), accepted, path, proposal.refused(path), logprobs, finish)
+    def add_guesses(self, proposal: Proposal) -> None:
+        """Say what was guessed, of which ``path`` was accepted."""
+        self.drafted = proposal.tokens.tolist()
+        self.accepted = min(len(self.path), len(self.tokens))
+        self.rejected = proposal.refused(self.path)

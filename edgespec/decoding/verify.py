@@ -34,7 +34,7 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
         EdgespecError: a row that was needed has NaN or infinite logits.
     """
     chain = proposal.parents is None
-    forced = min(accept.min_block, len(proposal)) if chain else 0  # guesses that stand unseen
+    forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0  # guesses that stand unseen
     if accept.rule != "exact":
         return relax(proposal, rows, accept, forced)
     if proposal.probs is None or rows.matching:
