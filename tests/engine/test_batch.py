@@ -12,7 +12,7 @@ from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.slots.native_batch import NativeBatch, Wanted
+from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from tests.conftest import OPERATORS, PROMPTS, use_operators
 from tests.support.toy import FixedCosts, Scripted, chain
 
@@ -63,7 +63,7 @@ def test_passes_are_gathered(engine: Get, monkeypatch: pytest.MonkeyPatch) -> No
     sizes: list[int] = []
     forward = NativeBatch.forward
 
-    def counted(self: NativeBatch, wanted: Sequence[Wanted], best: bool = False) -> Any:
+    def counted(self: NativeBatch, wanted: Sequence[BatchPass], best: bool = False) -> Any:
         sizes.append(len(wanted))
         return forward(self, wanted, best)
 
