@@ -73,7 +73,7 @@ def test_exact_is_claimed_only_where_it_holds(engine: Get, fresh: Get) -> None:
 
 
 def test_exact_is_not_claimed_where_the_probe_fails(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.engine.engine.rows_exact", lambda slot: False)
+    monkeypatch.setattr("edgespec.engine.loaded.rows_exact", lambda slot: False)
     made = fresh("int4")
     assert not ask(made, method="ngram", max_new_tokens=4).exact
     assert ask(made, method="ar", max_new_tokens=4).exact
