@@ -123,6 +123,11 @@ class LoadedBundle:
             raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
         return self._model
 
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._model is None
+
     def require_open(self) -> None:
         """Refuse to go on.
 

@@ -110,7 +110,7 @@ def test_a_stream_of_another_thread_ends_too(fresh: Get) -> None:
         stream = made.stream(PROMPT, method="ar", max_new_tokens=4, ignore_eos=True)
         thread.start()
         made.close()
-    thread.join(120)
+    thread.join()
     assert not thread.is_alive()
     assert len(errors) == 1
     assert not begun.is_set()

@@ -201,6 +201,6 @@ def test_two_threads_at_once(fresh: Get) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join()
     assert not failures
     assert got == {(prompt, method): expected[prompt] for prompt, method in jobs}
