@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from edgespec.export.graphs.half import to_half
 from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
+from edgespec.runtimes.files.weights_index import read_index
 
 FORMATS = ("fp32", "int4", "int8")
 
@@ -41,8 +41,7 @@ class KnownWeights(WeightFile):
 
     def __init__(self, path: Path, index: Path) -> None:
         super().__init__(path, plan=True)
-        stock = json.loads(index.read_text("utf-8"))["stock"]
-        for name, (offset, length, dtype, dims) in stock.items():
+        for name, (offset, length, dtype, dims) in read_index(index, "stock", path.stat().st_size).stock.items():
             self.entries[name] = Stored(offset, length, tuple(dims), np.dtype(dtype))
         self.matrices = Everything()  # type: ignore[assignment]
 
