@@ -26,6 +26,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of all mutations: mutant N of a seed is always the same")
     parser.add_argument("--first", type=int, default=0, help="number of the first mutant")
     parser.add_argument("--only", choices=("bundle", "source"), help="what is mutated; default: both")
+    parser.add_argument("--all", action="store_true", help="say of each how it ended, not only of those that end badly")
     parser.add_argument("--keep", type=Path, help="folder where mutants that end badly are kept")
     parser.add_argument("--log", type=Path, help="a line of JSON for each that ends badly")
     options = parser.parse_args()
@@ -49,14 +50,14 @@ def main() -> int:
             done = mutant(rng.choice(seeds[kind]), folder, rng)
             verdict = verdict_of(kind, folder)
             counts[kind, verdict.kind] += 1
-            if verdict.kind in BAD:
+            if verdict.kind in BAD or options.all:
                 places[f"{verdict.kind} {verdict.detail.split(':')[0]}"] += 1
                 line = {"number": number, "kind": kind, "done": done[:300], "ended": verdict.kind, "as": verdict.detail}
                 say(json.dumps(line))
                 if options.log:
                     with options.log.open("a", encoding="utf-8") as log:
                         log.write(json.dumps(line) + "\n")
-                if options.keep:
+                if options.keep and verdict.kind in BAD:
                     shutil.copytree(folder, options.keep / f"{kind}-{options.seed}-{number}", symlinks=True)
             for path in (folder, folder.with_suffix(".bundle"), work / "cache"):
                 shutil.rmtree(path, ignore_errors=True)

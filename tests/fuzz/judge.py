@@ -92,7 +92,7 @@ def use_bundle(folder: Path) -> None:
     errors = []
     for operators in ("auto", "stock"):
         try:
-            engine = load(folder, check=False, threads=1, operators=operators)
+            engine = load(folder, threads=1, operators=operators)
             for method in engine.methods:
                 engine.generate("KING", method=method, max_new_tokens=4)
             if engine.codec.templates:

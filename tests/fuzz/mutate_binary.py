@@ -205,7 +205,7 @@ def mutated_gguf(data: bytes, rng: Random) -> tuple[bytes, str]:
     head = bytearray(data[: 1 << 15])
     if rng.random() < 0.5:
         return flipped(bytes(head), rng) + data[1 << 15 :], "bits of the header"
-    at = rng.choice((4, 8, 16, rng.randrange(24, len(head) - 8)))
+    at = rng.choice((8, 16, *(rng.randrange(24, len(head) - 8) for _ in range(8))))
     kind, number = rng.choice((("<i", 4), ("<q", 8))), rng.choice(NUMBERS)
     head[at : at + kind[1]] = struct.pack("<Q", number & (2**64 - 1))[: kind[1]]
     return bytes(head) + data[1 << 15 :], f"{number} at {at}"

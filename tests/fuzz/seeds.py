@@ -12,6 +12,7 @@ from random import Random
 
 from edgespec.export.optimum.pipeline import make_exporter
 from edgespec.export.options import ExportOptions
+from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST
 from tests.fuzz import mutate_binary as binary
 from tests.fuzz.mutate_json import mutated_json
@@ -84,10 +85,10 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
 
 
 def mutant(seed: Path, folder: Path, rng: Random) -> str:
-    """A copy of a seed with one to three changes; sizes in a manifest follow the files.  Returns what was done."""
+    """A copy of a seed with one to three changes; sizes and hashes in a manifest follow the files.  Returns what was done."""
     shutil.copytree(seed, folder)
     said = [_change(folder, rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-    _follow_sizes(folder)
+    _follow_hashes(folder)
     return "; ".join(said)
 
 
@@ -124,12 +125,12 @@ def _files(folder: Path, rng: Random) -> str:
     return f"{file.name}: {how}"
 
 
-def _follow_sizes(folder: Path) -> None:
+def _follow_hashes(folder: Path) -> None:
     try:
         data = json.loads((folder / MANIFEST).read_bytes())
         for name, entry in data["files"].items():
             if (folder / name).is_file():
-                entry["size"] = (folder / name).stat().st_size
+                entry |= {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
         text = json.dumps(data)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return
