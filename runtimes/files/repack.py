@@ -22,7 +22,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart
 from edgespec.runtimes.files.packing import TILE, Packed, pack_levels, unpack_levels
-from edgespec.runtimes.files.weights_index import Entry, read_index
+from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
 
 _TILES = 256  # tiles converted at a time: bounds the memory
 
@@ -109,15 +109,20 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
     try:
         with (staged / weights.name).open("wb") as file:
             convert = _to_stock if layout == "native" else _to_native
+            made = set()
             for name, matrix in known.matrices.items():
                 for entry, pieces in convert(name, matrix.packed, source, present, wanted):
-                    file.seek(entry[0])
+                    made.add(entry.offset)
+                    file.seek(entry.offset)
                     for piece in pieces:
                         file.write(np.ascontiguousarray(piece).data)
             for name, entry in wanted.items():
                 if name in present and present[name][1:] == entry[1:]:
-                    file.seek(entry[0])
-                    file.write(source[present[name][0] : present[name][0] + entry[1]].data)
+                    made.add(entry.offset)
+                    file.seek(entry.offset)
+                    file.write(source[present[name].offset : present[name].offset + entry.length].data)
+            if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
+                raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
         try:
             staged.replace(target)
         except OSError:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import sys
 import tempfile
@@ -30,6 +32,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="folder where mutants that end badly are kept")
     parser.add_argument("--log", type=Path, help="a line of JSON for each that ends badly")
     options = parser.parse_args()
+    import_all()
     counts: Counter[tuple[str, str]] = Counter()
     places: Counter[str] = Counter()
     end = time.monotonic() + 60 * options.minutes
@@ -67,6 +70,17 @@ def main() -> int:
     for place, count in places.most_common():
         say(f"{count:6d}  {place}")
     return int(any(counts[kind, name] for kind, name in counts if name in BAD))
+
+
+def import_all() -> None:
+    """What children would import one by one."""
+    for room in ("cli", "engine", "drafters", "control", "planning", "export", "runtimes"):
+        package = importlib.import_module(f"edgespec.{room}")
+        for found in pkgutil.walk_packages(package.__path__, f"edgespec.{room}."):
+            if not found.name.startswith("edgespec.export.training"):  # torch
+                importlib.import_module(found.name)
+    for name in ("onnxruntime", "tokenizers", "jinja2.sandbox", "rich.table", "safetensors.numpy", "optuna"):
+        importlib.import_module(name)
 
 
 def say(text: str) -> None:

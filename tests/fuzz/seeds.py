@@ -85,7 +85,7 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
 
 
 def mutant(seed: Path, folder: Path, rng: Random) -> str:
-    """A copy of a seed with one to three changes; sizes and hashes in a manifest follow the files.  Returns what was done."""
+    """A copy of a seed with one to three changes, whose manifest has the files' new hashes; returns what was done."""
     shutil.copytree(seed, folder)
     said = [_change(folder, rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
     _follow_hashes(folder)
