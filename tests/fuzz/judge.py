@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.runtimes.files.operators import Wanted
+
 CPU_SECONDS, WALL_SECONDS, MOST_BYTES = 20, 120, 2 << 30
 CLASSES = ("ran", "clean", "traceback", "hang", "memory", "crash")
 
@@ -89,8 +91,9 @@ def use_bundle(folder: Path) -> None:
     from edgespec.cli.app import cli
     from edgespec.engine.loading import load
 
-    errors = []
-    for operators in ("auto", "stock"):
+    errors: list[Exception] = []
+    kinds: tuple[Wanted, ...] = ("auto", "stock")
+    for operators in kinds:
         try:
             engine = load(folder, threads=1, operators=operators)
             for method in engine.methods:
@@ -100,8 +103,8 @@ def use_bundle(folder: Path) -> None:
         except Exception as error:
             errors.append(error)
     cli.main(["info", str(folder)], standalone_mode=False)
-    for error in sorted(errors, key=_expected):
-        raise error
+    if errors:
+        raise min(errors, key=_expected)
 
 
 def _expected(error: Exception) -> bool:

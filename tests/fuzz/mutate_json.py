@@ -42,6 +42,7 @@ def places(value: Any) -> list[Path]:
 def _change(value: Any, rng: Random) -> str:
     # names of tokens and of tensors are many: every key on the way is as likely as any other beside it
     path: Path = ()
+    holder: Any = None
     here = value
     while isinstance(here, (dict, list)) and here:
         key = rng.choice(list(here)) if isinstance(here, dict) else rng.randrange(len(here))

@@ -14,6 +14,7 @@ from edgespec.export.optimum.pipeline import make_exporter
 from edgespec.export.options import ExportOptions
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.files.operators import Wanted
 from tests.fuzz import mutate_binary as binary
 from tests.fuzz.mutate_json import mutated_json
 from tests.support import hf
@@ -48,19 +49,13 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
     heads = tuple(str(make_heads(folder / kind, kind, TARGET, count=2)) for kind in kinds)
     skip = folder / "skip.json"
     skip.write_text(json.dumps({"attention": [1, 2], "mlp": [3]}), "utf-8")
-    for name, operators, methods, attention in (
-        (
-            "native",
-            "native",
-            ("ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode"),
-            ("nomad",),
-        ),
-        ("stock", "stock", ("ngram", "self-spec", "swift"), ()),
-    ):
+    operators: dict[str, Wanted] = {"native": "native", "stock": "stock"}
+    most = ("ngram", "speculative", "self-spec", "swift", *kinds)
+    for name, methods, attention in (("native", most, ("nomad",)), ("stock", ("ngram", "self-spec", "swift"), ())):
         whole = name == "native"
         options = ExportOptions(
-            model=TARGET, output=folder / "bundles" / name, methods=methods, operators=operators, attention=attention,
-            draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
+            model=TARGET, output=folder / "bundles" / name, methods=methods, attention=attention,
+            operators=operators[name],            draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
             threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
         )  # fmt: skip
         make_exporter(options).run()
