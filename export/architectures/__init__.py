@@ -6,6 +6,7 @@ from typing import Any
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.falcon import Falcon
 from edgespec.export.architectures.gemma import Gemma
 from edgespec.export.architectures.gemma2 import Gemma2
@@ -70,7 +71,10 @@ def architecture(source: Checkpoint) -> Architecture:
             "docs/architectures.md says how to add one",
         )
     kind = ARCHITECTURES[name]
-    return kind(with_usual_prefix(source, kind.layers_at))
+    source = with_usual_prefix(source, kind.layers_at)
+    made = kind(source)
+    check_tensors(made, source)
+    return made
 
 
 def describe(config: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ ROUND_CAPACITY = 64
 
 
 class Slot(ABC):
-    """The target (or draft) of one sequence; ``open_slot`` makes the kind that fits the model's graph.
+    """The target (or draft) of one sequence; ``runtimes.opening.open_slot`` makes the kind that fits the model's graph.
 
     ``trees``: whether the rows of a pass may form a tree.
 
@@ -124,6 +124,10 @@ class Slot(ABC):
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
 
+    def close(self) -> None:
+        """Free all it holds, whoever still has this slot; it is of no use afterwards."""
+        vars(self).clear()
+
     def stand_in(self, tokens: int) -> None:
         """Hold so many tokens, of whatever keys and values: passes at a depth can be timed without a prefill.
 
@@ -199,26 +203,3 @@ def best_of(
         found[at] = near[np.argsort(-logits[at][near], kind="stable")[:top]]
     values = np.take_along_axis(logits, found, -1)
     return found if tokens is None else tokens[found], values
-
-
-def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
-    """A slot over a model.
-
-    Args:
-        model: the session and shared buffers.
-        context: most tokens of the sequence; at most what the bundle was exported for.
-        reserve: tokens to allocate for at once; the buffers grow when more are needed.
-    """
-    # here, because all kinds are Slots
-    from edgespec.runtimes.devices.model import DeviceModel
-    from edgespec.runtimes.devices.slot import DeviceSlot
-    from edgespec.runtimes.slots.concat import ConcatSlot
-    from edgespec.runtimes.slots.native import NativeSlot
-    from edgespec.runtimes.slots.stock import StockSlot
-
-    if isinstance(model, DeviceModel):
-        return DeviceSlot(model, context=context, reserve=reserve)
-    if model.part.origin == "optimum":
-        return ConcatSlot(model, context=context, reserve=reserve)
-    kind = NativeSlot if model.graph.operators == "native" else StockSlot
-    return kind(model, context=context, reserve=reserve)

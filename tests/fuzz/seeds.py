@@ -55,8 +55,8 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
         whole = name == "native"
         options = ExportOptions(
             model=TARGET, output=folder / "bundles" / name, methods=methods, attention=attention,
-            operators=operators[name],            draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
-            threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
+            operators=operators[name],            draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (),
+            skip_set=skip, threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
         )  # fmt: skip
         make_exporter(options).run()
         (options.output / "chat_template.jinja").write_text(CHAT, "utf-8")

@@ -11,7 +11,7 @@ from edgespec.export.source.quantized.awq import awq
 from edgespec.export.source.quantized.compressed import compressed
 from edgespec.export.source.quantized.float8 import float8
 from edgespec.export.source.quantized.gptq import gptq
-from edgespec.export.source.stored import NONSENSE, Plain, Stored
+from edgespec.export.source.tensors.stored import NONSENSE, Plain, Stored
 from edgespec.runtimes.files.json_file import read_json
 
 Settings = Mapping[str, Any]
