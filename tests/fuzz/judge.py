@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.runtimes.files.operators import Wanted
+from edgespec.runtimes.files.operators import WantedOperators
 
 CPU_SECONDS, WALL_SECONDS, MOST_BYTES = 20, 120, 2 << 30
 CLASSES = ("ran", "clean", "traceback", "hang", "memory", "crash")
@@ -92,7 +92,7 @@ def use_bundle(folder: Path) -> None:
     from edgespec.engine.loading import load
 
     errors: list[Exception] = []
-    kinds: tuple[Wanted, ...] = ("auto", "stock")
+    kinds: tuple[WantedOperators, ...] = ("auto", "stock")
     for operators in kinds:
         try:
             engine = load(folder, threads=1, operators=operators)

@@ -14,7 +14,7 @@ from edgespec.export.optimum.pipeline import make_exporter
 from edgespec.export.options import ExportOptions
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST
-from edgespec.runtimes.files.operators import Wanted
+from edgespec.runtimes.files.operators import WantedOperators
 from tests.fuzz import mutate_binary as binary
 from tests.fuzz.mutate_json import mutated_json
 from tests.support import hf
@@ -49,14 +49,15 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
     heads = tuple(str(make_heads(folder / kind, kind, TARGET, count=2)) for kind in kinds)
     skip = folder / "skip.json"
     skip.write_text(json.dumps({"attention": [1, 2], "mlp": [3]}), "utf-8")
-    operators: dict[str, Wanted] = {"native": "native", "stock": "stock"}
+    operators: dict[str, WantedOperators] = {"native": "native", "stock": "stock"}
     most = ("ngram", "speculative", "self-spec", "swift", *kinds)
     for name, methods, attention in (("native", most, ("nomad",)), ("stock", ("ngram", "self-spec", "swift"), ())):
         whole = name == "native"
         options = ExportOptions(
             model=TARGET, output=folder / "bundles" / name, methods=methods, attention=attention,
-            operators=operators[name],            draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (),
-            skip_set=skip, threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
+            operators=operators[name],
+            draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
+            threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
         )  # fmt: skip
         make_exporter(options).run()
         (options.output / "chat_template.jinja").write_text(CHAT, "utf-8")
@@ -96,7 +97,13 @@ def _change(folder: Path, rng: Random) -> str:
     file = folder / name
     try:
         data, said = how(file.read_bytes(), rng)
-    except (ValueError, LookupError, TypeError, OSError):  # mutated before, beyond what this one understands
+    except (
+        ValueError,
+        LookupError,
+        TypeError,
+        OSError,
+        RecursionError,
+    ):  # mutated before, beyond what this one understands
         data, said = binary.mutated_bytes(file.read_bytes(), rng)
     file.write_bytes(data)
     return f"{name}: {said}"
