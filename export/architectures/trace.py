@@ -14,8 +14,8 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 if TYPE_CHECKING:
     from edgespec.export.architectures.base import Architecture
 
-# not weights: tables that old versions of transformers saved with the model, and scales of a quantized cache
-BUFFERS = re.compile(r"\.(inv_freq|masked_bias|attn\.bias|attention\.bias|[qkv]_scale|kv_scale)$")
+# not weights: tables that old versions of transformers saved with the model, scales of a quantized cache, an epsilon
+BUFFERS = re.compile(r"\.(act_fn\.eps|inv_freq|masked_bias|attn\.bias|attention\.bias|[qkv]_scale|kv_scale)$")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 
@@ -55,7 +55,9 @@ class ShapeOps:
     def gated(self, gate: int, up: int, activation: Activation) -> int:
         return up
 
-    def activate(self, x: int, activation: Activation) -> int:
+    def activate(self, x: int, activation: Activation, numbers: str | None = None) -> int:
+        if numbers is not None:
+            self.found[numbers] = (3,)
         return x
 
     def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int]) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, ValueInfoProto, helper
 
 from edgespec.export.architectures.base import Architecture
@@ -15,7 +16,7 @@ from edgespec.export.graphs.emit_heads import head_logits
 from edgespec.export.graphs.formats import EmbeddingTable, Errors, LinearFormat, stacked_shape
 from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder, WeightFile
 from edgespec.export.graphs.vectors import position_rows, stacked_bias, vector
-from edgespec.export.heads.description import CUT, HeadPlan, is_head
+from edgespec.export.heads.description import HeadPlan, cut_head, is_head
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
 
@@ -146,11 +147,14 @@ class GraphOps:
     def gated(self, gate: str, up: str, activation: Activation) -> str:
         return self.graph.node("Mul", [self.activate(gate, activation), up])
 
-    def activate(self, x: str, activation: Activation) -> str:
+    def activate(self, x: str, activation: Activation, numbers: str | None = None) -> str:
         if activation == "silu":
             return self.silu(x)
-        if activation == "relu":
-            return self.graph.node("Relu", [x])
+        if numbers is not None:
+            return self._xielu(x, self.arch.source.read(numbers))
+        if activation in ("relu", "relu2"):
+            y = self.graph.node("Relu", [x])
+            return y if activation == "relu" else self.graph.node("Mul", [y, y])
         return self.graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
 
     def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
@@ -182,7 +186,7 @@ class GraphOps:
         if self.hidden:
             graph.node("Identity", [x], ["hidden"])
         h = self.norm(graph.node("Gather", [x, "rows"], axis=1), norm)  # [1, R, hidden]
-        head = Linear(CUT) if plan.only else head
+        head = cut_head(self.arch) if plan.only else head
         logits = head_logits(self, h, head) if self.hidden and plan.groups else self.lm_head(h, head)
         graph.node("Identity", [logits], ["logits"])
         one = not plan.groups or not self.hidden
@@ -246,6 +250,17 @@ class GraphOps:
         n, k = stacked_shape(self.arch.source, names)
         bias = stacked_bias(self.graph, self.arch.source, parts)
         return self._form(name).multiply(self.graph, x, name, k, n, bias)
+
+    def _xielu(self, x: str, numbers: NDArray[np.float32]) -> str:  # numbers [3]
+        """p relu(x)^2 + n (e^low - 1 - low) + b x, low = min(x, 0)."""
+        graph = self.graph
+        above, below, slope = (graph.constant(f"number_{value:.9g}", np.float32(value)) for value in numbers)
+        zero, one = (graph.constant(f"number_{value}", np.float32(value)) for value in (0, 1))
+        high, low = graph.node("Relu", [x]), graph.node("Min", [x, zero])
+        bend = graph.node("Sub", [graph.node("Sub", [graph.node("Exp", [low]), one]), low])
+        terms = ((graph.node("Mul", [high, high]), above), (bend, below), (x, slope))
+        first, second, third = (graph.node("Mul", list(term)) for term in terms)
+        return graph.node("Add", [graph.node("Add", [first, second]), third])
 
     # -- parts -----------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from edgespec.export.architectures.ops import Linear
-from edgespec.export.heads.description import CUT, group_matrices
+from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.runtimes.files.manifest import HeadGroup
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def head_logits(ops: GraphOps, h: str, head: Linear) -> str:
     for at, group in enumerate(plan.groups):
         y = ops.choose(f"gate_heads.{at}", group.name, hidden, partial(_group, ops, h, group), partial(ops.same, y))
     lm = partial(ops.lm_head, y, head)
-    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.lm_head, y, Linear(CUT))) if plan.cut else lm()
+    cut = partial(ops.lm_head, y, cut_head(ops.arch))
+    logits = ops.choose("gate_lm", "lm_head", "V", lm, cut) if plan.cut else lm()
     for at, group in enumerate(plan.groups):
         if group.own:
             own = partial(_own, ops, y, group_matrices(group).heads)
@@ -58,7 +59,7 @@ def group_rows(ops: GraphOps, h: str, group: HeadGroup, head: Linear, cut: bool)
     y = _group(ops, h, group)
     if group.own:
         return _own(ops, y, group_matrices(group).heads)
-    return ops.lm_head(y, Linear(CUT) if cut else head)
+    return ops.lm_head(y, cut_head(ops.arch) if cut else head)
 
 
 def _group(ops: GraphOps, h: str, group: HeadGroup) -> str:

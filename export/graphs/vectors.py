@@ -43,10 +43,14 @@ def position_rows(graph: GraphBuilder, arch: Architecture, name: str) -> str:
     return graph.stored(name)
 
 
-def rope_vectors(graph: GraphBuilder, arch: Architecture, rotary: str) -> tuple[str, str, int]:
-    """The cosines and sines of all positions, and how many channels they turn."""
-    turning, names = arch.rotaries[rotary], (f"{rotary}_cos", f"{rotary}_sin")
+def rope_vectors(graph: GraphBuilder, arch: Architecture, rotary: str) -> tuple[str, str, str, int]:
+    """Cosines and sines of all positions, how queries grow there ("" = they do not), and how many channels turn."""
+    turning, rows = arch.rotaries[rotary], arch.facts.context + HEADROOM
+    growth = turning.growth(rows)
+    names = [f"{rotary}_cos", f"{rotary}_sin", *([] if growth is None else [f"{rotary}_growth"])]
     if not graph.weights.has(names[0]):
-        for name, table in zip(names, turning.tables(arch.facts.context + HEADROOM, arch.facts.context), strict=True):
+        tables = [*turning.tables(rows, arch.facts.context), *([] if growth is None else [growth])]
+        for name, table in zip(names, tables, strict=True):
             graph.weights.put(name, table.shape, np.float32, [table])
-    return graph.stored(names[0]), graph.stored(names[1]), turning.dims
+    cos, sin, *more = map(graph.stored, names)
+    return cos, sin, more[0] if more else "", turning.dims

@@ -7,7 +7,7 @@ Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
 from __future__ import annotations
 
 from edgespec.export.architectures.ops import Linear, Norm
-from edgespec.export.heads.description import CUT, HeadPlan, group_matrices
+from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.native.program import Floats, ProgramWriter
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_gates import Gates
@@ -24,8 +24,8 @@ def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan
         plan: heads beside it.
         gates: where each gate stands.
     """
-    own = Linear(CUT) if plan.only else head
-    shared = Linear(CUT) if plan.cut else head
+    own = cut_head(program.arch) if plan.only else head
+    shared = cut_head(program.arch) if plan.cut else head
     program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
     program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
     for number, group in enumerate(plan.groups):

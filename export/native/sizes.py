@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.heads.description import CUT, group_matrices
+from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.export.storage.layout import PACKED_KINDS
 from edgespec.export.storage.sizes import Sizes
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -85,9 +85,9 @@ class NativeSizes(Sizes):
             self._bias(product.own)
         return None
 
-    def activate(self, x: object, activation: Activation) -> object:
+    def activate(self, x: object, activation: Activation, numbers: str | None = None) -> object:
         self._ready(x)
-        return None
+        return super().activate(None, activation, numbers)
 
     def sublayer(self, kind: Kind, layer: int, x: object, body: Callable[[object], object]) -> object:
         self.inside = True
@@ -97,7 +97,7 @@ class NativeSizes(Sizes):
 
     def head(self, x: object, norm: Norm, head: Linear) -> object:
         self._vectors(norm)
-        own, shared = (Linear(CUT) if cut else head for cut in (self.plan.only, self.plan.cut))
+        own, shared = (cut_head(self.arch) if cut else head for cut in (self.plan.only, self.plan.cut))
         self._logits(own)
         for group in self.plan.groups:
             self._group(group, shared)

@@ -12,7 +12,7 @@ from math import prod
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.heads.description import CUT, HeadPlan, group_matrices, is_head
+from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices, is_head
 from edgespec.export.quantization.levels import BLOCK
 from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, aligned
 from edgespec.runtimes.files.manifest import Format
@@ -94,6 +94,8 @@ class Sizes:
             rows = self.arch.facts.context + HEADROOM
             for _ in ("cos", "sin"):
                 self.file.put(4 * rows * (self.arch.rotaries[rotary].dims // 2))
+            if self.arch.rotaries[rotary].growth(rows) is not None:
+                self.file.put(4 * rows)
 
     def _positions(self, name: str) -> None:
         if self.file.once(name):
@@ -117,7 +119,9 @@ class Sizes:
     def gated(self, gate: object, up: object, activation: Activation) -> object:
         return self.activate(up, activation)
 
-    def activate(self, x: object, activation: Activation) -> object:
+    def activate(self, x: object, activation: Activation, numbers: str | None = None) -> object:
+        if numbers is not None:
+            self._vector(numbers)
         return x
 
 
@@ -170,7 +174,7 @@ class StockSizes(Sizes):
         if not self.plan.only:
             self._multiply(head)
         if self.plan.cut and (self.plan.groups or self.plan.only):
-            self._multiply(Linear(CUT))
+            self._multiply(cut_head(self.arch))
         for group in self.plan.groups:
             for own in group_matrices(group).heads:
                 self._multiply(own)
