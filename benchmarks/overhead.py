@@ -20,8 +20,8 @@ from edgespec.decoding.sampling import RowSampler
 from edgespec.drafters.ar import Plain
 from edgespec.reports.bench import bootstrap
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import open_slot
 
 
 class Timed:

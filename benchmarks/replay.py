@@ -30,8 +30,9 @@ from edgespec.drafters.ngram import NGram
 from edgespec.formulas.cost import CostModel, measure
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 FORCED = 1e9
 

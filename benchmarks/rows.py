@@ -23,8 +23,9 @@ from benchmarks.plain import genai_generator
 from edgespec.decoding.target import GreedyTarget
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import read_bandwidth
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 PREFILL = 512
 

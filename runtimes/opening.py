@@ -1,15 +1,18 @@
-"""Opening the models of a bundle: on the CPU with the operators that were chosen, or on a device."""
+"""Opening the models of a bundle, and slots over them: on the CPU with the chosen operators, or on a device."""
 
 from __future__ import annotations
 
 from edgespec.runtimes.devices.model import DeviceModel
+from edgespec.runtimes.devices.slot import DeviceSlot
 from edgespec.runtimes.devices.trust import open_on_device
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import KvFormat
 from edgespec.runtimes.files.manifest import Precision
-from edgespec.runtimes.files.operators import OperatorChoice, Wanted, choose_operators
+from edgespec.runtimes.files.operators import OperatorChoice, WantedOperators, choose_operators
+from edgespec.runtimes.slots.cpu import cpu_slot
 from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
 
 ONE_THREAD_BYTES = 4 << 20  # of a draft's weights
 
@@ -51,7 +54,7 @@ def open_draft(
     bundle: Bundle,
     device: DeviceName,
     precision: Precision | None,
-    wanted: Wanted,
+    wanted: WantedOperators,
     operators: OperatorChoice,
     threads: int | None,
 ) -> Model:
@@ -74,3 +77,16 @@ def open_draft(
     if "optimum" in (part.origin, bundle.manifest.target.origin):
         operators = choose_operators("stock" if wanted == "stock" else "auto", part)
     return Model(bundle.path, part, operators.graph(part, False), 1 if small else threads)
+
+
+def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
+    """A slot over a model.
+
+    Args:
+        model: the session and shared buffers.
+        context: most tokens of the sequence; at most what the bundle was exported for.
+        reserve: tokens to allocate for at once; the buffers grow when more are needed.
+    """
+    if isinstance(model, DeviceModel):
+        return DeviceSlot(model, context=context, reserve=reserve)
+    return cpu_slot(model, context=context, reserve=reserve)

@@ -49,7 +49,7 @@ def test_public_names_are_imported_on_first_use() -> None:
         "from edgespec import *; assert Settings().method is None and 'numpy' in sys.modules;"
         "assert edgespec.Engine is Engine and edgespec.load is load"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=300)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_public_names_are_imported_on_first_use() -> None:
         (
             edgespec.load,
             "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
-            "strict: bool = True, check: bool = True, operators: Wanted = auto, device: DeviceName = cpu, "
+            "strict: bool = True, check: bool = True, operators: WantedOperators = auto, device: DeviceName = cpu, "
             "device_precision: Precision | None = None, attention: str | None = None, "
             "draft_attention: str | None = None, ngram_store: str | os.PathLike[str] | None = None, "
             "budget: str | int | None = None) -> Engine",

@@ -33,7 +33,7 @@ def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] 
         BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method or an attention that it does not have.
     """
-    from edgespec.planning.profile.record import find_profile
+    from edgespec.planning.profile.cache import find_profile
     from edgespec.runtimes.files.attention import choose_attention
     from edgespec.runtimes.files.operators import choose_operators
 

@@ -47,7 +47,7 @@ class Candidate:
 
 @dataclass
 class Standing:
-    """What one candidate has shown on a lane.
+    """What one candidate has shown on a session.
 
     Attributes:
         promise: predicted speed over plain decoding.

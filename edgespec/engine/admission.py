@@ -41,7 +41,7 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
     tokens = min(engine.context, prompt + settings.max_new_tokens)
     fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
     choice = choice.among(fitting, "no room in memory")
-    busy, idle = engine.lanes.held()
+    busy, idle = engine.sessions.held()
     # what several methods load stays while the request runs
     several = [one.name for one in choice.proposers or choice.candidates if one.name != heaviest(choice)]
     busy += engine.allowance.extra(several, tokens)
@@ -55,7 +55,7 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
         idle=idle,
     )
     if admission.crowded:
-        engine.lanes.clear()
+        engine.sessions.clear()
     if admission.method == heaviest(choice):
         return choice, admission
     cheaper = choose_method(engine.bundle.manifest, admission.method)

@@ -19,11 +19,12 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
-from edgespec.engine.sessions import Lane, LanePool, Times
+from edgespec.engine.sessions import Session, SessionPool, Times
 from edgespec.errors import InvalidRequest
 from edgespec.planning.expectations import predictions, ratios
 from edgespec.planning.memory.allowance import OFF, Allowance
-from edgespec.planning.profile.record import Profile, find_profile
+from edgespec.planning.profile.cache import find_profile
+from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.devices.trust import LONGEST
@@ -31,7 +32,7 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Precision
-from edgespec.runtimes.files.operators import OperatorChoice, Wanted, choose_operators
+from edgespec.runtimes.files.operators import OperatorChoice, WantedOperators, choose_operators
 from edgespec.runtimes.opening import open_draft, open_target, share_target
 from edgespec.runtimes.ort.session import default_threads
 from edgespec.runtimes.slots.probe import rows_exact
@@ -71,7 +72,7 @@ class Engine:
         threads: int | None = None,
         context: int | None = None,
         strict: bool = True,
-        operators: Wanted = "auto",
+        operators: WantedOperators = "auto",
         device: DeviceName = "cpu",
         device_precision: Precision | None = None,
         attention: str | None = None,
@@ -126,7 +127,7 @@ class Engine:
         )
         self.load_ms = 1000 * (time.perf_counter() - start)
         self._draft: Model | None = None
-        self.lanes: LanePool = LanePool(self.new_lane)
+        self.sessions: SessionPool = SessionPool(self.new_session)
         self._batches = Batches(self)
         self._rows_exact: bool | None = None
         self._times: Times = {}
@@ -290,20 +291,20 @@ class Engine:
     def forget_skip_sets(self) -> int:
         """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.
 
-        Running lanes go on with what they have: do it after loading.
+        Running sessions go on with what they have: do it after loading.
         """
-        self.lanes.clear()
+        self.sessions.clear()
         return forget_sets(self.bundle.manifest)
 
     def rows_exact(self) -> bool:
         """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""
         if self._rows_exact is None:
-            lane = self.lanes.take([])
+            session = self.sessions.take([])
             try:
                 with self.lock:
-                    self._rows_exact = self.strict and rows_exact(lane.target)
+                    self._rows_exact = self.strict and rows_exact(session.target)
             finally:
-                self.lanes.give_back(lane)
+                self.sessions.give_back(session)
         return self._rows_exact
 
     @property
@@ -326,16 +327,16 @@ class Engine:
             if self._off_device is None:
                 how: dict[str, Any] = {"threads": self._threads, "context": self.context, "strict": self.strict}
                 self._off_device = Engine(self.bundle, **how, ngram_store=self.store)
-                self.lanes.clear()
+                self.sessions.clear()
             return self._off_device
 
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by all slots."""
-        return self.lanes.kv_bytes() + self._batches.kv_bytes
+        return self.sessions.kv_bytes() + self._batches.kv_bytes
 
     def close(self) -> None:
         """Forget all slots; the sessions go with the engine."""
-        self.lanes.clear()
+        self.sessions.clear()
         self._batches.clear()
 
     # -- parts -------------------------------------------------------------------------------------------------------
@@ -346,10 +347,10 @@ class Engine:
             raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
         return tokens
 
-    def new_lane(self, target: Slot | None = None) -> Lane:
-        """A lane over a slot; None = a new one."""
+    def new_session(self, target: Slot | None = None) -> Session:
+        """A session over a slot; None = a new one."""
         bundle = self.bundle
-        return Lane(
+        return Session(
             bundle.path,
             bundle.manifest,
             self.model,

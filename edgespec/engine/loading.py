@@ -10,7 +10,7 @@ from edgespec.engine.engine import Engine
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Precision
-from edgespec.runtimes.files.operators import Wanted
+from edgespec.runtimes.files.operators import WantedOperators
 
 
 def load(
@@ -20,7 +20,7 @@ def load(
     context: int | None = None,
     strict: bool = True,
     check: bool = True,
-    operators: Wanted = "auto",
+    operators: WantedOperators = "auto",
     device: DeviceName = "cpu",
     device_precision: Precision | None = None,
     attention: str | None = None,

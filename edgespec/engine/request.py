@@ -14,7 +14,7 @@ from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.engine.admission import admit
 from edgespec.engine.result import Chunk, Finish, Result
-from edgespec.engine.sessions import LanePool
+from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.slot import Slot
@@ -35,7 +35,7 @@ class Stream:
         cancel: threading.Event | None = None,
         on_stats: Callable[[Stats], None] | None = None,
         stats_every: int = 1,
-        lanes: LanePool | None = None,
+        sessions: SessionPool | None = None,
     ) -> None:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
@@ -47,8 +47,8 @@ class Stream:
         self._finish: Finish | None = None
         self._stats = Stats()
         self._on_stats, self._stats_every = on_stats, stats_every
-        self._lanes = lanes or engine.lanes
-        self._lane = self._lanes.take(self._prompt)
+        self._sessions = sessions or engine.sessions
+        self._session = self._sessions.take(self._prompt)
         self._released = False
         self._lost: str | None = None  # why the device was left
         try:
@@ -58,32 +58,32 @@ class Stream:
                 self._leave_device(error)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
-            self._lanes.give_back(self._lane)
+            self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
 
     def _begin(self) -> None:
-        """Take up the request where it stands, on the lane that is there."""
+        """Take up the request where it stands, on the session that is there."""
         settings = self._settings
-        self._lane.chunk = self._admission.chunk
+        self._session.chunk = self._admission.chunk
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
-                self._drafter = self._lane.own(settings.proposer, *how)
+                self._drafter = self._session.own(settings.proposer, *how)
             else:
-                self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
-        self._rounds = rounds(self._lane.target, self._drafter, self.tokens, self._options(), self._stats)
+                self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
+        self._rounds = rounds(self._session.target, self._drafter, self.tokens, self._options(), self._stats)
 
     def _leave_device(self, error: DeviceError) -> None:
-        """Go on on the CPU from the tokens that are committed; the lane on the device is gone."""
+        """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
         self._lost = error.message
-        self._lanes.drop(self._lane)
+        self._sessions.drop(self._session)
         if self._stats.prompt_tokens:
             self._stats.prompt_tokens -= len(self.tokens)  # they are counted again
         self._engine = self._engine.off_device(error.message)
-        self._lanes = self._engine.lanes
+        self._sessions = self._engine.sessions
         self._choice = self._engine.choose_for(self._settings)
-        self._lane = self._lanes.take(self.tokens)
+        self._session = self._sessions.take(self.tokens)
         self._begin()
 
     def __enter__(self) -> Stream:
@@ -176,7 +176,7 @@ class Stream:
     @property
     def target(self) -> Slot:
         """The slot that this request's passes are of."""
-        return self._lane.target
+        return self._session.target
 
     @property
     def ended(self) -> bool:
@@ -208,38 +208,38 @@ class Stream:
         return self._take(made)
 
     def end(self) -> str:
-        """Give the lane back and tell the last statistics; returns text held back until now."""
+        """Give the session back and tell the last statistics; returns text held back until now."""
         self._release()
         if self._on_stats:
             self._on_stats(self._stats)
         return self._decoder.finish()
 
+    def step(self) -> Chunk | None:
+        """A round by itself; None = the request was cancelled.  The caller does not hold the engine's lock."""
+        while True:
+            try:
+                with self._engine.lock:  # buffers are shared by all slots: one round at a time
+                    asked = self.ask()
+                    return None if asked is None else self.answer(run_pass(self.target, asked))
+            except DeviceError as error:
+                self._rounds.close()
+                self._leave_device(error)
+
     def _run(self) -> Generator[Chunk, None, None]:
         try:
-            while not self.ended:
-                try:
-                    with self._engine.lock:  # buffers are shared by all slots: one round at a time
-                        asked = self.ask()
-                        if asked is None:
-                            break
-                        made = self._rounds.send(run_pass(self.target, asked))
-                except DeviceError as error:
-                    self._rounds.close()
-                    self._leave_device(error)
-                    continue
-                assert isinstance(made, Round)
-                yield self._take(made)
+            while not self.ended and (chunk := self.step()) is not None:
+                yield chunk
             if rest := self.end():
                 yield Chunk(rest, None)
         finally:
             self._release()
 
     def _release(self) -> None:
-        """Give the lane back, once: another request may have it already."""
+        """Give the session back, once: another request may have it already."""
         if not self._released:
             self._released = True
             self._rounds.close()
-            self._lanes.give_back(self._lane)
+            self._sessions.give_back(self._session)
 
     def _take(self, item: Round) -> Chunk:
         """Add a round's tokens; a stop string in the middle of it drops the tokens after."""

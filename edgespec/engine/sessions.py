@@ -1,4 +1,4 @@
-"""Lanes: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
+"""Sessions: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.expectations import Ratios
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
@@ -49,7 +50,7 @@ UNKNOWN = Ratios({}, {})
 CHEAP = ("ngram",)  # looking at the text costs next to nothing
 
 
-class Lane:
+class Session:
     """A target slot, the draft's slot if one is needed, and a drafter per method.
 
     Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
@@ -200,7 +201,7 @@ class Lane:
         return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
 
     def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
-        """Times by size, measured once for all lanes of an engine."""
+        """Times by size, measured once for all sessions of an engine."""
         if name not in self._times:
             self._times[name] = measure(run, sizes, repeats=3)
         return self._times[name]
@@ -209,56 +210,56 @@ class Lane:
         self.target.forward(np.zeros(rows, np.int64))
 
 
-class LanePool:
-    """Hands every request the idle lane that already holds most of its prompt."""
+class SessionPool:
+    """Hands every request the idle session that already holds most of its prompt."""
 
-    def __init__(self, make: Callable[[], Lane], most_idle: int = MOST_IDLE) -> None:
+    def __init__(self, make: Callable[[], Session], most_idle: int = MOST_IDLE) -> None:
         self._make, self._most_idle = make, most_idle
-        self._idle: list[Lane] = []
-        self._busy: list[Lane] = []
+        self._idle: list[Session] = []
+        self._busy: list[Session] = []
         self._lock = threading.Lock()
 
-    def take(self, prompt: Sequence[int]) -> Lane:
-        """An idle lane, or a new one."""
+    def take(self, prompt: Sequence[int]) -> Session:
+        """An idle session, or a new one."""
         with self._lock:
-            best = max(self._idle, key=lambda lane: common_prefix(lane.target.tokens, prompt), default=None)
+            best = max(self._idle, key=lambda session: common_prefix(session.target.tokens, prompt), default=None)
             if best is not None:
                 self._idle.remove(best)
-            lane = best or self._make()
-            self._busy.append(lane)
-            return lane
+            session = best or self._make()
+            self._busy.append(session)
+            return session
 
-    def give_back(self, lane: Lane) -> None:
-        """The request on this lane has ended."""
+    def give_back(self, session: Session) -> None:
+        """The request on this session has ended."""
         with self._lock:
-            if lane in self._busy:
-                self._busy.remove(lane)
-                self._idle.append(lane)
+            if session in self._busy:
+                self._busy.remove(session)
+                self._idle.append(session)
                 del self._idle[: -self._most_idle]
 
-    def drop(self, lane: Lane) -> None:
-        """What this lane held is lost: nobody gets it again."""
+    def drop(self, session: Session) -> None:
+        """What this session held is lost: nobody gets it again."""
         with self._lock:
-            if lane in self._busy:
-                self._busy.remove(lane)
+            if session in self._busy:
+                self._busy.remove(session)
 
     def kv_bytes(self) -> int:
-        """Bytes of KV of all lanes."""
+        """Bytes of KV of all sessions."""
         with self._lock:
-            return sum(lane.kv_bytes for lane in [*self._idle, *self._busy])
+            return sum(session.kv_bytes for session in [*self._idle, *self._busy])
 
     def held(self) -> tuple[int, int]:
-        """Bytes of KV of lanes that are in use, and of idle ones but the largest, which the next request may take."""
+        """Bytes of KV of sessions in use, and of idle ones but the largest, which the next request may take."""
         with self._lock:
-            idle = sorted(lane.kv_bytes for lane in self._idle)
-            return sum(lane.kv_bytes for lane in self._busy), sum(idle[:-1])
+            idle = sorted(session.kv_bytes for session in self._idle)
+            return sum(session.kv_bytes for session in self._busy), sum(idle[:-1])
 
     def longest(self) -> int:
         """Capacity of the longest target slot, in tokens."""
         with self._lock:
-            return max((lane.target.capacity for lane in [*self._idle, *self._busy]), default=0)
+            return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
 
     def clear(self) -> None:
-        """Drop the idle lanes."""
+        """Drop the idle sessions."""
         with self._lock:
             self._idle.clear()

@@ -70,7 +70,7 @@ class Wish:
 
 
 @dataclass(frozen=True)
-class Candidate:
+class PlannedRun:
     """One way to run one bundle, with what it is predicted to take.
 
     ``approximates``: keys are kept coarser than anybody asked for, which changes the text.
@@ -125,8 +125,8 @@ class Plan:
     """
 
     wish: Wish
-    candidates: tuple[Candidate, ...]
-    pick: Candidate | None
+    candidates: tuple[PlannedRun, ...]
+    pick: PlannedRun | None
     reason: str
     hints: tuple[str, ...] = ()
 
@@ -231,12 +231,12 @@ def _coarser(manifest: Manifest) -> bool:
     return manifest.target.origin == "edgespec" and (part is None or part.default in ("f32", "f16"))
 
 
-def _candidate(option: Option, use: Use, wish: Wish) -> Candidate:
+def _candidate(option: Option, use: Use, wish: Wish) -> PlannedRun:
     profile = option.profile or wish.profile
     memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
     speed = speed_of(option.manifest, use, profile)
     coarser = use.attention is not None and wish.attention is None
-    return Candidate(option, use, memory, speed, memory.peak <= wish.budget, coarser)
+    return PlannedRun(option, use, memory, speed, memory.peak <= wish.budget, coarser)
 
 
 def _peak(option: Option, use: Use, wish: Wish) -> int:
@@ -252,7 +252,7 @@ def _relative_step(manifest: Manifest) -> float:
 # -- the pick ----------------------------------------------------------------------------------------------------------
 
 
-def _order(candidate: Candidate, goal: Goal) -> tuple[float, ...]:
+def _order(candidate: PlannedRun, goal: Goal) -> tuple[float, ...]:
     """Sorts the best first: what fits, what keeps the bundle's own text, what can be run at once, then the goal."""
     first = (not candidate.fits, candidate.approximates)
     ready = candidate.use.method in candidate.option.needs
@@ -263,7 +263,7 @@ def _order(candidate: Candidate, goal: Goal) -> tuple[float, ...]:
     return (*first, ready, -candidate.rate, candidate.memory.peak)
 
 
-def _pick(fitting: Sequence[Candidate], goal: Goal) -> Candidate:
+def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
     """The best that fits; plain decoding where nothing is clearly faster, the smaller one of equals."""
     best = fitting[0]
     rivals = [
@@ -284,7 +284,7 @@ def _pick(fitting: Sequence[Candidate], goal: Goal) -> Candidate:
 
 
 def _why(
-    pick: Candidate, fitting: Sequence[Candidate], ranked: Sequence[Candidate], wish: Wish, most: int
+    pick: PlannedRun, fitting: Sequence[PlannedRun], ranked: Sequence[PlannedRun], wish: Wish, most: int
 ) -> tuple[str, tuple[str, ...]]:
     """The reason, and hints."""
     goals = {
@@ -318,7 +318,7 @@ def _why(
     return "; ".join(words), tuple(hints)
 
 
-def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: Wish) -> tuple[str, tuple[str, ...]]:
+def _nothing_fits(ranked: Sequence[PlannedRun], options: Sequence[Option], wish: Wish) -> tuple[str, tuple[str, ...]]:
     """What is closest, and what would make it fit."""
     closest = min(ranked, key=lambda candidate: candidate.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
@@ -347,7 +347,7 @@ def _nothing_fits(ranked: Sequence[Candidate], options: Sequence[Option], wish: 
     return reason, tuple(hints)
 
 
-def label(candidate: Candidate) -> str:
+def label(candidate: PlannedRun) -> str:
     """A candidate in a few words."""
     use = candidate.use
     keys = f" {use.attention} keys" if use.attention else ""

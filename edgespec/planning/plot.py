@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.planning.plan import Candidate, Plan, label
+from edgespec.planning.plan import Plan, PlannedRun, label
 
 MOST = 16  # candidates in a picture
 
@@ -38,10 +38,10 @@ def plot_plan(plan: Plan, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _shown(plan: Plan) -> Sequence[Candidate]:
+def _shown(plan: Plan) -> Sequence[PlannedRun]:
     """The candidates worth a bar; labels must differ."""
     return list({label(candidate): candidate for candidate in plan.candidates}.values())[:MOST]
 
 
-def _bytes(candidate: Candidate, name: str) -> int:
+def _bytes(candidate: PlannedRun, name: str) -> int:
     return sum(part.private + part.file for part in candidate.memory.parts if part.name == name)

@@ -282,7 +282,7 @@ def extra_bytes(engine: Engine, method: str) -> int:
     manifest = engine.bundle.manifest
     if method == "speculative" and manifest.draft is not None:
         weights = manifest.files[manifest.draft.weights].size
-        return weights + manifest.draft.facts.kv_bytes_per_token * engine.lanes.longest()
+        return weights + manifest.draft.facts.kv_bytes_per_token * engine.sessions.longest()
     part = manifest.methods.get(method)
     if part is None:
         return 0

@@ -14,7 +14,7 @@ import numpy as np
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget
 from edgespec.engine.engine import Engine
-from edgespec.engine.sessions import Lane
+from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
 from edgespec.planning.memory.budget import available_memory
 from edgespec.planning.profile.machine import this_machine
@@ -24,9 +24,10 @@ from edgespec.reports.measuring import Clock, take_turns
 from edgespec.reports.trials import run_trials
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.operators import Wanted
+from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.probe import rows_exact
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 SECONDS = 15.0  # of all parts together, loading apart
 SHARES = {"passes": 0.33, "prefill": 0.10, "drafts": 0.07, "trials": 0.50}  # in this order
@@ -52,7 +53,7 @@ class CalibrateOptions:
     threads: int | None = None
     context: int | None = None
     strict: bool = True
-    operators: Wanted = "auto"
+    operators: WantedOperators = "auto"
     device: DeviceName = "cpu"
     attention: str | None = None
     seconds: float = SECONDS
@@ -193,16 +194,16 @@ class Calibrator:
     def _drafts(self, depths: list[int]) -> dict[str, dict[int, float]]:
         """One draft step of every method that has one, at the first and at the last depth."""
         wanted = sorted({depths[0], depths[-1]})
-        with self._lane() as lane:
+        with self._session() as session:
             names = [name for name in self.engine.methods if self._usable(name)]
-            drafters = [drafter for name in names if (drafter := self._drafter(lane, name))]
+            drafters = [drafter for name in names if (drafter := self._drafter(session, name))]
             steps = {one.name: one.step_once for one in drafters if hasattr(one, "step_once")}
             slots = [one.model for one in drafters if isinstance(getattr(one, "model", None), Slot)]
             found: dict[str, dict[int, float]] = {name: {} for name in steps}
             seconds = self._seconds("drafts") / len(wanted)
             for number, depth in enumerate(wanted):
                 self.progress("drafts", number, len(wanted), f"depth {depth}")
-                lane.target.stand_in(depth)
+                session.target.stand_in(depth)
                 for slot in slots:  # of draft models
                     slot.stand_in(min(depth, slot.context - 2))
                 times = take_turns(steps, seconds, self.clock)
@@ -212,18 +213,18 @@ class Calibrator:
         return found
 
     @contextmanager
-    def _lane(self) -> Iterator[Lane]:
-        """A lane of the engine, which is dropped afterwards: its drafters have seen nothing real."""
-        lane = self.engine.lanes.take([])
+    def _session(self) -> Iterator[Session]:
+        """A session of the engine, which is dropped afterwards: its drafters have seen nothing real."""
+        session = self.engine.sessions.take([])
         try:
-            yield lane
+            yield session
         finally:
-            self.engine.lanes.drop(lane)
+            self.engine.sessions.drop(session)
 
-    def _drafter(self, lane: Lane, method: str) -> Any:
+    def _drafter(self, session: Session, method: str) -> Any:
         """A method's drafter without control; None = it does not draft here."""
         try:
-            drafter: Any = lane.drafter(self.engine.choose(method), None, False, True, DraftOptions())
+            drafter: Any = session.drafter(self.engine.choose(method), None, False, True, DraftOptions())
             if step := getattr(drafter, "step_once", None):
                 step()
         except Exception as error:  # as in a request: it costs the method, not the rest

@@ -7,6 +7,7 @@ from typing import Any
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.apertus import Apertus
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.cohere import Cohere
 from edgespec.export.architectures.cohere2 import Cohere2
 from edgespec.export.architectures.ernie4_5 import Ernie45
@@ -94,7 +95,10 @@ def architecture(source: Checkpoint) -> Architecture:
     if name not in ARCHITECTURES:
         raise UnsupportedModel(f"{source.path}: {unsupported(name)}", "docs/architectures.md says how to add one")
     kind = ARCHITECTURES[name]
-    return kind(with_usual_prefix(source, kind.layers_at))
+    source = with_usual_prefix(source, kind.layers_at)
+    made = kind(source)
+    check_tensors(made, source)
+    return made
 
 
 def unsupported(name: str) -> str:

@@ -12,7 +12,7 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
 from edgespec.export.architectures.rope import Rotary, rope_parameters
 from edgespec.export.architectures.settings import Settings
-from edgespec.export.architectures.trace import check_tensors, traced
+from edgespec.export.architectures.shapes import ShapeOps
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -102,12 +102,13 @@ class Architecture:
             rope = {key: value for key, value in main.parameters.items() if value is not None}
             self.facts = self.facts.model_copy(update={"rope": rope | {"dims": main.dims}})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
-        check_tensors(self, source)
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor the decoder reads, with the shape it must have."""
-        return traced(self)
+        """Every tensor the decoder reads, in its order, with the shape that config.json implies."""
+        ops = ShapeOps(self.facts)
+        self.build(ops)
+        return ops.found
 
     @property
     def most_context(self) -> int:
@@ -301,7 +302,7 @@ class Architecture:
         if self.pairs != "halves":
             self._pair_halves(source, found)
         if self.norm_weight_is_offset:
-            for weight, shape in traced(self).items():
+            for weight, shape in self.tensors.items():
                 if len(shape) == 1 and weight.endswith("norm.weight"):
                     found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
         return found

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from onnx import TensorProto
 
 from edgespec.export.architectures.ops import AttentionRule, Norm
 from edgespec.export.graphs.graph import MICROSOFT
+from edgespec.export.graphs.pieces import GraphPieces
 from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.runtimes.slots.stock import HIDE
-
-if TYPE_CHECKING:
-    from edgespec.export.graphs.emit import GraphOps
 
 ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim and what is turned to be multiples of this
 
@@ -35,10 +31,10 @@ class AttentionEmitter:
 
     rotary_inside = True
 
-    def __init__(self, ops: GraphOps, rules: list[AttentionRule]) -> None:
+    def __init__(self, ops: GraphPieces, rules: list[AttentionRule]) -> None:
         self.ops, self.graph, self.facts = ops, ops.graph, ops.arch.facts
         self._tables = {
-            name: rope_vectors(self.graph, ops.arch, name)
+            name: rope_vectors(self.graph, ops.storage, name)
             for name in dict.fromkeys(rule.rotary for rule in rules if rule.rotary)
         }
         self._biases = {0: self.bias()} | {size: self.window(size) for size in {rule.window for rule in rules} - {0}}

@@ -33,7 +33,7 @@ from edgespec.runtimes.text.codec import TextCodec
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "edgespec_heads.json", "heads.safetensors"
-CUT, CUT_BIAS = "lm_head.cut.weight", "lm_head.cut.bias"  # the cut LM head among a checkpoint's tensors
+CUT, CUT_BIAS = "lm_head.cut.weight", "lm_head.cut.bias"  # names of the cut LM head among a checkpoint's tensors
 HeadKind = Literal["medusa", "blockwise", "paradecode"]
 
 
@@ -139,9 +139,9 @@ def group_matrices(group: HeadGroup) -> GroupMatrices:
     return GroupMatrices((Linear(f"exit.{group.layer}.weight"),))
 
 
-def cut_head(arch: Architecture) -> Linear:
-    """The cut LM head."""
-    return Linear(CUT, CUT_BIAS if arch.head.bias else None)
+def cut_head(head: Linear) -> Linear:
+    """The cut LM head beside the model's own."""
+    return Linear(CUT, None if head.bias is None else CUT_BIAS)
 
 
 def is_head(name: str, arch: Architecture) -> bool:

@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.quantization.levels import BLOCK, dequantize_block, pack_levels, unpack_levels
 from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.drift import Correction
+from edgespec.export.quantization.quantizers.levels import BLOCK, dequantize_block, pack_levels, unpack_levels
 from edgespec.export.quantization.quantizers.mse import quantize_searched
 from edgespec.export.quantization.reference import NumpyOps
 from edgespec.export.source.source import Checkpoint

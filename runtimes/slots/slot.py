@@ -18,7 +18,7 @@ ROUND_CAPACITY = 64
 
 
 class Slot(ABC):
-    """The target (or draft) of one sequence; ``open_slot`` makes the kind that fits the model's graph.
+    """The target (or draft) of one sequence; ``runtimes.opening.open_slot`` makes the kind that fits the model's graph.
 
     ``trees``: whether the rows of a pass may form a tree.
 
@@ -205,26 +205,3 @@ def _head_tokens(model: Model) -> NDArray[np.int64] | None:
     if vocab is None:
         return None
     return np.fromfile(model.folder / vocab.file, "<i4").astype(np.int64)
-
-
-def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
-    """A slot over a model.
-
-    Args:
-        model: the session and shared buffers.
-        context: most tokens of the sequence; at most what the bundle was exported for.
-        reserve: tokens to allocate for at once; the buffers grow when more are needed.
-    """
-    # here, because all kinds are Slots
-    from edgespec.runtimes.devices.model import DeviceModel
-    from edgespec.runtimes.devices.slot import DeviceSlot
-    from edgespec.runtimes.slots.concat import ConcatSlot
-    from edgespec.runtimes.slots.native import NativeSlot
-    from edgespec.runtimes.slots.stock import StockSlot
-
-    if isinstance(model, DeviceModel):
-        return DeviceSlot(model, context=context, reserve=reserve)
-    if model.part.origin == "optimum":
-        return ConcatSlot(model, context=context, reserve=reserve)
-    kind = NativeSlot if model.graph.operators == "native" else StockSlot
-    return kind(model, context=context, reserve=reserve)

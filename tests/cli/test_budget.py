@@ -67,15 +67,15 @@ def test_prefills_are_cut_smaller_where_that_makes_room(
     assert sizes[128] > sizes[32]
     engine = opened(demo, operators, sizes[32])
     seen: list[int] = []
-    lane = engine.lanes.take([])
-    fill = type(lane.target)._fill
+    session = engine.sessions.take([])
+    fill = type(session.target)._fill
 
     def spy(slot: Any, chunk: Any) -> None:
         seen.append(len(chunk))
         fill(slot, chunk)
 
-    monkeypatch.setattr(type(lane.target), "_fill", spy)
-    engine.lanes.give_back(lane)
+    monkeypatch.setattr(type(session.target), "_fill", spy)
+    engine.sessions.give_back(session)
     engine.generate([5] * 200, method="ar", max_new_tokens=4)
     assert max(seen) <= 32
     seen.clear()

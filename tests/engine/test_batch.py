@@ -13,7 +13,7 @@ from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.slots.native_batch import NativeBatch, Wanted
+from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from tests.conftest import OPERATORS, PROMPTS, use_operators
 from tests.support.toy import Scripted, chain
 
@@ -64,7 +64,7 @@ def test_passes_are_gathered(engine: Get, monkeypatch: pytest.MonkeyPatch) -> No
     sizes: list[int] = []
     forward = NativeBatch.forward
 
-    def counted(self: NativeBatch, wanted: Sequence[Wanted], best: bool = False) -> Any:
+    def counted(self: NativeBatch, wanted: Sequence[BatchPass], best: bool = False) -> Any:
         sizes.append(len(wanted))
         return forward(self, wanted, best)
 

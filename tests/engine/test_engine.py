@@ -114,7 +114,7 @@ def test_a_bad_prompt_of_a_batch_ends_it_cleanly(engine: Get) -> None:
     made = engine()
     with pytest.raises(InvalidRequest):
         made.generate_batch([PROMPT, [10**9], PROMPT], max_new_tokens=4)
-    assert not made.lanes._busy
+    assert not made.sessions._busy
     assert len(made.generate_batch([PROMPT, PROMPT], max_new_tokens=4, ignore_eos=True)) == 2
 
 
@@ -176,7 +176,7 @@ def test_a_closed_stream_leaves_a_sound_engine(fresh: Get, method: str) -> None:
         assert written.finish == "cancelled"
         assert written.tokens == expected[: len(written.tokens)]
         assert len(written.tokens) >= rounds
-        assert not made.lanes._busy
+        assert not made.sessions._busy
         assert ask(made, method=method).tokens == expected
         assert ask(made, PROMPTS[3], method=method).tokens == ask(fresh(), PROMPTS[3]).tokens
 
@@ -184,10 +184,10 @@ def test_a_closed_stream_leaves_a_sound_engine(fresh: Get, method: str) -> None:
 def test_an_unread_stream_can_be_closed(fresh: Get) -> None:
     made = fresh()
     stream = made.stream(PROMPT)
-    assert len(made.lanes._busy) == 1
+    assert len(made.sessions._busy) == 1
     stream.close()
     assert stream.result.tokens == []
-    assert not made.lanes._busy
+    assert not made.sessions._busy
 
 
 def test_idle_conversations_are_kept_but_not_for_ever(fresh: Get) -> None:
@@ -200,8 +200,8 @@ def test_idle_conversations_are_kept_but_not_for_ever(fresh: Get) -> None:
     for stream in streams:
         list(stream)
     kept = made.kv_bytes()
-    assert len(made.lanes._idle) == MOST_IDLE
-    assert kept == sum(lane.kv_bytes for lane in made.lanes._idle)
+    assert len(made.sessions._idle) == MOST_IDLE
+    assert kept == sum(session.kv_bytes for session in made.sessions._idle)
     last = PROMPTS[MOST_IDLE + 1]
     assert ask(made, last).stats.reused_tokens == len(made.codec.encode(last)) - 1
     made.close()
@@ -227,7 +227,7 @@ def test_two_threads_at_once(fresh: Get) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join()
     assert not failures
     assert got == {(prompt, method): expected[prompt] for prompt, method in jobs}
 
@@ -367,7 +367,7 @@ def test_nonsense_is_refused_and_breaks_nothing(
     with pytest.raises(InvalidRequest) as caught:
         made.generate(prompt, **settings)
     assert message in str(caught.value)
-    assert not made.lanes._busy
+    assert not made.sessions._busy
     assert len(ask(made, max_new_tokens=3).tokens) == 3
 
 
@@ -535,7 +535,7 @@ def test_wrong_types_are_named(engine: Get) -> None:
         engine().generate_batch("ROMEO")
 
 
-def test_costs_are_measured_once_for_all_lanes(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_are_measured_once_for_all_sessions(engine: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     """Adaptive control starts from this machine, not from the exporting one."""
     import edgespec.engine.sessions
 

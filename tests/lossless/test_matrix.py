@@ -32,8 +32,9 @@ from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import FORMATS, Operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
 from tests.support.reference import FunctionTarget
 from tests.support.toy import chi_square

@@ -23,7 +23,7 @@ from edgespec.reports import golden, proof
 from edgespec.reports.bench import BASELINE, MethodFigures, bench, bootstrap, check_plot, plot
 from edgespec.reports.proof import Difference, MethodProof, check_golden, prove
 from edgespec.runtimes.files.manifest import GoldenVector
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 from tests.conftest import PROMPTS, THREADS
 
 Get = Callable[..., Engine]

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
 from edgespec.engine.engine import Engine
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.budget import Available
-from edgespec.planning.profile.cache import save_profile
-from edgespec.planning.profile.record import Profile, find_profile, manifest_hash, prompts_digest
+from edgespec.planning.profile.cache import find_profile, save_profile
+from edgespec.planning.profile.record import Profile, manifest_hash, prompts_digest
 from edgespec.planning.speed.prediction import speed_of
 from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
 from edgespec.planning.use import Use
@@ -28,7 +29,8 @@ from edgespec.reports.trials import FEWEST_NEW, LEARN, run_trials
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import GoldenVector
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET, THREADS, fixed_skip_set, use_operators
 from tests.reports.test_measuring import Ticks
 from tests.support.device import HostModel
@@ -238,8 +240,9 @@ def test_a_stand_in_is_a_slot_at_a_depth(opened: Bundle, operators: Any) -> None
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host."""
-    monkeypatch.setattr(opening, "try_apart", opening.try_here)
+    monkeypatch.setattr(opening, "try_apart", golden.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
+    monkeypatch.setattr(golden, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
 
 

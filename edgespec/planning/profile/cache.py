@@ -15,7 +15,7 @@ from edgespec.planning.profile.record import Profile, manifest_hash, read_profil
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
 from edgespec.runtimes.files.manifest import Attention, Manifest, Operators, read_manifest
-from edgespec.runtimes.files.operators import Wanted, choose_operators
+from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.files.repack import cache_folder
 from edgespec.runtimes.ort.session import default_threads
 
@@ -38,7 +38,7 @@ class Setting:
     def of(
         cls,
         manifest: Manifest,
-        operators: Wanted = "auto",
+        operators: WantedOperators = "auto",
         threads: int | None = None,
         device: DeviceName = "cpu",
         attention: str | None = None,
@@ -73,15 +73,21 @@ def profile_path(setting: Setting) -> Path:
     return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def find(
-    bundle: Path | Manifest,
-    operators: Wanted,
-    threads: int | None,
-    device: DeviceName,
-    attention: str | None,
-    strict: bool,
+def find_profile(
+    bundle: Path | Manifest | None,
+    operators: WantedOperators = "auto",
+    threads: int | None = None,
+    device: DeviceName = "cpu",
+    attention: str | None = None,
+    strict: bool = True,
 ) -> Profile | None:
-    """``profile.find_profile`` of a bundle."""
+    """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
+
+    Whatever else lies in the cache is no profile: nothing is raised.  A bundle of None stands for any: the latest
+    profile of this machine.
+    """
+    if bundle is None:
+        return latest(threads, device)
     try:
         manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
         setting = Setting.of(manifest, operators, threads, device, attention, strict)

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgespec.errors import ProfileError
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
-from edgespec.runtimes.files.operators import Wanted
 
 PROFILE_SCHEMA = 1
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
@@ -126,24 +125,6 @@ def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
     """Names a set of prompts; empty for none."""
     text = json.dumps([list(prompt) for prompt in prompts])
     return hashlib.sha256(text.encode()).hexdigest()[:16] if prompts else ""
-
-
-def find_profile(
-    bundle: Path | Manifest | None,
-    operators: Wanted = "auto",
-    threads: int | None = None,
-    device: DeviceName = "cpu",
-    attention: str | None = None,
-    strict: bool = True,
-) -> Profile | None:
-    """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
-
-    Whatever else lies in the cache is no profile: nothing is raised.  A bundle of None stands for any: the latest
-    profile of this machine.
-    """
-    from edgespec.planning.profile.cache import find, latest  # which knows profiles
-
-    return latest(threads, device) if bundle is None else find(bundle, operators, threads, device, attention, strict)
 
 
 def read_profile(path: Path) -> Profile:

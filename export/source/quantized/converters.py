@@ -12,7 +12,7 @@ from edgespec.export.source.quantized.awq import awq
 from edgespec.export.source.quantized.compressed import compressed
 from edgespec.export.source.quantized.float8 import float8
 from edgespec.export.source.quantized.gptq import gptq
-from edgespec.export.source.stored import NONSENSE, Plain, Stored
+from edgespec.export.source.tensors.stored import NONSENSE, Plain, Stored
 
 Settings = Mapping[str, Any]
 CONVERTERS: dict[str, Callable[[Mapping[str, Plain], Settings], dict[str, Stored]]] = {

@@ -23,8 +23,8 @@ from edgespec.planning.use import Use
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, FileEntry, Format, Manifest, ModelPart, Operators, read_manifest
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import open_slot
 from tests.conftest import LARGE, OPERATORS, Written, write_large
 from tests.support import hf
 

@@ -15,6 +15,7 @@ from edgespec.planning.profile import cache as profile_cache
 from edgespec.planning.profile import machine as machines
 from edgespec.planning.profile.cache import (
     Setting,
+    find_profile,
     foreign,
     kept_profiles,
     profile_folder,
@@ -24,7 +25,7 @@ from edgespec.planning.profile.cache import (
     why_none,
 )
 from edgespec.planning.profile.machine import this_machine
-from edgespec.planning.profile.record import Profile, find_profile, manifest_hash, read_profile, write_profile
+from edgespec.planning.profile.record import Profile, manifest_hash, read_profile, write_profile
 from edgespec.runtimes.files.manifest import MANIFEST
 from tests.support.manifests import manifest
 from tests.support.profiles import ELSEWHERE, profile, trial

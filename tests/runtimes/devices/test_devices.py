@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
 from edgespec.engine.engine import Engine
@@ -19,8 +20,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.devices.golden import Trial
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trial import Trial
 from edgespec.runtimes.files.repack import cache_folder
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, fixed_skip_set
 from tests.support.device import HostModel
@@ -59,8 +60,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host, and tried in this process."""
-    monkeypatch.setattr(opening, "try_apart", opening.try_here)
+    monkeypatch.setattr(opening, "try_apart", golden.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
+    monkeypatch.setattr(golden, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
     monkeypatch.setattr(opening, "driver", lambda _: "host")
 
@@ -182,13 +184,13 @@ def test_wrong_numbers_are_not_trusted(bundle: Path, on_host: None, monkeypatch:
 
 def test_the_golden_step_is_made_once_a_driver(bundle: Path, on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Trial] = []
-    step = opening.golden_step
+    step = golden.golden_step
 
     def counted(*arguments: Any) -> Trial:
         made.append(step(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(opening, "golden_step", counted)
+    monkeypatch.setattr(golden, "golden_step", counted)
     monkeypatch.setattr(opening, "driver", lambda _: "driver 1")
     load(bundle, device="webgpu")
     load(bundle, device="webgpu")

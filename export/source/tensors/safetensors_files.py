@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
-from edgespec.export.source.stored import Plain
+from edgespec.export.source.tensors.stored import Plain
 
 SINGLE, LISTING = "model.safetensors", "model.safetensors.index.json"
 STRAY = ("adapter_", "optimizer", "scheduler", "training_args")  # beside a model, but not of it
