@@ -157,7 +157,8 @@ def passes(name: str, path: Path, source: str, tests: list[str], limit: float) -
 
         code = 1
         try:
-            code = int(pytest.main(["-x", "-q", "-n0", "-p", "no:cacheprovider", "--durations=0", *tests]))
+            preloaded = "-W", "ignore::pytest.PytestAssertRewriteWarning"
+            code = int(pytest.main(["-x", "-n0", "-p", "no:cacheprovider", *preloaded, *tests]))
         finally:
             os._exit(code)
     while time.monotonic() - start < limit:
@@ -192,7 +193,8 @@ def main() -> None:
     good, seconds = passes(name, given.module, source, given.tests, 1800.0)
     if not good:
         sys.exit(f"{given.module}: its tests fail without any change")
-    caught, survivors = 0, []
+    caught = 0
+    survivors: list[Change] = []
     for change in order:
         if given.sample and caught + len(survivors) >= given.sample:
             break
