@@ -22,11 +22,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.graphs.formats import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
+from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.files.manifest import Format, ModelPart, Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library

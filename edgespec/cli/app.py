@@ -20,6 +20,7 @@ COMMANDS = {
     "run": "Generate text from a bundle.",
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
+    "serve": "Serve a bundle over HTTP, by OpenAI's API.",
     "info": "Show what a bundle holds.",
     "devices": "Show where bundles can run here, and why not elsewhere.",
     "ngram": "Build, show and remove n-gram stores.",
@@ -65,6 +66,9 @@ EXTRAS = {
     "torch": "train",
     "transformers": "train",
     "accelerate": "train",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "uvicorn": "serve",
 }
 
 

@@ -7,48 +7,49 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import emit_json, json_option, progress, table_console
+from edgespec.cli.common import (
+    attention_option,
+    bundle_argument,
+    check_option,
+    emit_json,
+    json_option,
+    operators_option,
+    progress,
+    prompts_option,
+    table_console,
+    threads_option,
+)
+from edgespec.cli.groups import GroupedCommand, group
 
 if TYPE_CHECKING:
     from edgespec.planning.profile.record import Profile
 
 
-@click.command("calibrate")
-@click.argument("bundle", type=click.Path(path_type=Path))
+@click.command("calibrate", cls=GroupedCommand)
+@bundle_argument
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it there too, for `plan --device`.")
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]")
 @click.option("--context", type=click.IntRange(min=2), help="Deepest pass that is timed.  [default: the bundle's]")
-@click.option(
-    "--strict/--no-strict",
-    default=True,
-    show_default=True,
-    help="Rows with the same bits in every pass, as `run` has it.",
-)
-@click.option(
-    "--operators",
-    type=click.Choice(["auto", "native", "stock"]),
-    default="auto",
-    show_default=True,
-    help="edgespec's own, or ONNX Runtime's.",
-)
-@click.option(
-    "--device", type=click.Choice(["cpu", "webgpu"]), default="cpu", show_default=True, help="Where passes run."
-)
-@click.option(
-    "--attention",
-    type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
-    help="How native operators keep keys.  [default: what the bundle was exported for]",
-)
 @click.option(
     "--seconds", type=click.FloatRange(min=0.1, max=3600), help="How long to measure, loading apart.  [default: 15]"
 )
-@click.option(
-    "--prompts",
-    type=click.Path(path_type=Path),
-    help="Try methods on these: one a line, or .jsonl.  [default: the bundle's]",
-)
-@click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
+@prompts_option
 @click.option("--force", is_flag=True, help="Measure again, even where a profile was kept.")
+@group(
+    "Devices and loading",
+    threads_option,
+    click.option(
+        "--device", type=click.Choice(["cpu", "webgpu"]), default="cpu", show_default=True, help="Where passes run."
+    ),
+    operators_option,
+    attention_option,
+    click.option(
+        "--strict/--no-strict",
+        default=True,
+        show_default=True,
+        help="Rows with the same bits in every pass, as `run` has it.",
+    ),
+    check_option,
+)
 @json_option
 def command(
     bundle: Path, output: Path | None, prompts: Path | None, no_check: bool, force: bool, as_json: bool, **options: Any

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.common import ATTENTIONS, emit_json, json_option, operators_option, table_console, threads_option
+from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
@@ -22,9 +23,12 @@ MOST_LINES = 12
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 
 
-@click.command("plan")
+@click.command("plan", cls=GroupedCommand)
 @click.argument("sources", metavar="MODEL|BUNDLE...", nargs=-1, required=True)
-@click.option("--budget", help="Most memory, as in 1.5GiB.  [default: what is free here, or the device's]")
+@click.option(
+    "--budget",
+    help="Most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]",
+)
 @click.option("--context", type=int, help="Tokens to hold.  [default: 4096, fewer where they do not fit]")
 @click.option("--batch", type=click.IntRange(min=1), help="Sequences together.  [default: 1; for goal batch 4]")
 @click.option(
@@ -34,33 +38,30 @@ FORMATS = ("int4", "int8", "w8a8", "fp32")
     show_default=True,
     help="Most tokens a second (auto, chat), of several sequences, least memory, or the finest format that fits.",
 )
-@click.option(
-    "--device",
-    "device",
-    default="cpu",
-    show_default=True,
-    help="cpu, webgpu, or a file of `calibrate -o`.",
-)
-@click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]")
-@click.option(
-    "--operators",
-    type=click.Choice(["auto", "native", "stock"]),
-    default="auto",
-    show_default=True,
-    help="edgespec's own, or ONNX Runtime's.",
-)
-@click.option(
-    "--attention",
-    type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
-    help="How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
-)
-@click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Of a model: only these.")
 @click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all]")
-@click.option("--draft", help="Of a model: the draft for method speculative: folder, hub id or builtin:NAME.")
-@click.option("--revision", help="Of a hub model.")
-@recipe_option("context, methods, format and budget")
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG.")
-@click.option("--all", "everything", is_flag=True, help="Show every candidate.  [default: the best 12]")
+@group(COMMON, recipe_option("context, methods, format and budget"))
+@group(
+    "Of a model that is not exported yet",
+    click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Only these."),
+    click.option("--draft", help="The draft for method speculative: folder, hub id or builtin:NAME."),
+    click.option("--revision", help="Of a hub model."),
+)
+@group(
+    "Devices",
+    click.option("--device", default="cpu", show_default=True, help="cpu, webgpu, or a file of `calibrate -o`."),
+    threads_option,
+    operators_option,
+    click.option(
+        "--attention",
+        type=click.Choice(ATTENTIONS),
+        help="How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
+    ),
+)
+@group(
+    OUTPUT,
+    click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG."),
+    click.option("--all", "everything", is_flag=True, help="Show every candidate.  [default: the best 12]"),
+)
 @json_option
 def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Path | None, **options: Any) -> None:
     """Say what fits a memory budget, how fast it will be, and why.

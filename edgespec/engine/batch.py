@@ -6,16 +6,17 @@ and drafts are each request's own and run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from edgespec.decoding.loop import Ask, run_pass
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.request import Stream
-from edgespec.engine.result import Result
+from edgespec.engine.result import Chunk, Result
 from edgespec.engine.sessions import Session, SessionPool
 from edgespec.runtimes.files.kv import LONGEST_PASS
 from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
@@ -24,6 +25,8 @@ from edgespec.runtimes.slots.slot import Slot
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
+
+Answer = Chunk | Exception
 
 
 class BatchSessions:
@@ -111,63 +114,94 @@ def run_batch(
     Returns:
         their results, in order.
     """
-    results: list[Result | None] = [None] * count
+    results: dict[int, Result] = {}
     waiting = iter(range(count))
     running: dict[int, Stream] = {}
     try:
-        while True:
+        while len(results) < count:
             while len(running) < width and (number := next(waiting, None)) is not None:
                 running[number] = start(number)
-            if not running:
-                return [result for result in results if result is not None]
-            with lock:
-                _round(list(running.values()), batch)
+            for _, answer in round_of(list(running.values()), batch, lock):
+                if isinstance(answer, Exception):
+                    raise answer
             for number, stream in list(running.items()):
                 if stream.ended:
                     del running[number]
                     stream.end()
                     results[number] = stream.result
+        return [results[number] for number in range(count)]
     finally:
         for stream in running.values():
             stream.close()
 
 
-def _round(streams: Sequence[Stream], batch: NativeBatch | None) -> None:
-    """A round of every request."""
-    beside = len(streams) if batch else 1
+def round_of(
+    streams: Sequence[Stream], batch: NativeBatch | None, lock: AbstractContextManager[object]
+) -> list[tuple[Stream, Answer]]:
+    """A round of every request: its text, or the error that it met.
+
+    Args:
+        streams: requests that have not ended.
+        batch: whose slots they decode on; None = they take turns.
+        lock: held while the model is used.
+    """
+    if batch is None:
+        return [(stream, _tried(stream.step)) for stream in streams]
+    with lock:
+        return list(_joint(streams, batch))
+
+
+def _tried(step: Callable[[], Chunk | None]) -> Answer:
+    """What a round gives; a request that fails must not take others along."""
+    try:
+        return step() or Chunk("", None)
+    except Exception as error:
+        return error
+
+
+def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
+    """A round of requests whose passes are one."""
     gathered: list[tuple[Stream, Ask]] = []
     for stream in streams:
-        asked = stream.ask(beside)
-        if asked is None:
+        try:
+            asked = stream.ask(len(streams))
+        except Exception as error:
+            yield stream, error
             continue
-        # rows that are to be run on from some layer are another pass than whole ones
-        if batch is None or asked.resume is not None:
-            stream.answer(run_pass(stream.target, asked))
+        if asked is None:
+            yield stream, Chunk("", None)
+        elif asked.resume is not None:  # rows that go on from some layer are another pass than whole ones
+            yield stream, _tried(partial(_alone, stream, asked))
         else:
             gathered.append((stream, asked))
-    while gathered and batch is not None:
+    while gathered:
         rows = taken = 0
         while taken < len(gathered) and rows + len(gathered[taken][1].tokens) <= LONGEST_PASS:
             rows += len(gathered[taken][1].tokens)
             taken += 1
-        _together(gathered[: max(taken, 1)], batch)
+        yield from _together(gathered[: max(taken, 1)], batch)
         del gathered[: max(taken, 1)]
 
 
-def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> None:
+def _alone(stream: Stream, asked: Ask) -> Chunk:
+    return stream.answer(run_pass(stream.target, asked))
+
+
+def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
     """Run passes as one, and hand each its part."""
     if len(gathered) == 1:
         ((stream, asked),) = gathered
-        stream.answer(run_pass(stream.target, asked))
+        yield stream, _tried(partial(_alone, stream, asked))
         return
-    wanted: list[BatchPass] = []
-    for stream, asked in gathered:
-        assert isinstance(stream.target, BatchSlot)
-        wanted.append(BatchPass(stream.target, asked.tokens, asked.parents))
+    wanted = [BatchPass(cast(BatchSlot, stream.target), asked.tokens, asked.parents) for stream, asked in gathered]
     start = perf_counter()
-    outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
+    try:
+        outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
+    except Exception as error:  # what of it has been written nobody knows: none of them can go on
+        yield from ((stream, error) for stream, _ in gathered)
+        return
     ms = 1000 * (perf_counter() - start)
     rows = sum(len(asked.tokens) for _, asked in gathered)
     for (stream, asked), output in zip(gathered, outputs, strict=True):
         asked.ms, asked.beside = ms, rows - len(asked.tokens)
-        stream.answer(output)
+        yield stream, _tried(partial(stream.answer, output))

@@ -214,21 +214,21 @@ class Stream:
             self._on_stats(self._stats)
         return self._decoder.finish()
 
+    def step(self) -> Chunk | None:
+        """A round by itself; None = the request was cancelled.  The caller does not hold the engine's lock."""
+        while True:
+            try:
+                with self._engine.lock:  # buffers are shared by all slots: one round at a time
+                    asked = self.ask()
+                    return None if asked is None else self.answer(run_pass(self.target, asked))
+            except DeviceError as error:
+                self._rounds.close()
+                self._leave_device(error)
+
     def _run(self) -> Generator[Chunk, None, None]:
         try:
-            while not self.ended:
-                try:
-                    with self._engine.lock:  # buffers are shared by all slots: one round at a time
-                        asked = self.ask()
-                        if asked is None:
-                            break
-                        made = self._rounds.send(run_pass(self.target, asked))
-                except DeviceError as error:
-                    self._rounds.close()
-                    self._leave_device(error)
-                    continue
-                assert isinstance(made, Round)
-                yield self._take(made)
+            while not self.ended and (chunk := self.step()) is not None:
+                yield chunk
             if rest := self.end():
                 yield Chunk(rest, None)
         finally:

@@ -7,15 +7,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import ValueInfoProto, helper
 
-from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
 from edgespec.export.graphs.emit_attention import AttentionEmitter
 from edgespec.export.graphs.emit_heads import head_logits
-from edgespec.export.graphs.formats import EmbeddingTable, Errors, LinearFormat
-from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.graphs.formats import LINEAR, table_rows
 from edgespec.export.graphs.pieces import BOOL, FLOAT, INT32, INT64, GraphPieces
-from edgespec.export.graphs.vectors import position_rows
-from edgespec.export.heads.description import CUT, HeadPlan
+from edgespec.export.heads.description import HeadPlan, cut_head
+from edgespec.export.storage.plan import StoragePlan
 
 
 class GraphOps(GraphPieces):
@@ -38,18 +36,15 @@ class GraphOps(GraphPieces):
 
     def __init__(
         self,
-        arch: Architecture,
-        form: LinearFormat,
-        weights: WeightFile,
-        errors: Errors,
+        storage: StoragePlan,
         *,
-        head: LinearFormat | None = None,
         gates: bool = False,
         padded: bool = False,
         hidden: bool = False,
         plan: HeadPlan | None = None,
     ) -> None:
-        super().__init__(arch, form, weights, errors, head, plan, padded)
+        super().__init__(storage, plan, padded)
+        arch = self.arch
         self.gates, self.hidden = gates, hidden
         facts = arch.facts
         self.kv_dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
@@ -106,7 +101,7 @@ class GraphOps(GraphPieces):
         if scale != 1:
             x = graph.node("Mul", [x, graph.constant("embedding_scale", np.float32(scale))])
         if positions is not None:
-            rows = graph.node("Gather", [position_rows(graph, self.arch, positions), "pos"])  # [1, A, hidden]
+            rows = graph.node("Gather", [graph.stored(positions), "pos"])  # [1, A, hidden]
             x = graph.node("Add", [x, self.unpad(rows)])
         if not self.hidden:
             return x
@@ -156,25 +151,20 @@ class GraphOps(GraphPieces):
         if self.hidden:
             graph.node("Identity", [x], ["hidden"])
         h = self.norm(graph.node("Gather", [x, "rows"], axis=1), norm)  # [1, R, hidden]
-        head = Linear(CUT) if plan.only else head
+        head = cut_head(head) if plan.only else head
         logits = head_logits(self, h, head) if self.hidden and plan.groups else self.lm_head(h, head)
         graph.node("Identity", [logits], ["logits"])
         one = not plan.groups or not self.hidden
-        graph.output("logits", FLOAT, [1, "R", self.arch.source.shape(head.weight)[0] if one else "V"])
+        graph.output("logits", FLOAT, [1, "R", self.storage.width(head) if one else "V"])
         return "logits"
 
     # -- parts -----------------------------------------------------------------------------------------------------
 
     def _lookup(self, weight: str) -> str:
         """Rows of the embedding -> [1, T, hidden]."""
-        facts, form = self.arch.facts, self._form(weight)
-        if form.can_lookup(facts.hidden, self.arch.head.weight == weight):
-            self._store(weight, [weight])
-            return form.lookup(self.graph, "ids", weight, facts.hidden, facts.vocab)
-        table = EmbeddingTable(self.form.name == "fp32")
-        if not self.weights.has(f"{weight}.table"):
-            table.store(self.weights, self.arch.source, weight)
-        return table.lookup(self.graph, "ids", weight)
+        if f"{weight}.table" in self.storage.entries:
+            return table_rows(self.graph, "ids", weight)
+        return LINEAR[self.storage.matrices[weight].form].lookup(self.graph, "ids", weight)
 
     def _branch_outputs(self, names: list[str]) -> list[ValueInfoProto]:
         dims = [self.x_dims] + [self.kv_dims] * (len(names) - 1)

@@ -34,7 +34,7 @@ class AttentionEmitter:
     def __init__(self, ops: GraphPieces, rules: list[AttentionRule]) -> None:
         self.ops, self.graph, self.facts = ops, ops.graph, ops.arch.facts
         self._tables = {
-            name: rope_vectors(self.graph, ops.arch, name)
+            name: rope_vectors(self.graph, ops.storage, name)
             for name in dict.fromkeys(rule.rotary for rule in rules if rule.rotary)
         }
         self._biases = {0: self.bias()} | {size: self.window(size) for size in {rule.window for rule in rules} - {0}}

@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.export.architectures.ops import Linear
 from edgespec.export.graphs.pieces import GraphPieces
-from edgespec.export.heads.description import CUT, group_matrices
+from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.runtimes.files.manifest import HeadGroup
 
 
@@ -34,7 +34,7 @@ def head_logits(ops: GraphPieces, h: str, head: Linear) -> str:
     for at, group in enumerate(plan.groups):
         y = ops.choose(f"gate_heads.{at}", group.name, hidden, partial(_group, ops, h, group), partial(ops.same, y))
     lm = partial(ops.lm_head, y, head)
-    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.lm_head, y, Linear(CUT))) if plan.cut else lm()
+    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.lm_head, y, cut_head(head))) if plan.cut else lm()
     for at, group in enumerate(plan.groups):
         if group.own:
             own = partial(_own, ops, y, group_matrices(group).heads)
@@ -55,7 +55,7 @@ def group_rows(ops: GraphPieces, h: str, group: HeadGroup, head: Linear, cut: bo
     y = _group(ops, h, group)
     if group.own:
         return _own(ops, y, group_matrices(group).heads)
-    return ops.lm_head(y, Linear(CUT) if cut else head)
+    return ops.lm_head(y, cut_head(head) if cut else head)
 
 
 def _group(ops: GraphPieces, h: str, group: HeadGroup) -> str:

@@ -8,12 +8,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Linear, Norm
-from edgespec.export.graphs.formats import Errors, LinearFormat, stacked_shape
-from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder, WeightFile
+from edgespec.export.graphs.formats import LINEAR
+from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder
 from edgespec.export.graphs.vectors import stacked_bias, vector
-from edgespec.export.heads.description import HeadPlan, is_head
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.storage.plan import StoragePlan, stacked_name
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
 
@@ -23,34 +23,30 @@ class GraphPieces:
 
     def __init__(
         self,
-        arch: Architecture,
-        form: LinearFormat,
-        weights: WeightFile,
-        errors: Errors,
-        head: LinearFormat | None,
+        storage: StoragePlan,
         plan: HeadPlan | None,
         padded: bool,
     ) -> None:
-        self.arch, self.form, self.weights, self.errors = arch, form, weights, errors
-        self.head_form = head or form  # of the LM head, and of the embedding tied to it
+        self.arch, self.storage = storage.arch, storage
         self.plan, self.padded = plan or HeadPlan(), padded
-        self.graph = GraphBuilder(weights)
+        self.graph = GraphBuilder(storage)
         self.packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
 
     def norm(self, x: str, norm: Norm) -> str:
-        graph, source = self.graph, self.arch.source
-        inputs = [x, vector(graph, source, norm.weight)]
+        graph, storage = self.graph, self.storage
+        inputs = [x, vector(graph, storage, norm.weight)]
         if norm.bias is not None:
-            inputs.append(vector(graph, source, norm.bias))
+            inputs.append(vector(graph, storage, norm.bias))
         kind = "LayerNormalization" if norm.centered else "RMSNormalization"
         return graph.node(kind, inputs, axis=-1, epsilon=self.arch.eps)
 
     def linear(self, x: str, *parts: Linear, joined: bool = False) -> tuple[str, ...]:
         # one node a part unless joined: a Split costs more than it saves for gate and up (docs/log.md)
-        if not joined or not self.form.joins:
+        name = stacked_name(part.weight for part in parts)
+        if not joined or len(parts) == 1 or name not in self.storage.matrices:
             return tuple(self.multiply(x, part) for part in parts)
         packed = self.multiply(x, *parts)
-        sizes = np.array([self.arch.source.shape(part.weight)[0] for part in parts], np.int64)
+        sizes = np.array([self.storage.width(part) for part in parts], np.int64)
         split = self.graph.constant("split_" + "_".join(map(str, sizes)), sizes)
         outputs = tuple(self.graph.unique("part") for _ in parts)
         self.graph.node("Split", [packed, split], outputs, axis=-1)  # dropped if nothing reads the parts
@@ -106,17 +102,7 @@ class GraphPieces:
 
     def multiply(self, x: str, *parts: Linear) -> str:
         """x [1, R, k] times matrices stacked along n -> [1, R, n]."""
-        names = [part.weight for part in parts]
-        name = "+".join(names)
-        self._store(name, names)
-        n, k = stacked_shape(self.arch.source, names)
-        bias = stacked_bias(self.graph, self.arch.source, parts)
-        return self._form(name).multiply(self.graph, x, name, k, n, bias)
-
-    def _form(self, name: str) -> LinearFormat:
-        return self.head_form if is_head(name, self.arch) else self.form
-
-    def _store(self, name: str, parts: list[str]) -> None:
-        if name not in self.weights.matrices:
-            self._form(name).store(self.weights, self.arch.source, name, parts, self.errors)
-            self.weights.matrices.add(name)
+        name = stacked_name(part.weight for part in parts)
+        matrix = self.storage.matrices[name]
+        bias = stacked_bias(self.graph, self.storage, parts)
+        return LINEAR[matrix.form].multiply(self.graph, x, name, matrix.k, matrix.n, bias)

@@ -13,8 +13,8 @@ from edgespec.export.architectures import ARCHITECTURES, describe
 from edgespec.export.optimum.export import export_graph, optimum_missing
 from edgespec.export.optimum.graph import ForeignGraph
 from edgespec.export.optimum.write import HEADROOM
-from edgespec.export.quantization.quantizers.levels import BLOCK
-from edgespec.export.quantization.weights import BITS, WeightChoice
+from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
+from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import ModelFacts

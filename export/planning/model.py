@@ -10,9 +10,10 @@ from edgespec.export.heads.description import CUT, HeadPlan
 from edgespec.export.heads.vocab import check_size
 from edgespec.export.planning.files import device_graphs, head_tokens, model_files
 from edgespec.export.planning.heads import PlannedHeads, Shaped
-from edgespec.export.planning.plan import extra_shapes, file_sizes, model_bytes
+from edgespec.export.planning.plan import model_bytes
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.storage.plan import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import HeadVocab, Layout, ModelPart, SkipSetPart
 
@@ -69,7 +70,6 @@ class PlannedModel:
             head=choice.head,
             quantizer=choice.quantizer.name if choice.quantizer else "rtn",
             graphs=stock_graphs(gated, draft, self.plan is not None and not draft, self.prefix),
-            min_rows=int(choice.format == "w8a8"),
             plan=self.plan or HeadPlan(),
             prefix=self.prefix,
             layout=self.layout,
@@ -83,8 +83,7 @@ class PlannedModel:
 
     def files(self) -> dict[str, int]:
         """Its files and their sizes."""
-        sizes = file_sizes(self.arch, self.choice.format, self.choice.head, self.plan, extra_shapes(self.arch))
-        return model_files(self.part, sizes)
+        return model_files(self.part, storage_plans(self.arch, self.choice.format, self.choice.head, self.plan))
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""

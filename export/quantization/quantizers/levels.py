@@ -11,10 +11,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.files.manifest import Format
 from edgespec.runtimes.files.packing import pack_levels as pack_levels  # beside what makes the levels
 from edgespec.runtimes.files.packing import unpack_levels as unpack_levels
 
 BLOCK = 32
+BITS: dict[Format, int] = {"int4": 4, "int8": 8}
 CHANNEL_LEVELS = 63  # 7-bit weights: see above
 HALF_MAX = np.float32(65504)  # largest finite float16
 EMBEDDING_LEVELS = 127  # rows that are only looked up cannot saturate anything
