@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
-from edgespec.decoding.loop import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.decoding.loop import rounds, run_pass
+from edgespec.decoding.request import DecodeOptions, PassRequest, Round
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.engine.admission import admit
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError
@@ -20,16 +20,13 @@ from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
 
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-
 
 class Stream:
     """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LoadedBundle,
         prompt: Sequence[int],
         settings: Settings,
         cancel: threading.Event | None = None,
@@ -65,8 +62,9 @@ class Stream:
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
         settings = self._settings
-        self._session.chunk = self._admission.chunk
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
+            self._engine.require_open()
+            self._session.chunk = self._admission.chunk
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)
@@ -115,27 +113,19 @@ class Stream:
     @property
     def result(self) -> Result:
         """The result so far; complete once the stream has ended."""
-        engine, choice, settings = self._engine, self._choice, self._settings
-        sampling = settings.sampling
-        own = getattr(self._drafter, "inner", self._drafter)
-        auto = self._drafter if isinstance(self._drafter, Switch) else None
-        draws = auto.drew if auto else choice.draws or getattr(own, "drew", False)
-        drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
-        # a row's sums run in another order there: near-ties may differ
-        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
-        same = settings.accept.lossless and not drawn and not trees
+        engine, settings, stats = self._engine, self._settings, self._stats
+        used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
-        used = auto.used if auto else choice.name
-        exact = engine.strict and same and self._lost is None and (used == "ar" or engine.rows_exact())
+        exact = engine.strict and stats.exact and self._lost is None and (used == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
             finish=self._finish or "cancelled",
-            stats=self._stats,
+            stats=stats,
             method_requested=settings.method,
             method_used=used,
             reason=self._reason(),
-            lossless=settings.accept.lossless,
+            lossless=stats.lossless,
             exact=exact,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
@@ -183,22 +173,25 @@ class Stream:
         """Whether the last round was made."""
         return self._finish is not None
 
-    def ask(self, beside: int = 1) -> Ask | None:
+    def ask(self, beside: int = 1) -> PassRequest | None:
         """The pass that the next round wants; None = the request was cancelled.
 
         Args:
             beside: requests whose passes run together with this one's, itself included.
+
+        Raises:
+            InvalidRequest: the engine was closed.
         """
+        self._engine.require_open()
         if self._cancel.is_set():
             self._finish = "cancelled"
             return None
         if not self._stats.rounds:
             wanted = len(self._prompt) + self._settings.max_new_tokens
             self.target.reserve(min(self.target.context, wanted))
-        if isinstance(self._drafter, (Adaptive, Switch)):
-            self._drafter.share(beside)
+        self._drafter.set_width(beside)
         asked = next(self._rounds)
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, PassRequest)
         return asked
 
     def answer(self, output: Pass) -> Chunk:
@@ -266,5 +259,5 @@ class Stream:
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
         drafts = reading if self._draft_attention else ""
-        parts = [self._choice.reason, drafts, getattr(self._drafter, "reason", ""), left]
+        parts = [self._choice.reason, drafts, self._drafter.reason, left]
         return "; ".join(part for part in parts if part)

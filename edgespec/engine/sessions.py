@@ -15,13 +15,14 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
 from edgespec.control.bandit import Candidate
 from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
-from edgespec.drafters.proposer import Custom, Proposer
+from edgespec.drafters.proposer import Custom
 from edgespec.engine.methods import MethodChoice, own_choice
+from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.expectations import Ratios
 from edgespec.runtimes.files.manifest import Manifest
@@ -123,10 +124,9 @@ class Session:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
-                Candidate(one.name, one.promise, partial(load, one), one.draws, one.name in CHEAP)
-                for one in choice.candidates
+                Candidate(one.name, one.promise, partial(load, one), one.name in CHEAP) for one in choice.candidates
             ]
-            self._switches[key] = Switch(candidates, self.target, fallback)
+            self._switches[key] = Switch(candidates, fallback)
         return self._switches[key]
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
@@ -164,6 +164,13 @@ class Session:
         """Bytes of KV allocated."""
         return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
 
+    def close(self) -> None:
+        """Free the slots and all that the drafters hold, whoever still has this session."""
+        for slot in (self.target, self._draft_slot):
+            if slot is not None:
+                slot.close()
+        vars(self).clear()
+
     def _open_draft(self) -> Slot:
         if self._draft_slot is None:
             self._draft_slot = open_slot(self._draft())
@@ -177,9 +184,9 @@ class Session:
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
         """
-        cost = self._verify_costs(0.0 if getattr(inner, "cheap", False) else choice.part.draft_cost)
-        if step := getattr(inner, "step_once", None):
-            (ms,) = self._measured(choice.name, lambda _: step(), (1,)).values()
+        cost = self._verify_costs(0.0 if inner.cheap else choice.part.draft_cost)
+        if inner.step_once():
+            (ms,) = self._measured(choice.name, lambda _: inner.step_once(), (1,)).values()
             cost.observe_draft(1, ms, ENOUGH)
         elif choice.name in self._calibrated.draft:
             cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
@@ -200,7 +207,7 @@ class Session:
         """Time of a pass of one row, measured here and now."""
         return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
 
-    def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
+    def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
         """Times by size, measured once for all sessions of an engine."""
         if name not in self._times:
             self._times[name] = measure(run, sizes, repeats=3)
@@ -235,6 +242,8 @@ class SessionPool:
             if session in self._busy:
                 self._busy.remove(session)
                 self._idle.append(session)
+                for old in self._idle[: -self._most_idle]:
+                    old.close()
                 del self._idle[: -self._most_idle]
 
     def drop(self, session: Session) -> None:
@@ -242,6 +251,7 @@ class SessionPool:
         with self._lock:
             if session in self._busy:
                 self._busy.remove(session)
+                session.close()
 
     def kv_bytes(self) -> int:
         """Bytes of KV of all sessions."""
@@ -260,6 +270,21 @@ class SessionPool:
             return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
 
     def clear(self) -> None:
-        """Drop the idle sessions."""
+        """Free the idle sessions."""
         with self._lock:
+            for session in self._idle:
+                session.close()
             self._idle.clear()
+
+    def close(self) -> None:
+        """Free all sessions, those in use too: whoever has one must not use it any more."""
+        self.clear()
+        with self._lock:
+            for session in self._busy:
+                session.close()
+            self._busy.clear()
+            self._make = _closed
+
+
+def _closed() -> Session:
+    raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
