@@ -25,8 +25,9 @@ from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT, SINKS, WINDOW, KeyFormat, KvFormat, ValueFormat
 from edgespec.runtimes.files.manifest import FORMATS, AttentionPart, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 
 KEYS: tuple[KeyFormat, ...] = ("f32", "f16", "int8", "int4", "nomad1", "nomad2")

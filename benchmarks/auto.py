@@ -9,7 +9,7 @@ decoding write the same text, pair by pair, in turns.
 
 ``time``: auto's time a token over plain decoding's, prefill apart: the median with its 95 % interval.  ``counted``: the
 same from counters: rows through the verify curve and draft steps times their cost, as this engine measured them, over
-the tokens written.  ``first``: each request is the first of its lane.  ``later``: lanes have learned from the others.
+the tokens written.  ``first``: each request is the first of its session.  ``later``: sessions have learned from others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.methods import AUTO, MethodChoice
 from edgespec.engine.result import Result
-from edgespec.engine.sessions import Lane
+from edgespec.engine.sessions import Session
 from edgespec.formulas.cost import CostModel
 
 AT_ONCE = ("medusa", "blockwise")  # one draft step, however many guesses
@@ -62,17 +62,17 @@ class Counter:
 
 
 def falsify(vocab: int) -> None:
-    """Let every drafter of the lanes made from now on guess wrong."""
-    bare = Lane._bare
+    """Let every drafter of the sessions made from now on guess wrong."""
+    bare = Session._bare
 
-    def wrong(self: Lane, choice: MethodChoice, options: DraftOptions) -> Drafter:
+    def wrong(self: Session, choice: MethodChoice, options: DraftOptions) -> Drafter:
         drafter: Any = bare(self, choice, options)
         if "propose" not in vars(drafter):
             right = drafter.propose
             drafter.propose = lambda tokens, budget: _neighbours(right(tokens, budget), vocab)
         return cast("Drafter", drafter)
 
-    Lane._bare = wrong  # type: ignore[method-assign]
+    Session._bare = wrong  # type: ignore[method-assign]
 
 
 def _neighbours(proposal: Proposal, vocab: int) -> Proposal:
@@ -94,7 +94,7 @@ def measure(engine: Engine, prompts: list[list[int]], settings: Settings, fresh:
     for number, prompt in enumerate(prompts):
         texts = []
         if fresh:
-            engine.lanes.clear()
+            engine.sessions.clear()
         for method in (AUTO, "ar")[:: 1 if number % 2 else -1]:
             count = Counter()
             result = engine.generate(prompt, settings, method=method, on_stats=count, stats_every=1)

@@ -110,11 +110,11 @@ def look_up(slot: Slot, text: NDArray[np.int64]) -> None:
 def slots_of(engine: Engine) -> Iterator[Slot]:
     """The slots that requests left behind: of the target, and of the draft if there is one."""
     batches = list(engine._batches._idle.values())
-    lanes = [lane for batch in batches for lane in batch.pool._idle] if batches else engine.lanes._idle
-    for lane in lanes:
-        yield lane.target
-        if lane._draft_slot is not None:
-            yield lane._draft_slot
+    sessions = [session for batch in batches for session in batch.pool._idle] if batches else engine.sessions._idle
+    for session in sessions:
+        yield session.target
+        if session._draft_slot is not None:
+            yield session._draft_slot
 
 
 def decode(engine: Engine, prompt: list[int], arguments: argparse.Namespace, rounds: int | None = None) -> Stats:
@@ -155,9 +155,9 @@ def main() -> None:
     text = zipf_text(engine.bundle.manifest.target.facts.vocab, context - LEFT)
     prompt = text[: None if arguments.prefill else 64].tolist()
     if arguments.batch > 1:  # a batch grows with its requests, whose first ones here are short
-        lanes = engine._batches._take(arguments.batch)
-        lanes.batch.grow(context)
-        engine._batches._idle[arguments.batch] = lanes
+        sessions = engine._batches._take(engine, arguments.batch)
+        sessions.batch.grow(context)
+        engine._batches._idle[arguments.batch] = sessions
     decode(engine, prompt, arguments, LEFT // 2)
     figures["decoded"] = status()
     for slot in slots_of(engine):

@@ -25,8 +25,8 @@ from benchmarks.common import alternate, conditions, ratio, show
 from edgespec.decoding.target import GreedyTarget
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import open_slot
 
 PREFIX = 64
 

@@ -29,8 +29,9 @@ from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MANIFEST, Format
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
 
 CHUNK = 128  # rows of a pass

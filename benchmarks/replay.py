@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, ratio, show
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import decode
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import GreedyTarget, Pass
 from edgespec.drafters.ar import Plain
@@ -30,8 +31,9 @@ from edgespec.drafters.ngram import NGram
 from edgespec.formulas.cost import CostModel, measure
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 FORCED = 1e9
 

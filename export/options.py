@@ -10,7 +10,7 @@ from edgespec.errors import ExportError
 from edgespec.export.heads.choice import KINDS
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import METHODS, Format, Precision
-from edgespec.runtimes.files.operators import Wanted
+from edgespec.runtimes.files.operators import WantedOperators
 
 ALWAYS = ("ar", "ngram")
 GATED = ("self-spec", "swift", *KINDS)  # methods that leave layers out of a pass
@@ -53,7 +53,7 @@ class ExportOptions:
     overwrite: bool = False
     revision: str | None = None
     keep_search: Path | None = None
-    operators: Wanted = "auto"
+    operators: WantedOperators = "auto"
     attention: Sequence[str] = ()
     heads: Sequence[str] = ()
     head_vocab: int | None = None

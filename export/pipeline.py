@@ -46,8 +46,9 @@ from edgespec.runtimes.files.manifest import (
     ModelPart,
 )
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 WORK = ".optimum"  # of a bundle in the making: what optimum writes
 

@@ -14,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from hypothesis import settings
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
@@ -21,16 +22,20 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.graphs.formats import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
+from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.files.manifest import Format, ModelPart, Operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
+
+settings.register_profile("edgespec", deadline=None)  # no test asserts a time
+settings.load_profile("edgespec")
 
 OPERATORS: tuple[Operators, ...] = ("stock", "native")
 COMPILERS = ("c++", "g++", "clang++", "cl")

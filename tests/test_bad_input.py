@@ -158,7 +158,7 @@ def test_any_text_is_a_prompt_or_refused(engine: Callable[..., Engine], prompt: 
     made = engine("int4")
     with suppress(EdgespecError):
         assert len(made.generate(prompt, max_new_tokens=2, ignore_eos=True).tokens) == 2
-    assert not made.lanes._busy
+    assert not made.sessions._busy
 
 
 SETTINGS = st.fixed_dictionaries(
@@ -192,4 +192,4 @@ def test_any_settings_decode_or_are_refused(engine: Callable[..., Engine], wante
         result = made.generate("The", **wanted)
         assert len(result.tokens) <= wanted.get("max_new_tokens", 128)
         assert result.stats.dropped_reason is None
-    assert not made.lanes._busy
+    assert not made.sessions._busy

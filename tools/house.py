@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-FLOORS = ("cli", "export", "reports", "engine", "planning", "control", "drafters", "runtimes", "decoding", "formulas")
+HIGH = ("cli", "server", "export", "reports", "engine", "planning")
+FLOORS = (*HIGH, "control", "drafters", "runtimes", "decoding", "formulas")
 """The parts of the package, the highest first: a part imports lower ones only."""
 
 Graph = Mapping[str, set[str]]

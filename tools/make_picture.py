@@ -13,7 +13,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from edgespec.cli.run import coloured, summary
+from edgespec.cli.run import coloured
+from edgespec.cli.stats import summary
 from edgespec.engine.loading import load
 
 
@@ -35,7 +36,7 @@ def main() -> None:
     for chunk in stream:
         console.print(coloured(engine, stream, chunk) if chunk.round else Text(chunk.text), end="")
     console.print()
-    console.print(Text(summary(stream.result).split("; lossless")[0], style="dim"))
+    console.print(Text(summary(stream.result), style="dim"))
     picture = console.export_svg(title="edgespec: accepted guesses green, refused ones red")
     picture = re.sub(r"@font-face \{.*?\}", "", picture, flags=re.S)  # no fonts from elsewhere
     arguments.output.write_text(picture, "utf-8")

@@ -12,6 +12,7 @@ from edgespec import __version__
 
 # name -> one line for the overview; the module of the same name defines `command`
 COMMANDS = {
+    "pull": "Download a model from the hub.",
     "export": "Turn a Hugging Face model into a bundle.",
     "models": "Show which models can be exported, or what a model is.",
     "plan": "Say what fits a memory budget, how fast it will be, and why.",
@@ -20,6 +21,7 @@ COMMANDS = {
     "run": "Generate text from a bundle.",
     "bench": "Compare every method of a bundle with plain decoding.",
     "verify": "Prove that a bundle's methods write what plain decoding writes.",
+    "serve": "Serve a bundle over HTTP, by OpenAI's API.",
     "info": "Show what a bundle holds.",
     "devices": "Show where bundles can run here, and why not elsewhere.",
     "ngram": "Build, show and remove n-gram stores.",
@@ -65,6 +67,9 @@ EXTRAS = {
     "torch": "train",
     "transformers": "train",
     "accelerate": "train",
+    "fastapi": "serve",
+    "prometheus_client": "serve",
+    "uvicorn": "serve",
 }
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from edgespec.cli.common import (
-    decode_options,
+    drafting_options,
     emit_json,
-    engine_options,
     human_bytes,
     json_option,
+    length_option,
+    loading_options,
     make_settings,
+    memory_options,
     open_engine,
     progress,
+    prompts_option,
+    sampling_options,
     table_console,
 )
+from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.reports.advice import label
 
 if TYPE_CHECKING:
@@ -26,11 +33,10 @@ if TYPE_CHECKING:
     from edgespec.reports.advice import Advice
 
 
-@click.command("bench")
+@click.command("bench", cls=GroupedCommand)
 @click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
-@engine_options
 @click.option("--method", "methods", multiple=True, help="Only these, or auto; may be repeated.  [default: all]")
-@click.option("--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]")
+@prompts_option
 @click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Most prompts.")
 @click.option(
     "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed rounds over the prompts."
@@ -42,8 +48,18 @@ if TYPE_CHECKING:
     default=0,
     help="Time so many sequences together as well.  [default: no]",
 )
-@click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG.")
-@decode_options
+@length_option
+@memory_options
+@sampling_options
+@drafting_options
+@loading_options
+@group(
+    OUTPUT,
+    click.option("--verbose", is_flag=True, help="What to use when, and why what did not pay did not."),
+    click.option("--report", type=click.Path(path_type=Path), help="Write a page to show to others, an .html file."),
+    click.option("--compare", type=click.Path(path_type=Path), help="Output of `llama-bench -o json` for that page."),
+    click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG."),
+)
 @json_option
 def command(
     bundles: tuple[Path, ...],
@@ -52,11 +68,14 @@ def command(
     limit: int,
     repeats: int,
     sequences: int,
+    verbose: bool,
+    report: Path | None,
+    compare: Path | None,
     plot: Path | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Compare every method of every bundle with plain decoding, and say what to use when.
+    """Compare every method of every bundle with plain decoding, and say which is fastest.
 
     One interleaved run.  The baseline is the fastest plain decoding of the same bundle: no gates, no padding.  A
     speed-up is the median of ratios between neighbours in time, with its 95 % interval.
@@ -66,25 +85,33 @@ def command(
     edgespec bench demo-int4 demo-int8 --batch 4
     edgespec bench demo --max-new-tokens 64 --repeats 5 --json
     edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
+    edgespec bench demo --report demo.html
     """
     from edgespec.cli.prompts import read_prompts
     from edgespec.reports.advice import advise
     from edgespec.reports.bench import Entry, bench_all, check_plot
     from edgespec.reports.bench import plot as draw
+    from edgespec.reports.page import check_page, write_page
+    from edgespec.reports.page.compare import read_llama_bench
 
     settings = make_settings(None, options).changed(ignore_eos=True)
     if not settings.sampling.greedy and settings.sampling.seed is None:
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
+    if compare and not report:
+        raise click.UsageError("--compare belongs to --report")
     if plot:
         check_plot(plot)  # before minutes of measuring
+    if report:
+        check_page(report)
+    foreign = read_llama_bench(compare) if compare else []
     entries = []
     for bundle in dict.fromkeys(bundles):
         engine = open_engine(bundle, options)
         entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
-    with progress() as report:
+    with progress() as told:
         figures = bench_all(
-            entries, texts, settings, repeats, sequences, lambda done, of, what: report("bench", done, of, what)
+            entries, texts, settings, repeats, sequences, lambda done, of, what: told("bench", done, of, what)
         )
     rows = [figure.as_dict() for figure in figures]
     advice = advise(rows, {str(e.engine.bundle.path): e.engine.bundle.manifest.parity for e in entries})
@@ -107,7 +134,13 @@ def command(
             }
         )
     else:
-        _show(rows, _padded(engine), engine.strict, advice, settings.accept.approximations)
+        _show(rows, _padded(engine), engine.strict, settings.accept.approximations)
+        if verbose:
+            _explain(rows, engine.strict, advice)
+    if report:
+        engines = {str(entry.engine.bundle.path): entry.engine for entry in entries}
+        again = shlex.join(["edgespec", *sys.argv[1:]])
+        write_page(report, engines, figures, texts[0], settings, again, foreign)
     if plot:  # last: whatever goes wrong, the figures are out
         if len(entries) > 1:
             for figure in figures:
@@ -129,22 +162,45 @@ def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, severa
     return wanted
 
 
-def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, advice: list[Advice], lost: list[str]) -> None:
-    """The table, the verdict of each bundle, and the advice."""
+def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str]) -> None:
+    """A headline for each bundle, the table, and what to type next."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
-    short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
-    (_table if short else _long_table)(rows, padded)
     for name in names:
         of_it = [row for row in rows if row["bundle"] == name]
-        if len(names) > 1:
-            click.echo(f"{label(of_it[0], rows).rsplit(' ', 1)[0]}:")
         if len(of_it) > 1:
-            _conclude(of_it, strict, lost)
-    click.echo("what to use:")
-    for item in advice:
-        row = {"bundle": item.bundle, "format": item.format, "method": item.method}
-        where = label(row, rows) if len(names) > 1 else item.method
-        click.echo(f"  {item.situation:<8} {where}: {item.why}")
+            where = f"{label(of_it[0], rows).rsplit(' ', 1)[0]}: " if len(names) > 1 else ""
+            click.echo(f"{where}{_headline(of_it)}; {_same_text(of_it, strict, lost)}")
+    click.echo()
+    short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
+    (_table if short else _long_table)(rows, padded)
+    base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
+    best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _pays(row) else 1))
+    how = f" --method {best['method']}" if _pays(best) else ""
+    click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} --prompt '...' --show-drafts")
+
+
+def _pays(row: dict[str, Any]) -> bool:
+    """Whether a method is surely faster than plain decoding."""
+    return bool(row["speedup_low"] > 1 and row["method"] != "plain")
+
+
+def _headline(rows: list[dict[str, Any]]) -> str:
+    best = max(rows, key=lambda row: row["speedup"])
+    if _pays(best):
+        return f"{best['method']} is {best['speedup']:.1f} times as fast as plain decoding"
+    return "no method is faster than plain decoding here"
+
+
+def _same_text(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> str:
+    """What became of the text."""
+    same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))
+    if given_away:
+        return f"lossy, as was asked for: {', '.join(given_away)}"
+    if strict and not all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:]):
+        return "ANOTHER TEXT: see `edgespec verify`"
+    return f"same text in {'all' if same == runs else f'{same} of'} {runs} runs" + (
+        "" if strict else ", up to near-ties"
+    )
 
 
 def _padded(engine: Engine) -> bool:
@@ -152,22 +208,20 @@ def _padded(engine: Engine) -> bool:
     return engine.strict and engine.operators.kind == "stock" and engine.device == "cpu"
 
 
-def _conclude(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) -> None:
-    """The verdict, the fastest method, and why the others are not."""
-    verdict = all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:])
-    if given_away:
-        click.echo(f"lossless: no, as was asked for: {', '.join(given_away)}")
-    elif strict:
-        click.echo(f"lossless: {'yes, every method' if verdict else 'NO: see `edgespec verify`'}")
-    else:
-        same = sum(row["same_text"] for row in rows[1:])
-        click.echo(f"lossless up to near-ties: the same text in {same} of {sum(row['runs'] for row in rows[1:])} runs")
-    click.echo(_advice(rows))
+def _explain(rows: list[dict[str, Any]], strict: bool, advice: list[Advice]) -> None:
+    """Why methods did not pay, what strict mode costs, and what to use when."""
+    click.echo()
+    several = len({row["bundle"] for row in rows}) > 1
     for row in rows:
+        where = label(row, rows) if several else row["method"]
         if row["method"] == "ar" and strict and row["speedup"] < 0.97:
-            click.echo(f"strict mode: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
+            click.echo(f"{where}: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
         if "did not pay" in row["reason"]:
-            click.echo(f"{row['method']}: {row['reason'].removeprefix('asked for; ')}")
+            click.echo(f"{where}: {row['reason'].removeprefix('asked for; ')}")
+    click.echo("what to use:")
+    for item in advice:
+        row = {"bundle": item.bundle, "format": item.format, "method": item.method}
+        click.echo(f"  {item.situation:<8} {label(row, rows) if several else item.method}: {item.why}")
 
 
 def _table(rows: list[dict[str, Any]], padded: bool) -> None:
@@ -214,13 +268,3 @@ def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
     console = table_console()
     console.width = max(console.width, 100)  # a narrower terminal breaks lines, which cuts no figure
     console.print(table)
-
-
-def _advice(rows: list[dict[str, Any]]) -> str:
-    best = max(rows, key=lambda row: row["speedup"])
-    if best["speedup_low"] > 1 and best["method"] != "plain":
-        return f"fastest: {best['method']}, {best['speedup']:.2f}x plain decoding"
-    return (
-        "no method is faster than plain decoding here; on a model this cheap a pass costs little more than calling it, "
-        "or its text leaves nothing to guess"
-    )

@@ -6,193 +6,175 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.rules import make_accept, rule_options
+from edgespec.cli.groups import COMMON, OUTPUT, group
+from edgespec.cli.method_settings import apply, set_option
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from edgespec.decoding.accept import Accept
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.manifest import AttentionPart
-
-F = TypeVar("F", bound=Callable[..., Any])
-
-json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout.")
+    from edgespec.runtimes.options import LoadOptions
 
 
-def load_options(function: F) -> F:
-    """Which bundle, and how it is loaded."""
-    return click.argument("bundle", type=click.Path(path_type=Path))(engine_options(function))
+def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
+    """An acceptance rule."""
+    from edgespec.decoding.accept import Accept
+    from edgespec.errors import InvalidRequest
+
+    try:
+        return Accept.parse(value)
+    except InvalidRequest as error:
+        raise click.BadParameter(str(error), ctx, param) from error
 
 
-def engine_options(function: F) -> F:
-    """How a bundle is loaded."""
-    for option in reversed(
-        [
-            click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]"),
-            click.option(
-                "--context", type=click.IntRange(min=2), help="Most tokens, prompt included.  [default: the bundle's]"
-            ),
-            click.option(
-                "--strict/--no-strict",
-                default=True,
-                show_default=True,
-                help="Rows with the same bits in every pass: the exact text of plain decoding.",
-            ),
-            click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256."),
-            click.option(
-                "--operators",
-                type=click.Choice(["auto", "native", "stock"]),
-                default="auto",
-                show_default=True,
-                help="edgespec's own, or ONNX Runtime's.",
-            ),
-            click.option(
-                "--device",
-                type=click.Choice(["cpu", "webgpu"]),
-                default="cpu",
-                show_default=True,
-                help="Where passes run; `edgespec devices` says what is usable here.",
-            ),
-            click.option(
-                "--device-precision",
-                type=click.Choice(["fp32", "fp16"]),
-                help="Of activations there.  [default: fp16 where bundle and device have it]",
-            ),
-            click.option(
-                "--attention",
-                type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
-                help="How native operators keep keys.  [default: what the bundle was exported for]",
-            ),
-            click.option(
-                "--draft-attention",
-                type=click.Choice(["int4", "nomad", "nomad2"]),
-                help="Coarser keys that only self-drafts read; the text does not change.",
-            ),
-            click.option(
-                "--ngram-store",
-                type=click.Path(path_type=Path),
-                help="A file of `edgespec ngram build`, where method ngram looks too; it is only read.",
-            ),
-            click.option(
-                "--budget", help="Most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"
-            ),
-        ]
-    ):
-        function = option(function)
-    return function
+json_option = group(OUTPUT, click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."))
+bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
+threads_option = click.option("--threads", type=click.IntRange(min=1), help="Threads of ONNX Runtime.  [default: all]")
+operators_option = click.option(
+    "--operators",
+    type=click.Choice(["auto", "native", "stock"]),
+    default="auto",
+    show_default=True,
+    help="edgespec's own, or ONNX Runtime's.",
+)
+ATTENTIONS = ("f32", "f16", "int8", "int4", "nomad", "nomad2")
+attention_option = click.option(
+    "--attention",
+    type=click.Choice(ATTENTIONS),
+    help="How native operators keep keys.  [default: what the bundle was exported for]",
+)
+check_option = click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
+prompts_option = click.option(
+    "--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]"
+)
 
-
-def decode_options(function: F) -> F:
-    """How text is decoded; the names and defaults are those of Settings and SamplingParams."""
-    from edgespec.decoding.settings import MAX_NEW_TOKENS
-
-    function = rule_options(function)
-    for option in reversed(
-        [
-            click.option(
-                "--max-new-tokens",
-                type=click.IntRange(min=1),
-                default=MAX_NEW_TOKENS,
-                show_default=True,
-                help="Most tokens to write.",
-            ),
-            click.option("--gamma", type=int, help="Most guesses a round.  [default: the method's]"),
-            click.option("--no-fallback", is_flag=True, help="Keep drafting where it does not pay."),
-            click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-            click.option(
-                "--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0 is off."
-            ),
-            click.option(
-                "--top-p", type=float, default=1.0, show_default=True, help="Draw from this much mass; 1 is off."
-            ),
-            click.option(
-                "--min-p",
-                type=float,
-                default=0.0,
-                show_default=True,
-                help="Leave out what is less likely than this share of the best; 0 is off.",
-            ),
-            click.option(
-                "--repetition-penalty",
-                type=float,
-                default=1.0,
-                show_default=True,
-                help="Divides the logits of tokens already there; 1 is off.",
-            ),
-            click.option("--seed", type=int, help="Same seed, same text."),
-            click.option(
-                "--acceptance",
-                type=click.Choice(["rejection", "coupled"]),
-                default="rejection",
-                show_default=True,
-                help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
-            ),
-            click.option(
-                "--proposers",
-                help="For --method chain: methods asked in turn, as in ngram,self-spec.",
-                metavar="LIST",
-            ),
-            click.option(
-                "--stream-kind",
-                default="text",
-                show_default=True,
-                help="For swift: the kind of text, such as chat or code; a skip set is kept for each.",
-            ),
-            click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
-        ]
-    ):
-        function = option(function)
-    return function
+memory_options = group(
+    COMMON,
+    click.option(
+        "--context", type=click.IntRange(min=2), help="Most tokens, with the prompt.  [default: the bundle's]"
+    ),
+    click.option("--budget", help="Most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"),
+)
+loading_options = group(
+    "Devices and loading",
+    threads_option,
+    click.option(
+        "--device",
+        type=click.Choice(["cpu", "webgpu"]),
+        default="cpu",
+        show_default=True,
+        help="Where passes run; `edgespec devices` says what is usable here.",
+    ),
+    click.option(
+        "--device-precision",
+        type=click.Choice(["fp32", "fp16"]),
+        help="Of activations there.  [default: fp16 where bundle and device have it]",
+    ),
+    operators_option,
+    attention_option,
+    click.option(
+        "--draft-attention",
+        type=click.Choice(["int4", "nomad", "nomad2"]),
+        help="Coarser keys that only self-drafts read; the text does not change.",
+    ),
+    click.option(
+        "--strict/--no-strict",
+        default=True,
+        show_default=True,
+        help="Rows with the same bits in every pass: the exact text of plain decoding.",
+    ),
+    check_option,
+)
+length_option = group(
+    COMMON,
+    click.option(
+        "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens to write."
+    ),
+)
+sampling_options = group(
+    "Sampling",
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0 is off."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from this much mass; 1 is off."),
+    click.option(
+        "--min-p",
+        type=float,
+        default=0.0,
+        show_default=True,
+        help="Leave out what is less likely than this share of the best; 0 is off.",
+    ),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        default=1.0,
+        show_default=True,
+        help="Divides the logits of tokens already there; 1 is off.",
+    ),
+    click.option("--seed", type=int, help="Same seed, same text."),
+    click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
+)
+drafting_options = group(
+    "Drafting",
+    click.option("--gamma", type=int, help="Most guesses a round.  [default: the method's]"),
+    click.option("--no-fallback", is_flag=True, help="Keep drafting where it does not pay."),
+    click.option(
+        "--acceptance",
+        type=click.Choice(["rejection", "coupled"]),
+        default="rejection",
+        show_default=True,
+        help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
+    ),
+    click.option(
+        "--accept",
+        metavar="RULE",
+        callback=_rule,
+        default="exact",
+        show_default=True,
+        help="Which guesses stand.  Lossy: typical, top-k:K, distance:D, all.",
+    ),
+    click.option(
+        "--ngram-store",
+        type=click.Path(path_type=Path),
+        help="A file of `edgespec ngram build`, where method ngram looks too; it is only read.",
+    ),
+    set_option,
+)
 
 
 def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
-    """Load a bundle with the options of ``engine_options``."""
+    """Load a bundle with the options of ``memory_options``, ``loading_options`` and ``drafting_options``."""
     from edgespec.engine.loading import load
 
-    same = (
-        "threads",
-        "context",
-        "strict",
-        "operators",
-        "device",
-        "device_precision",
-        "attention",
-        "draft_attention",
-        "ngram_store",
-        "budget",
-    )
-    return load(bundle, check=not options["no_check"], **{name: options[name] for name in same})
+    return load(bundle, make_load_options(options))
+
+
+def make_load_options(options: dict[str, Any]) -> LoadOptions:
+    """How a bundle is loaded, of all options of a command."""
+    from edgespec.runtimes.options import LoadOptions
+
+    known = {field.name for field in fields(LoadOptions)} & options.keys()
+    return LoadOptions(check=not options.get("no_check", False), **{name: options[name] for name in known})
 
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
-    """Settings from the options of ``decode_options``."""
-    if options["proposers"] and method not in (None, "chain"):
-        raise click.UsageError("--proposers belongs to --method chain")
-    from edgespec.decoding.sampling import SamplingParams
-    from edgespec.decoding.settings import DraftOptions, Settings
+    """Settings from the options of ``length_option``, ``sampling_options`` and ``drafting_options``."""
+    if options["method_settings"].get("proposers") and method not in (None, "chain"):
+        raise click.UsageError("--set proposers belongs to --method chain")
+    from edgespec.decoding.settings import Settings
 
-    proposers = [name.strip() for name in (options["proposers"] or "").split(",")]
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance", "verification")
-    return Settings(
-        method=method,
-        max_new_tokens=options["max_new_tokens"],
-        gamma=options["gamma"],
-        fallback=not options["no_fallback"],
-        sampling=SamplingParams(**{name: options[name] for name in names}),
-        drafts=DraftOptions(
-            kind=options["stream_kind"],
-            proposers=tuple(filter(None, proposers)),
-            **{name: options[name] for name in ("branch", "nodes", "threshold", "cycles")},
-        ),
-        stop=tuple(options["stop"]),
-        accept=make_accept(options),
-    )
+    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance")
+    same = {name: options[name] for name in (*names, "max_new_tokens", "gamma", "accept", "stop")}
+    settings = Settings().changed(method=method, fallback=not options["no_fallback"], **same)
+    return apply(settings, options["method_settings"])
 
 
 def emit_json(value: dict[str, Any]) -> None:

@@ -7,18 +7,22 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, progress
+from edgespec.cli.common import ATTENTIONS, attention_lines, emit_json, human_bytes, json_option, progress
+from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option, with_recipe
+
+if TYPE_CHECKING:
+    from edgespec.runtimes.files.manifest import Manifest
 
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 
 
-@click.command("export")
+@click.command("export", cls=GroupedCommand)
 @click.argument("model")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [default: NAME-edge]")
 @click.option(
@@ -28,68 +32,84 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     help="speculative, self-spec, swift, medusa, blockwise or paradecode; may be repeated.  ar and ngram always work.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
-@click.option(
-    "--quantizer",
-    type=click.Choice(QUANTIZERS),
-    help="How int4 and int8 levels are chosen; awq and gptq read the calibration text.  [default: mse]",
-)
-@click.option(
-    "--head-format",
-    type=click.Choice(("int4", "int8")),
-    help="Of the LM head and the embedding tied to it.  [default: as --format]",
-)
-@click.option("--adapter", help="LoRA adapter to merge into MODEL: folder or hub id.")
+@click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
 @click.option("--draft", help="Draft model for --method speculative: folder, hub id or builtin:NAME.")
 @click.option(
     "--heads", multiple=True, help="Folder of trained heads, for medusa, blockwise or paradecode; may be repeated."
 )
-@click.option("--head-vocab", type=int, help="Heads guess only so many tokens, the most frequent ones.  [default: all]")
-@click.option("--draft-vocab", type=int, help="The same for the draft model.  [default: all]")
-@click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
-@click.option(
-    "--calibration",
-    type=click.Path(path_type=Path),
-    help="Text to calibrate and measure on.  [default: the model's or ours]",
-)
-@click.option(
-    "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
-)
-@click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="Of the skip-set search.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the skip-set search.")
-@click.option("--revision", help="Of a hub model.")
-@click.option("--threads", type=click.IntRange(min=1), help="For the measurements.  [default: all]")
-@click.option(
-    "--operators",
-    type=click.Choice(["auto", "native", "stock"]),
-    default="auto",
-    show_default=True,
-    help="Whose layout the weights get; auto is native, and other operators convert them when they first run.",
-)
-@click.option(
-    "--attention",
-    multiple=True,
-    type=click.Choice(["f32", "f16", "int8", "int4", "nomad", "nomad2"]),
-    help="Learn and measure such keys; may be repeated.  The first that passes its quality gate becomes the default.",
-)
-@click.option(
-    "--device",
-    "devices",
-    multiple=True,
-    type=click.Choice(["webgpu"]),
-    help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
-)
-@click.option(
-    "--device-precision",
-    "device_precisions",
-    multiple=True,
-    type=click.Choice(["fp32", "fp16"]),
-    help="Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  [default: fp32]",
-)
 @recipe_option("format, methods, context and the like")
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
+@group(
+    "Quality",
+    click.option(
+        "--quantizer",
+        type=click.Choice(QUANTIZERS),
+        help="How int4 and int8 levels are chosen; awq and gptq read the calibration text.  [default: mse]",
+    ),
+    click.option(
+        "--head-format",
+        type=click.Choice(("int4", "int8")),
+        help="Of the LM head and the embedding tied to it.  [default: as --format]",
+    ),
+    click.option(
+        "--calibration",
+        type=click.Path(path_type=Path),
+        help="Text to calibrate and measure on.  [default: the model's or ours]",
+    ),
+    click.option(
+        "--attention",
+        multiple=True,
+        type=click.Choice(ATTENTIONS),
+        help="Learn and measure such keys; may be repeated.  The first that passes its quality gate is the default.",
+    ),
+)
+@group(
+    "Source",
+    click.option("--adapter", help="LoRA adapter to merge into MODEL: folder or hub id."),
+    click.option("--revision", help="Of a hub model."),
+)
+@group(
+    "Drafting",
+    click.option("--head-vocab", type=int, help="Heads guess only so many tokens, the most frequent.  [default: all]"),
+    click.option("--draft-vocab", type=int, help="The same for the draft model.  [default: all]"),
+    click.option(
+        "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
+    ),
+    click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="Of the skip-set search."),
+    click.option("--seed", type=int, default=0, show_default=True, help="Of the skip-set search."),
+)
+@group(
+    "Devices",
+    click.option("--threads", type=click.IntRange(min=1), help="For the measurements.  [default: all]"),
+    click.option(
+        "--operators",
+        type=click.Choice(["auto", "native", "stock"]),
+        default="auto",
+        show_default=True,
+        help="Whose layout the weights get; auto is native, and other operators convert them when they first run.",
+    ),
+    click.option(
+        "--device",
+        "devices",
+        multiple=True,
+        type=click.Choice(["webgpu"]),
+        help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
+    ),
+    click.option(
+        "--device-precision",
+        "device_precisions",
+        multiple=True,
+        type=click.Choice(["fp32", "fp16"]),
+        help="Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  "
+        "[default: fp32]",
+    ),
+)
+@group(OUTPUT, click.option("--verbose", is_flag=True, help="What was predicted of each method."))
 @json_option
-def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: bool, **rest: Any) -> None:
+def command(
+    model: str, output: Path | None, form: Any, dry_run: bool, verbose: bool, as_json: bool, **rest: Any
+) -> None:
     """Turn a Hugging Face model into a bundle.
 
     MODEL is a local folder, a .gguf file, a hub id, or builtin:NAME; docs/models.md says what it may hold.
@@ -149,18 +169,10 @@ def command(model: str, output: Path | None, form: Any, dry_run: bool, as_json: 
     )
     for line in attention_lines(manifest.target.attention):
         click.echo(f"attention: {line}")
-    from edgespec.formulas.cost import WORTH
-
-    for method, part in manifest.methods.items():
-        if part.predicted_speedup:
-            what = f"skips {len(part.skip.attention)} attentions and {len(part.skip.mlp)} MLPs, " if part.skip else ""
-            click.echo(
-                f"{method}: {what}predicted {part.predicted_speedup:.2f}x plain decoding on this machine "
-                f"at acceptance {part.measured[0].acceptance[0]:.2f}"
-                + ("" if part.predicted_speedup >= WORTH else ": hardly worth it here")
-            )
     for note in manifest.provenance.get("notes", []):
         click.echo(f"note: {note}")
+    if verbose:
+        _explain(manifest)
     quoted = shlex.quote(str(target))
     if recipe is not None:
         click.echo(f"recipe {recipe.name}: {recipe.reason}")
@@ -175,7 +187,21 @@ def default_output(model: str) -> Path:
     return Path(f"{name.removeprefix('builtin:')}-edge")
 
 
-def _add_golden(target: Path, manifest: Any, text: str, threads: int | None) -> Any:
+def _explain(manifest: Manifest) -> None:
+    """What was predicted of each method."""
+    from edgespec.formulas.cost import WORTH
+
+    for method, part in manifest.methods.items():
+        if part.predicted_speedup:
+            what = f"skips {len(part.skip.attention)} attentions and {len(part.skip.mlp)} MLPs, " if part.skip else ""
+            click.echo(
+                f"{method}: {what}predicted {part.predicted_speedup:.2f}x plain decoding on this machine "
+                f"at acceptance {part.measured[0].acceptance[0]:.2f}"
+                + ("" if part.predicted_speedup >= WORTH else ": hardly worth it here")
+            )
+
+
+def _add_golden(target: Path, manifest: Manifest, text: str, threads: int | None) -> Manifest:
     from edgespec.export.bundle.writer import save_manifest
     from edgespec.reports.golden import make_golden
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.chat import read_tools, template_options
-from edgespec.cli.common import decode_options, emit_json, json_option, load_options, make_settings, open_engine
+from edgespec.cli.common import (
+    bundle_argument,
+    drafting_options,
+    emit_json,
+    json_option,
+    length_option,
+    loading_options,
+    make_settings,
+    memory_options,
+    open_engine,
+    sampling_options,
+)
+from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
@@ -21,32 +34,33 @@ if TYPE_CHECKING:
     from edgespec.engine.result import Chunk, Result
 
 
-@click.command("run")
-@load_options
-@click.option("--prompt", help="The text to continue; - reads it from stdin.")
-@click.option("--chat", is_flag=True, help="A conversation through the model's own chat template.")
-@click.option("--system", help="System message of a chat.")
-@click.option("--tools", type=click.Path(path_type=Path), help="JSON file: functions that a chat's model may call.")
-@click.option(
-    "--template-option",
-    "template",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="For a chat's template, as in enable_thinking=false; may be repeated.",
+@click.command("run", cls=GroupedCommand)
+@bundle_argument
+@group(
+    COMMON,
+    click.option("--prompt", help="The text to continue; - reads it from stdin."),
+    click.option("--chat", is_flag=True, help="A conversation through the model's own chat template."),
+    click.option("--method", help="A method of the bundle, chain, or auto, which takes what pays.  [default: auto]"),
 )
-@click.option(
-    "--method",
-    help="A method of the bundle, chain, or auto: whichever is predicted to be faster, changed where it does not pay.  "
-    "[default: auto]",
+@length_option
+@group(COMMON, click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red."))
+@memory_options
+@sampling_options
+@drafting_options
+@loading_options
+@group(
+    "Chat",
+    click.option("--system", help="System message of a chat."),
+    click.option("--tools", type=click.Path(path_type=Path), help="JSON file: functions that the model may call."),
+    click.option(
+        "--template-option",
+        "template",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="For the chat template, as in enable_thinking=false; may be repeated.",
+    ),
 )
-@decode_options
-@click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red, as they happen.")
-@click.option("--stats", "show_stats", is_flag=True, help="What was watched: acceptance, speed, work, fall-backs.")
-@click.option(
-    "--shadow",
-    type=click.IntRange(min=0),
-    help="Compare one round in N with plain decoding; 0 = none.  [default: 16 where acceptance is lossy, else 0]",
-)
+@group(OUTPUT, click.option("--stats", "show_stats", is_flag=True, help="All of it: method, acceptance, speed, work."))
 @json_option
 def command(
     bundle: Path,
@@ -58,17 +72,18 @@ def command(
     method: str | None,
     show_drafts: bool,
     show_stats: bool,
-    shadow: int | None,
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Generate text from a bundle; it streams to stdout, a summary goes to stderr.
+    """Generate text from a bundle; it streams to stdout, one line about it goes to stderr.
+
+    In a chat, /reset forgets what was said, /help names the commands, and /exit ends it.
 
     \b
     edgespec run demo --prompt "ROMEO:"
     edgespec run demo --prompt "ROMEO:" --method self-spec --show-drafts
-    edgespec run demo --prompt "ROMEO:" --method chain --proposers ngram,self-spec
-    edgespec run demo --prompt "def f(" --method swift --stream-kind code
+    edgespec run demo --prompt "ROMEO:" --method chain --set proposers=ngram,self-spec
+    edgespec run demo --prompt "def f(" --method swift --set kind=code
     echo "Summarise: ..." | edgespec run demo --prompt - --json
     edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
     edgespec run my-chat-model --chat --template-option enable_thinking=false
@@ -80,7 +95,7 @@ def command(
     for name, given in (("--system", system), ("--tools", tools), ("--template-option", template or None)):
         if given is not None and not chat:
             raise click.UsageError(f"{name} belongs to --chat")
-    settings = make_settings(method, options).changed(shadow=shadow)
+    settings = make_settings(method, options)
     if sys.stdin is None and (chat or prompt == "-"):
         raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
@@ -95,17 +110,18 @@ def command(
         _drain(stream)
         emit_json({"bundle": str(bundle), "prompt": text} | stream.result.as_dict())
         return
+    if engine.codec.chat_template is not None:
+        click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(str(bundle))} --chat", err=True)
     click.echo(text, nl=False)
     _print(engine, stream, show_drafts)
-    click.echo(summary(stream.result), err=True)
-    if show_stats:
-        _print_stats(stream.result)
+    _conclude(stream.result, show_stats)
 
 
-def _print_stats(result: Result) -> None:
-    from edgespec.cli.stats import stats_lines
+def _conclude(result: Result, show_stats: bool) -> None:
+    """One line about a result, or all of it."""
+    from edgespec.cli.stats import result_lines, summary
 
-    for line in stats_lines(result.stats):
+    for line in result_lines(result) if show_stats else [summary(result)]:
         click.echo(line, err=True)
 
 
@@ -114,25 +130,6 @@ def _read_stdin() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"stdin is not {error.encoding} text: {error.reason}", "convert it to UTF-8") from error
-
-
-def summary(result: Result) -> str:
-    """One line about a result."""
-    stats = result.stats
-    return (
-        f"[{_method(result)}] {stats.tokens} tokens, {stats.tokens_per_round:.2f} a round, "
-        f"{stats.tokens_per_second:.1f} tokens/s; accepted {stats.accepted} of {stats.drafted} guesses; "
-        f"lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}; {result.reason}"
-    )
-
-
-def _method(result: Result) -> str:
-    """The method that decoded, and whether it was chosen here."""
-    return f"auto: {result.method_used}" if result.method_requested in (None, "auto") else result.method_used
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 def _drain(stream: Stream) -> None:
@@ -179,23 +176,35 @@ def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
     return line
 
 
+CHAT_COMMANDS = {
+    "/help": "show these commands",
+    "/reset": "forget what was said; the system message stays",
+    "/exit": "end the chat; Ctrl-D does as well",
+}
+
+
 def _converse(engine: Engine, conversation: Conversation, show_drafts: bool, show_stats: bool) -> None:
     # no template: say so before the first question
-    hello = [*conversation.messages, {"role": "user", "content": "hello"}]
-    engine.codec.chat(hello, conversation.tools, options=conversation.options)
+    first = list(conversation.messages)
+    engine.codec.chat([*first, {"role": "user", "content": "hello"}], conversation.tools, options=conversation.options)
+    click.echo("/help shows the commands of the chat", err=True)
     while True:
         try:
             question = click.prompt("you", prompt_suffix="> ", err=True)
         except click.Abort:
             click.echo(err=True)
             return
+        if (word := question.strip()).startswith("/") and " " not in word:
+            if word == "/exit":
+                return
+            if word == "/reset":
+                conversation.messages = list(first)
+            elif word != "/help":
+                click.echo(f"no command {word}", err=True)
+            for name, what in CHAT_COMMANDS.items() if word != "/reset" else ():
+                click.echo(f"  {name:<8}{what}", err=True)
+            continue
         stream = conversation.stream(question)
         _print(engine, stream, show_drafts)
-        result = stream.result
-        conversation.take(result)
-        click.echo(
-            f"{summary(result)}; {result.stats.reused_tokens} of {result.stats.prompt_tokens} prompt tokens reused",
-            err=True,
-        )
-        if show_stats:
-            _print_stats(result)
+        conversation.take(stream.result)
+        _conclude(stream.result, show_stats)

@@ -4,15 +4,71 @@ from __future__ import annotations
 
 from edgespec.decoding.monitor import WINDOW, Monitor
 from edgespec.decoding.stats import Stats
+from edgespec.engine.result import Result
+
+ENOUGH = 8  # plain rounds that make a plain step's time a measurement
+
+
+def summary(result: Result) -> str:
+    """One line: how much, how fast, the same text or not, and by which method."""
+    stats = result.stats
+    speed = measured_speed(stats)
+    if stats.drafted and speed is not None:
+        gain = f"{speed:.1f}x plain decoding"
+    elif stats.drafted:
+        gain = f"{stats.tokens_per_round:.1f} tokens a pass"
+    else:
+        gain = "plain decoding"
+    parts = [gain, _same(result), f"{stats.tokens} tokens at {stats.tokens_per_second:.1f} a second", _method(result)]
+    if result.device_lost is not None:
+        parts.append(f"device lost: {result.device_lost}")
+    if stats.dropped_reason is not None:
+        parts.append(f"drafter dropped: {stats.dropped_reason}")
+    return ", ".join(filter(None, parts))
+
+
+def measured_speed(stats: Stats) -> float | None:
+    """Times plain decoding, by the plain steps of this very request; None = it had too few to tell."""
+    plain_ms = stats.monitor.control.plain_ms
+    if plain_ms is None or stats.monitor.plain_rounds < ENOUGH or not stats.decode_ms:
+        return None
+    return stats.tokens * plain_ms / stats.decode_ms
+
+
+def _same(result: Result) -> str:
+    """How the text stands to plain decoding's."""
+    if not result.lossless:
+        return "lossy as asked for"
+    if not result.stats.drafted:
+        return ""
+    return "same text" if result.exact else "lossless"
+
+
+def _method(result: Result) -> str:
+    """The method that decoded, and whether it was chosen here."""
+    return f"auto: {result.method_used}" if result.method_requested in (None, "auto") else result.method_used
+
+
+def result_lines(result: Result) -> list[str]:
+    """What a result says of itself, and ``stats_lines``."""
+    return [
+        f"result       {summary(result)}",
+        f"method       {_method(result)}: {result.reason}",
+        f"text         lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}",
+        *stats_lines(result.stats),
+    ]
 
 
 def stats_lines(stats: Stats) -> list[str]:
     """A line for each thing that was watched."""
     monitor, control = stats.monitor, stats.monitor.control
     lines = [
-        f"rounds       {stats.rounds}: {monitor.drafted_rounds} drafted, {control.probes} of them probes; "
+        f"prompt       {stats.prompt_tokens} tokens, {stats.reused_tokens} of them still in the cache",
+        f"rounds       {stats.rounds}, {stats.tokens_per_round:.2f} tokens each: "
+        f"{monitor.drafted_rounds} drafted, {control.probes} of them probes; "
         f"{monitor.plain_rounds} plain",
         f"acceptance   {_percent(stats.acceptance_rate) if stats.drafted else 'nothing was drafted'}"
+        + (f", {stats.accepted} of {stats.drafted} guesses" if stats.drafted else "")
         + (f"; by position {' '.join(f'{rate:.2f}' for rate in stats.acceptance_at)}" if stats.drafted else ""),
         f"of late      {_of_late(monitor)}",
         f"speed        {_speed(monitor)}",
@@ -54,6 +110,10 @@ def _speed(monitor: Monitor) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
 
 
 def _times(count: int) -> str:

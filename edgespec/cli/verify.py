@@ -9,22 +9,32 @@ from typing import Any
 import click
 
 from edgespec.cli.common import (
-    decode_options,
+    bundle_argument,
+    drafting_options,
     emit_json,
     json_option,
-    load_options,
+    length_option,
+    loading_options,
     make_settings,
+    memory_options,
     open_engine,
     progress,
+    prompts_option,
+    sampling_options,
 )
+from edgespec.cli.groups import GroupedCommand
 
 
-@click.command("verify")
-@load_options
+@click.command("verify", cls=GroupedCommand)
+@bundle_argument
 @click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all of the bundle]")
-@click.option("--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]")
+@prompts_option
 @click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most prompts.")
-@decode_options
+@length_option
+@memory_options
+@sampling_options
+@drafting_options
+@loading_options
 @json_option
 def command(
     bundle: Path,
@@ -52,7 +62,7 @@ def command(
     settings = make_settings(None, options).changed(ignore_eos=True)
     sampling = settings.sampling
     if not settings.accept.lossless:
-        raise click.UsageError("--accept and --min-block give losslessness away: there is nothing to prove")
+        raise click.UsageError("--accept and --set min-block give losslessness away: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(bundle, options)

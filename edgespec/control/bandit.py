@@ -34,20 +34,18 @@ class Candidate:
         name: of the method.
         promise: predicted speed over plain decoding.
         make: builds its drafter, loading what that needs; called at its first turn.
-        draws: whether its guesses are drawn from a distribution when sampling.
         cheap: whether looking without guessing costs next to nothing.
     """
 
     name: str
     promise: float
     make: Callable[[], Adaptive]
-    draws: bool = False
     cheap: bool = False
 
 
 @dataclass
 class Standing:
-    """What one candidate has shown on a lane.
+    """What one candidate has shown on a session.
 
     Attributes:
         promise: predicted speed over plain decoding.

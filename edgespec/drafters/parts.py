@@ -1,4 +1,4 @@
-"""What a bundle offers to the drafters of one lane."""
+"""What a bundle offers to the drafters of one session."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from edgespec.runtimes.slots.slot import Slot
 
 @dataclass(frozen=True)
 class Parts:
-    """What a bundle offers to the drafters of one lane.
+    """What a bundle offers to the drafters of one session.
 
     Every drafter's module has ``build(parts, part, options) -> Drafter``, part being the method's entry in the manifest
     and options the request's ``DraftOptions``.  A drafter with a method ``step_once() -> None`` has its draft steps
@@ -23,8 +23,8 @@ class Parts:
     Attributes:
         bundle: its folder; read only.
         manifest: its manifest.
-        target: the lane's target.
-        draft: opens the lane's draft model, at the first call.
+        target: the session's target.
+        draft: opens the session's draft model, at the first call.
         costs: a cost model of this machine, for the measured verify curve.
         store: n-grams of texts read earlier; None = none were given.
     """

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edgespec.decoding.settings import Settings
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
-from edgespec.planning.memory.allowance import Admission, Allowance
-from edgespec.planning.use import Use
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+from edgespec.planning.memory.allowance import Admission
 
 
-def make_allowance(engine: Engine, threads: int, budget: str | int | None) -> Allowance:
-    """What an engine may take; nothing of its model need be loaded yet.
-
-    Raises:
-        InvalidRequest: a budget that is none, or larger than the machine.
-    """
-    native = engine.operators.kind == "native"
-    use = Use(
-        operators=engine.operators.kind,
-        context=engine.context,
-        attention=engine.attention.name if native else None,
-        threads=threads,
-        strict=engine.strict,
-        device=engine.device,
-    )
-    return Allowance(engine.bundle.manifest, use, budget)
-
-
-def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings) -> tuple[MethodChoice, Admission]:
+def admit(
+    engine: LoadedBundle, choice: MethodChoice, prompt: int, settings: Settings
+) -> tuple[MethodChoice, Admission]:
     """How a request of ``prompt`` tokens may run.
 
     Raises:
@@ -41,7 +21,7 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
     tokens = min(engine.context, prompt + settings.max_new_tokens)
     fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
     choice = choice.among(fitting, "no room in memory")
-    busy, idle = engine.lanes.held()
+    busy, idle = engine.sessions.held()
     # what several methods load stays while the request runs
     several = [one.name for one in choice.proposers or choice.candidates if one.name != heaviest(choice)]
     busy += engine.allowance.extra(several, tokens)
@@ -55,7 +35,7 @@ def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings)
         idle=idle,
     )
     if admission.crowded:
-        engine.lanes.clear()
+        engine.sessions.clear()
     if admission.method == heaviest(choice):
         return choice, admission
     cheaper = choose_method(engine.bundle.manifest, admission.method)

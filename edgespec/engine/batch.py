@@ -6,90 +6,99 @@ and drafts are each request's own and run one after the other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import cast
 
-from edgespec.decoding.loop import Ask, run_pass
+from edgespec.decoding.loop import run_pass
+from edgespec.decoding.request import PassRequest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream
-from edgespec.engine.result import Result
-from edgespec.engine.sessions import Lane, LanePool
+from edgespec.engine.result import Chunk, Result
+from edgespec.engine.sessions import Session, SessionPool
 from edgespec.runtimes.files.kv import LONGEST_PASS
-from edgespec.runtimes.slots.native_batch import BatchSlot, NativeBatch, Wanted
+from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+Answer = Chunk | Exception
 
 
-class BatchLanes:
-    """Lanes over the slots of a batch, kept from batch to batch with what their drafters have learned.
+class BatchSessions:
+    """Sessions over the slots of a batch, kept from batch to batch with what their drafters have learned.
 
     Args:
         model: of native operators.
         width: how many.
         context: most tokens of a sequence.
-        make: a lane over a slot.
+        make: a session over a slot.
     """
 
-    def __init__(self, model: Model, width: int, context: int, make: Callable[[Slot | None], Lane]) -> None:
+    def __init__(self, model: Model, width: int, context: int, make: Callable[[Slot | None], Session]) -> None:
         self.batch = NativeBatch(model, width, context=context)
         slots = iter(self.batch.slots)
-        self.pool: LanePool = LanePool(lambda: make(next(slots)), width)
+        self.pool: SessionPool = SessionPool(lambda: make(next(slots)), width)
+
+    def close(self) -> None:
+        """Free them and what they lie on."""
+        self.pool.close()
+        self.batch.close()
 
 
 class Batches:
-    """Batches of an engine; idle lanes are kept by width, with what their drafters have learned."""
+    """Batches of an engine; idle sessions are kept by width, with what their drafters have learned."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self._idle: dict[int, BatchLanes] = {}
+    def __init__(self) -> None:
+        self._idle: dict[int, BatchSessions] = {}
 
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated by idle ones."""
-        return sum(lanes.batch.kv_bytes for lanes in list(self._idle.values()))
+        return sum(sessions.batch.kv_bytes for sessions in list(self._idle.values()))
 
-    def clear(self) -> None:
-        """Drop the idle ones."""
+    def close(self) -> None:
+        """Free all."""
+        for sessions in self._idle.values():
+            sessions.close()
         self._idle.clear()
 
-    def run(self, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
+    def run(self, engine: LoadedBundle, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
         """Complete prompts, as many at a time as were asked for or fit the memory."""
-        engine = self._engine
-        width = self._width(prompts, settings)
-        lanes = self._take(width) if engine.operators.kind == "native" and len(prompts) > 1 else None
-        pool = lanes.pool if lanes else None
+        engine = engine.usable
+        width = _width(engine, prompts, settings)
+        sessions = self._take(engine, width) if engine.operators.kind == "native" and len(prompts) > 1 else None
+        pool = sessions.pool if sessions else None
         try:
             return run_batch(
                 len(prompts),
                 width,
-                lambda number: Stream(engine.usable, prompts[number], settings, lanes=pool),
-                lanes.batch if lanes else None,
+                lambda number: Stream(engine.usable, prompts[number], settings, sessions=pool),
+                sessions.batch if sessions else None,
                 engine.lock,
             )
         finally:
-            if lanes:
-                self._idle[width] = lanes
+            if sessions and engine.closed:
+                sessions.close()
+            elif sessions:
+                self._idle[width] = sessions
 
-    def _width(self, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
-        """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-        engine = self._engine
-        longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
-        method = heaviest(engine.choose_for(settings))
-        tokens = min(engine.context, longest)
-        return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
-
-    def _take(self, width: int) -> BatchLanes:
-        """Idle lanes of a batch of that width, or new ones."""
-        engine = self._engine
+    def _take(self, engine: LoadedBundle, width: int) -> BatchSessions:
+        """Idle sessions of a batch of that width, or new ones."""
         with engine.lock:
             idle = self._idle.pop(width, None)
-        return idle or BatchLanes(engine.model, width, engine.context, engine.new_lane)
+        return idle or BatchSessions(engine.model, width, engine.context, engine.new_session)
+
+
+def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
+    """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
+    longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
+    method = heaviest(engine.choose_for(settings))
+    tokens = min(engine.context, longest)
+    return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
 
 def run_batch(
@@ -111,63 +120,95 @@ def run_batch(
     Returns:
         their results, in order.
     """
-    results: list[Result | None] = [None] * count
+    results: dict[int, Result] = {}
     waiting = iter(range(count))
     running: dict[int, Stream] = {}
     try:
-        while True:
+        while len(results) < count:
             while len(running) < width and (number := next(waiting, None)) is not None:
                 running[number] = start(number)
-            if not running:
-                return [result for result in results if result is not None]
-            with lock:
-                _round(list(running.values()), batch)
+            for _, answer in round_of(list(running.values()), batch, lock):
+                if isinstance(answer, Exception):
+                    raise answer
             for number, stream in list(running.items()):
                 if stream.ended:
                     del running[number]
                     stream.end()
                     results[number] = stream.result
+                    stream.close()
+        return [results[number] for number in range(count)]
     finally:
         for stream in running.values():
             stream.close()
 
 
-def _round(streams: Sequence[Stream], batch: NativeBatch | None) -> None:
-    """A round of every request."""
-    beside = len(streams) if batch else 1
-    gathered: list[tuple[Stream, Ask]] = []
+def round_of(
+    streams: Sequence[Stream], batch: NativeBatch | None, lock: AbstractContextManager[object]
+) -> list[tuple[Stream, Answer]]:
+    """A round of every request: its text, or the error that it met.
+
+    Args:
+        streams: requests that have not ended.
+        batch: whose slots they decode on; None = they take turns.
+        lock: held while the model is used.
+    """
+    if batch is None:
+        return [(stream, _tried(stream.step)) for stream in streams]
+    with lock:
+        return list(_joint(streams, batch))
+
+
+def _tried(step: Callable[[], Chunk | None]) -> Answer:
+    """What a round gives; a request that fails must not take others along."""
+    try:
+        return step() or Chunk("", None)
+    except Exception as error:
+        return error
+
+
+def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
+    """A round of requests whose passes are one."""
+    gathered: list[tuple[Stream, PassRequest]] = []
     for stream in streams:
-        asked = stream.ask(beside)
-        if asked is None:
+        try:
+            asked = stream.ask(len(streams))
+        except Exception as error:
+            yield stream, error
             continue
-        # rows that are to be run on from some layer are another pass than whole ones
-        if batch is None or asked.resume is not None:
-            stream.answer(run_pass(stream.target, asked))
+        if asked is None:
+            yield stream, Chunk("", None)
+        elif asked.resume is not None:  # rows that go on from some layer are another pass than whole ones
+            yield stream, _tried(partial(_alone, stream, asked))
         else:
             gathered.append((stream, asked))
-    while gathered and batch is not None:
+    while gathered:
         rows = taken = 0
         while taken < len(gathered) and rows + len(gathered[taken][1].tokens) <= LONGEST_PASS:
             rows += len(gathered[taken][1].tokens)
             taken += 1
-        _together(gathered[: max(taken, 1)], batch)
+        yield from _together(gathered[: max(taken, 1)], batch)
         del gathered[: max(taken, 1)]
 
 
-def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> None:
+def _alone(stream: Stream, asked: PassRequest) -> Chunk:
+    return stream.answer(run_pass(stream.target, asked))
+
+
+def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
     """Run passes as one, and hand each its part."""
     if len(gathered) == 1:
         ((stream, asked),) = gathered
-        stream.answer(run_pass(stream.target, asked))
+        yield stream, _tried(partial(_alone, stream, asked))
         return
-    wanted: list[Wanted] = []
-    for stream, asked in gathered:
-        assert isinstance(stream.target, BatchSlot)
-        wanted.append(Wanted(stream.target, asked.tokens, asked.parents))
+    wanted = [BatchPass(cast(BatchSlot, stream.target), asked.tokens, asked.parents) for stream, asked in gathered]
     start = perf_counter()
-    outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
+    try:
+        outputs = batch.forward(wanted, best=all(asked.best for _, asked in gathered))
+    except Exception as error:  # what of it has been written nobody knows: none of them can go on
+        yield from ((stream, error) for stream, _ in gathered)
+        return
     ms = 1000 * (perf_counter() - start)
     rows = sum(len(asked.tokens) for _, asked in gathered)
     for (stream, asked), output in zip(gathered, outputs, strict=True):
         asked.ms, asked.beside = ms, rows - len(asked.tokens)
-        stream.answer(output)
+        yield stream, _tried(partial(stream.answer, output))

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
-from edgespec.decoding.loop import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.decoding.loop import rounds, run_pass
+from edgespec.decoding.request import DecodeOptions, PassRequest, Round
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.engine.admission import admit
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Chunk, Finish, Result
-from edgespec.engine.sessions import LanePool
+from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
 
 
 class Stream:
@@ -29,13 +26,13 @@ class Stream:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LoadedBundle,
         prompt: Sequence[int],
         settings: Settings,
         cancel: threading.Event | None = None,
         on_stats: Callable[[Stats], None] | None = None,
         stats_every: int = 1,
-        lanes: LanePool | None = None,
+        sessions: SessionPool | None = None,
     ) -> None:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
@@ -47,8 +44,8 @@ class Stream:
         self._finish: Finish | None = None
         self._stats = Stats()
         self._on_stats, self._stats_every = on_stats, stats_every
-        self._lanes = lanes or engine.lanes
-        self._lane = self._lanes.take(self._prompt)
+        self._sessions = sessions or engine.sessions
+        self._session = self._sessions.take(self._prompt)
         self._released = False
         self._lost: str | None = None  # why the device was left
         try:
@@ -58,32 +55,33 @@ class Stream:
                 self._leave_device(error)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
-            self._lanes.give_back(self._lane)
+            self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
 
     def _begin(self) -> None:
-        """Take up the request where it stands, on the lane that is there."""
+        """Take up the request where it stands, on the session that is there."""
         settings = self._settings
-        self._lane.chunk = self._admission.chunk
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
+            self._engine.require_open()
+            self._session.chunk = self._admission.chunk
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
-                self._drafter = self._lane.own(settings.proposer, *how)
+                self._drafter = self._session.own(settings.proposer, *how)
             else:
-                self._drafter = self._lane.drafter(self._choice, *how, settings.drafts)
-        self._rounds = rounds(self._lane.target, self._drafter, self.tokens, self._options(), self._stats)
+                self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
+        self._rounds = rounds(self._session.target, self._drafter, self.tokens, self._options(), self._stats)
 
     def _leave_device(self, error: DeviceError) -> None:
-        """Go on on the CPU from the tokens that are committed; the lane on the device is gone."""
+        """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
         self._lost = error.message
-        self._lanes.drop(self._lane)
+        self._sessions.drop(self._session)
         if self._stats.prompt_tokens:
             self._stats.prompt_tokens -= len(self.tokens)  # they are counted again
         self._engine = self._engine.off_device(error.message)
-        self._lanes = self._engine.lanes
+        self._sessions = self._engine.sessions
         self._choice = self._engine.choose_for(self._settings)
-        self._lane = self._lanes.take(self.tokens)
+        self._session = self._sessions.take(self.tokens)
         self._begin()
 
     def __enter__(self) -> Stream:
@@ -115,27 +113,19 @@ class Stream:
     @property
     def result(self) -> Result:
         """The result so far; complete once the stream has ended."""
-        engine, choice, settings = self._engine, self._choice, self._settings
-        sampling = settings.sampling
-        own = getattr(self._drafter, "inner", self._drafter)
-        auto = self._drafter if isinstance(self._drafter, Switch) else None
-        draws = auto.drew if auto else choice.draws or getattr(own, "drew", False)
-        drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
-        # a row's sums run in another order there: near-ties may differ
-        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
-        same = settings.accept.lossless and not drawn and not trees
+        engine, settings, stats = self._engine, self._settings, self._stats
+        used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
-        used = auto.used if auto else choice.name
-        exact = engine.strict and same and self._lost is None and (used == "ar" or engine.rows_exact())
+        exact = engine.strict and stats.exact and self._lost is None and (used == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
             finish=self._finish or "cancelled",
-            stats=self._stats,
+            stats=stats,
             method_requested=settings.method,
             method_used=used,
             reason=self._reason(),
-            lossless=settings.accept.lossless,
+            lossless=stats.lossless,
             exact=exact,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
@@ -176,29 +166,32 @@ class Stream:
     @property
     def target(self) -> Slot:
         """The slot that this request's passes are of."""
-        return self._lane.target
+        return self._session.target
 
     @property
     def ended(self) -> bool:
         """Whether the last round was made."""
         return self._finish is not None
 
-    def ask(self, beside: int = 1) -> Ask | None:
+    def ask(self, beside: int = 1) -> PassRequest | None:
         """The pass that the next round wants; None = the request was cancelled.
 
         Args:
             beside: requests whose passes run together with this one's, itself included.
+
+        Raises:
+            InvalidRequest: the engine was closed.
         """
+        self._engine.require_open()
         if self._cancel.is_set():
             self._finish = "cancelled"
             return None
         if not self._stats.rounds:
             wanted = len(self._prompt) + self._settings.max_new_tokens
             self.target.reserve(min(self.target.context, wanted))
-        if isinstance(self._drafter, (Adaptive, Switch)):
-            self._drafter.share(beside)
+        self._drafter.set_width(beside)
         asked = next(self._rounds)
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, PassRequest)
         return asked
 
     def answer(self, output: Pass) -> Chunk:
@@ -208,38 +201,38 @@ class Stream:
         return self._take(made)
 
     def end(self) -> str:
-        """Give the lane back and tell the last statistics; returns text held back until now."""
+        """Give the session back and tell the last statistics; returns text held back until now."""
         self._release()
         if self._on_stats:
             self._on_stats(self._stats)
         return self._decoder.finish()
 
+    def step(self) -> Chunk | None:
+        """A round by itself; None = the request was cancelled.  The caller does not hold the engine's lock."""
+        while True:
+            try:
+                with self._engine.lock:  # buffers are shared by all slots: one round at a time
+                    asked = self.ask()
+                    return None if asked is None else self.answer(run_pass(self.target, asked))
+            except DeviceError as error:
+                self._rounds.close()
+                self._leave_device(error)
+
     def _run(self) -> Generator[Chunk, None, None]:
         try:
-            while not self.ended:
-                try:
-                    with self._engine.lock:  # buffers are shared by all slots: one round at a time
-                        asked = self.ask()
-                        if asked is None:
-                            break
-                        made = self._rounds.send(run_pass(self.target, asked))
-                except DeviceError as error:
-                    self._rounds.close()
-                    self._leave_device(error)
-                    continue
-                assert isinstance(made, Round)
-                yield self._take(made)
+            while not self.ended and (chunk := self.step()) is not None:
+                yield chunk
             if rest := self.end():
                 yield Chunk(rest, None)
         finally:
             self._release()
 
     def _release(self) -> None:
-        """Give the lane back, once: another request may have it already."""
+        """Give the session back, once: another request may have it already."""
         if not self._released:
             self._released = True
             self._rounds.close()
-            self._lanes.give_back(self._lane)
+            self._sessions.give_back(self._session)
 
     def _take(self, item: Round) -> Chunk:
         """Add a round's tokens; a stop string in the middle of it drops the tokens after."""
@@ -266,5 +259,5 @@ class Stream:
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
         drafts = reading if self._draft_attention else ""
-        parts = [self._choice.reason, drafts, getattr(self._drafter, "reason", ""), left]
+        parts = [self._choice.reason, drafts, self._drafter.reason, left]
         return "; ".join(part for part in parts if part)

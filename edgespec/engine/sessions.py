@@ -1,4 +1,4 @@
-"""Lanes: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
+"""Sessions: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
 from edgespec.control.bandit import Candidate
 from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
-from edgespec.drafters.proposer import Custom, Proposer
+from edgespec.drafters.proposer import Custom
 from edgespec.engine.methods import MethodChoice, own_choice
+from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.expectations import Ratios
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
@@ -49,7 +51,7 @@ UNKNOWN = Ratios({}, {})
 CHEAP = ("ngram",)  # looking at the text costs next to nothing
 
 
-class Lane:
+class Session:
     """A target slot, the draft's slot if one is needed, and a drafter per method.
 
     Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
@@ -122,10 +124,9 @@ class Lane:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
-                Candidate(one.name, one.promise, partial(load, one), one.draws, one.name in CHEAP)
-                for one in choice.candidates
+                Candidate(one.name, one.promise, partial(load, one), one.name in CHEAP) for one in choice.candidates
             ]
-            self._switches[key] = Switch(candidates, self.target, fallback)
+            self._switches[key] = Switch(candidates, fallback)
         return self._switches[key]
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
@@ -163,6 +164,13 @@ class Lane:
         """Bytes of KV allocated."""
         return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
 
+    def close(self) -> None:
+        """Free the slots and all that the drafters hold, whoever still has this session."""
+        for slot in (self.target, self._draft_slot):
+            if slot is not None:
+                slot.close()
+        vars(self).clear()
+
     def _open_draft(self) -> Slot:
         if self._draft_slot is None:
             self._draft_slot = open_slot(self._draft())
@@ -176,9 +184,9 @@ class Lane:
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
         """
-        cost = self._verify_costs(0.0 if getattr(inner, "cheap", False) else choice.part.draft_cost)
-        if step := getattr(inner, "step_once", None):
-            (ms,) = self._measured(choice.name, lambda _: step(), (1,)).values()
+        cost = self._verify_costs(0.0 if inner.cheap else choice.part.draft_cost)
+        if inner.step_once():
+            (ms,) = self._measured(choice.name, lambda _: inner.step_once(), (1,)).values()
             cost.observe_draft(1, ms, ENOUGH)
         elif choice.name in self._calibrated.draft:
             cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
@@ -199,8 +207,8 @@ class Lane:
         """Time of a pass of one row, measured here and now."""
         return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
 
-    def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
-        """Times by size, measured once for all lanes of an engine."""
+    def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
+        """Times by size, measured once for all sessions of an engine."""
         if name not in self._times:
             self._times[name] = measure(run, sizes, repeats=3)
         return self._times[name]
@@ -209,56 +217,74 @@ class Lane:
         self.target.forward(np.zeros(rows, np.int64))
 
 
-class LanePool:
-    """Hands every request the idle lane that already holds most of its prompt."""
+class SessionPool:
+    """Hands every request the idle session that already holds most of its prompt."""
 
-    def __init__(self, make: Callable[[], Lane], most_idle: int = MOST_IDLE) -> None:
+    def __init__(self, make: Callable[[], Session], most_idle: int = MOST_IDLE) -> None:
         self._make, self._most_idle = make, most_idle
-        self._idle: list[Lane] = []
-        self._busy: list[Lane] = []
+        self._idle: list[Session] = []
+        self._busy: list[Session] = []
         self._lock = threading.Lock()
 
-    def take(self, prompt: Sequence[int]) -> Lane:
-        """An idle lane, or a new one."""
+    def take(self, prompt: Sequence[int]) -> Session:
+        """An idle session, or a new one."""
         with self._lock:
-            best = max(self._idle, key=lambda lane: common_prefix(lane.target.tokens, prompt), default=None)
+            best = max(self._idle, key=lambda session: common_prefix(session.target.tokens, prompt), default=None)
             if best is not None:
                 self._idle.remove(best)
-            lane = best or self._make()
-            self._busy.append(lane)
-            return lane
+            session = best or self._make()
+            self._busy.append(session)
+            return session
 
-    def give_back(self, lane: Lane) -> None:
-        """The request on this lane has ended."""
+    def give_back(self, session: Session) -> None:
+        """The request on this session has ended."""
         with self._lock:
-            if lane in self._busy:
-                self._busy.remove(lane)
-                self._idle.append(lane)
+            if session in self._busy:
+                self._busy.remove(session)
+                self._idle.append(session)
+                for old in self._idle[: -self._most_idle]:
+                    old.close()
                 del self._idle[: -self._most_idle]
 
-    def drop(self, lane: Lane) -> None:
-        """What this lane held is lost: nobody gets it again."""
+    def drop(self, session: Session) -> None:
+        """What this session held is lost: nobody gets it again."""
         with self._lock:
-            if lane in self._busy:
-                self._busy.remove(lane)
+            if session in self._busy:
+                self._busy.remove(session)
+                session.close()
 
     def kv_bytes(self) -> int:
-        """Bytes of KV of all lanes."""
+        """Bytes of KV of all sessions."""
         with self._lock:
-            return sum(lane.kv_bytes for lane in [*self._idle, *self._busy])
+            return sum(session.kv_bytes for session in [*self._idle, *self._busy])
 
     def held(self) -> tuple[int, int]:
-        """Bytes of KV of lanes that are in use, and of idle ones but the largest, which the next request may take."""
+        """Bytes of KV of sessions in use, and of idle ones but the largest, which the next request may take."""
         with self._lock:
-            idle = sorted(lane.kv_bytes for lane in self._idle)
-            return sum(lane.kv_bytes for lane in self._busy), sum(idle[:-1])
+            idle = sorted(session.kv_bytes for session in self._idle)
+            return sum(session.kv_bytes for session in self._busy), sum(idle[:-1])
 
     def longest(self) -> int:
         """Capacity of the longest target slot, in tokens."""
         with self._lock:
-            return max((lane.target.capacity for lane in [*self._idle, *self._busy]), default=0)
+            return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
 
     def clear(self) -> None:
-        """Drop the idle lanes."""
+        """Free the idle sessions."""
         with self._lock:
+            for session in self._idle:
+                session.close()
             self._idle.clear()
+
+    def close(self) -> None:
+        """Free all sessions, those in use too: whoever has one must not use it any more."""
+        self.clear()
+        with self._lock:
+            for session in self._busy:
+                session.close()
+            self._busy.clear()
+            self._make = _closed
+
+
+def _closed() -> Session:
+    raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.planning.plan import Candidate, Plan, label
+from edgespec.planning.plan import Plan, PlannedRun, label
 
 MOST = 16  # candidates in a picture
 
@@ -28,8 +28,8 @@ def plot_plan(plan: Plan, path: Path) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     peaks = [candidate.memory.peak / 2**20 for candidate in shown]
     axes.plot(peaks, range(len(shown)), "k|", markersize=12, label="peak")
-    axes.axvline(plan.wish.budget / 2**20, color="#c0392b", linewidth=1.2, label="budget")
-    axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.wish.budget / 2**20, 2 * max(peaks))))
+    axes.axvline(plan.request.budget / 2**20, color="#c0392b", linewidth=1.2, label="budget")
+    axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.request.budget / 2**20, 2 * max(peaks))))
     axes.invert_yaxis()
     axes.set_xlabel("MiB resident: private and mapped, context full")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -38,10 +38,10 @@ def plot_plan(plan: Plan, path: Path) -> None:
     pyplot.close(figure)
 
 
-def _shown(plan: Plan) -> Sequence[Candidate]:
+def _shown(plan: Plan) -> Sequence[PlannedRun]:
     """The candidates worth a bar; labels must differ."""
     return list({label(candidate): candidate for candidate in plan.candidates}.values())[:MOST]
 
 
-def _bytes(candidate: Candidate, name: str) -> int:
+def _bytes(candidate: PlannedRun, name: str) -> int:
     return sum(part.private + part.file for part in candidate.memory.parts if part.name == name)

@@ -15,7 +15,7 @@ from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 
 # A token may differ from plain decoding's only where the two logits are about as close as the rounding of a row
 # explains.  That is measured on a few positions; others may differ more, hence the factor.

@@ -16,10 +16,11 @@ from edgespec.export.storage.layout import TABLES as TABLES  # beside what write
 from edgespec.runtimes.files.attention import exact_attention
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT, KvFormat
 from edgespec.runtimes.files.manifest import Attention, AttentionGate, AttentionPart, ModelPart
-from edgespec.runtimes.files.operators import NATIVE, Wanted
+from edgespec.runtimes.files.operators import NATIVE, WantedOperators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 MOST_PERPLEXITY_CHANGE = 0.01  # the gate: relative, against float16 keys of the same bundle
 LEAST_AGREEMENT = 0.95  # of the likeliest token
@@ -45,7 +46,7 @@ class Scores:
         return AttentionGate(perplexity_change=change, agreement=agreement, passed=passed)
 
 
-def check_attention(wanted: Sequence[str], operators: Wanted, tokens: int) -> list[Attention]:
+def check_attention(wanted: Sequence[str], operators: WantedOperators, tokens: int) -> list[Attention]:
     """The attentions to prepare, in the order asked for.
 
     Args:

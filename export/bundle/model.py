@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import INDEX, NATIVE, WEIGHTS, model_part, stock_graphs
+from edgespec.export.bundle.model_part import INDEX, NATIVE, model_part, stock_graphs
 from edgespec.export.bundle.model_part import open_model as open_model  # beside what writes it
 from edgespec.export.graphs.emit import GraphOps
-from edgespec.export.graphs.formats import Errors, linear_format
-from edgespec.export.graphs.graph import WeightFile
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.native.emit import NativeOps
-from edgespec.export.native.formats import NativeFormat
 from edgespec.export.quantization.quantizers import LevelSource
+from edgespec.export.storage.fill import Errors, fill
+from edgespec.export.storage.layout import WEIGHTS
+from edgespec.export.storage.plan import index_text, storage_plans
 from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout, ModelPart
 
 
@@ -40,6 +40,7 @@ def write_model(
     layout: Layout = "native",
     plan: HeadPlan | None = None,
     head_vocab: HeadVocab | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> WrittenModel:
     """Write ``model.data`` and the graphs over it into ``folder``.
 
@@ -61,47 +62,28 @@ def write_model(
         plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
             (native graphs give them anyway).
         head_vocab: the tokens of the plan's cut LM head.
+        progress: called with (bytes of weights written, of) after every tensor.
     """
-    linear = linear_format(form, chosen)
-    head_linear = linear_format(head, chosen) if head else linear
-    errors: Errors = {}
-    plan, hidden = plan or HeadPlan(), plan is not None and not draft
+    plans, hidden = storage_plans(arch, form, head, plan), plan is not None and not draft
     graphs = stock_graphs(gated, draft, hidden, prefix)
-    with WeightFile(folder / WEIGHTS, plan=layout != "stock") as weights:
-        for graph in graphs.values():  # the second graph finds every tensor already stored
-            kind = {"gates": graph.gated, "padded": graph.padded, "hidden": graph.hidden}
-            ops = GraphOps(arch, linear, weights, errors, head=head_linear, plan=plan, **kind)
-            arch.build(ops)
-            ops.graph.save(folder / graph.file.removeprefix(prefix))
-    with WeightFile(folder / WEIGHTS, plan=layout != "native") as packed:
-        native = NativeOps(arch, NativeFormat(form, arch, head or form, chosen), packed, errors, plan)
-        arch.build(native)
-        native.graph.save(folder / NATIVE)
-    _write_index(folder / INDEX, weights, packed)
+    for graph in graphs.values():
+        ops = GraphOps(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
+        arch.build(ops)
+        ops.graph.save(folder / graph.file.removeprefix(prefix))
+    native = NativeOps(plans["native"])
+    arch.build(native)
+    native.graph.save(folder / NATIVE)
+    errors = fill(folder / WEIGHTS, plans[layout], chosen, progress)
+    (folder / INDEX).write_text(index_text(plans), "utf-8")
     part = model_part(
         arch,
         form,
         head=head,
         quantizer=chosen.quantizer_name if chosen else "rtn",
         graphs=graphs,
-        min_rows=max(linear.min_rows, head_linear.min_rows),
-        plan=plan,
+        plan=plan or HeadPlan(),
         prefix=prefix,
         layout=layout,
         head_vocab=head_vocab,
     )
     return WrittenModel(part, errors)
-
-
-def _write_index(path: Path, stock: WeightFile, native: WeightFile) -> None:
-    """Where each tensor lies in either layout, and which matrices differ between them."""
-
-    def entries(file: WeightFile) -> dict[str, list[object]]:
-        return {
-            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
-            for name, entry in file.entries.items()
-        }
-
-    matrices = {name: asdict(packed) for name, packed in native.packed.items()}
-    index = {"matrices": matrices, "stock": entries(stock), "native": entries(native)}
-    path.write_text(json.dumps(index), "utf-8")

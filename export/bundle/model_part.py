@@ -10,11 +10,10 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
-from edgespec.export.storage.layout import HEADROOM
+from edgespec.export.storage.layout import HEADROOM, WEIGHTS
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
 
-WEIGHTS = "model.data"
 MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
 
@@ -102,7 +101,6 @@ def model_part(
     head: Format | None,
     quantizer: str,
     graphs: dict[str, Graph],
-    min_rows: int,
     plan: HeadPlan,
     prefix: str = "",
     layout: Layout = "native",
@@ -121,7 +119,7 @@ def model_part(
         index=prefix + INDEX,
         layout=layout,
         headroom=HEADROOM,
-        min_rows=min_rows,
+        min_rows=int(form == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),
         head_vocab=head_vocab,
         cut=plan.only,

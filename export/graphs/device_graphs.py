@@ -2,57 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.graphs.emit import FLOAT, INT64
 from edgespec.export.graphs.emit_device import DeviceHeads, DeviceOps
-from edgespec.export.graphs.formats import Errors, linear_format
-from edgespec.export.graphs.graph import GraphBuilder, Stored, WeightFile
+from edgespec.export.graphs.graph import GraphBuilder
 from edgespec.export.graphs.half import to_half
+from edgespec.export.graphs.pieces import FLOAT, INT64
 from edgespec.export.heads.description import HeadPlan
+from edgespec.export.storage.layout import WeightLayout
+from edgespec.export.storage.plan import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
 
 FORMATS = ("fp32", "int4", "int8")
-
-
-class Everything(frozenset[str]):
-    """A set that has every name."""
-
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-class KnownWeights(WeightFile):
-    """A weight file that is there, by its index; nothing can be added.
-
-    Args:
-        path: the file.
-        index: ``model.weights.json``.
-    """
-
-    def __init__(self, path: Path, index: Path) -> None:
-        super().__init__(path, plan=True)
-        stock = json.loads(index.read_text("utf-8"))["stock"]
-        for name, (offset, length, dtype, dims) in stock.items():
-            self.entries[name] = Stored(offset, length, tuple(dims), np.dtype(dtype))
-        self.matrices = Everything()  # type: ignore[assignment]
-
-    def put(self, name: str, *_: Any) -> None:
-        """Refuse what is not there.
-
-        Raises:
-            ExportError: always.
-        """
-        raise ExportError(f"{self.path}: has no {name}, which the graph for a device needs", "export the bundle again")
 
 
 def add_device_graphs(
@@ -83,12 +50,8 @@ def add_device_graphs(
             f"--device {device} and --format {part.format}: expected one of {', '.join(FORMATS)}",
             "its operators run on the CPU only",
         )
-    assert part.index is not None
-    weights = KnownWeights(folder / Path(part.weights).name, folder / Path(part.index).name)
     plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)
-    shared: dict[str, Any] = {"head": linear_format(part.head_format or part.format, None)}
-    errors: Errors = {}
-    common = arch, linear_format(part.format, None), weights, errors
+    storage = storage_plans(arch, part.format, part.head_format, plan)["stock"]
     found = dict(part.graphs)
 
     def add(which: str, graph: GraphBuilder, **facts: Any) -> None:
@@ -100,17 +63,17 @@ def add_device_graphs(
         found[name] = Graph(file=prefix + file, device=device, precision=precision, **facts)
 
     def decoder(which: str, facts: dict[str, Any] | None = None, **kind: Any) -> None:
-        ops = DeviceOps(*common, plan=plan, **(shared | kind))
+        ops = DeviceOps(storage, plan=plan, **kind)
         arch.build(ops)
         add(which, ops.graph, **(facts or {}))
 
     decoder("", {"hidden": True})
-    add("move", move_graph(arch, weights))
-    add("rows", rows_graph(arch, weights))
+    add("move", move_graph(arch, storage))
+    add("rows", rows_graph(arch, storage))
     if skip is not None:
         decoder("skip", {"skip": skip}, skip=SkipSet(tuple(skip.attention), tuple(skip.mlp)))
     for group in part.heads:
-        heads = DeviceHeads(*common, group, cut=plan.cut, **shared)
+        heads = DeviceHeads(storage, group, cut=plan.cut)
         arch.build(heads)
         add(f"heads/{group.name}", heads.graph)
     edges = [0, *sorted(group.layer for group in part.heads if group.kind == "exit")]
@@ -121,7 +84,7 @@ def add_device_graphs(
     return part.model_copy(update={"graphs": found})
 
 
-def move_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
+def move_graph(arch: Architecture, weights: WeightLayout) -> GraphBuilder:
     """Rows of all keys and values to other places: ``from`` and ``to`` are int64 [m, 3], (0, head, place) each."""
     graph, facts = GraphBuilder(weights), arch.facts
     dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
@@ -136,7 +99,7 @@ def move_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
     return graph
 
 
-def rows_graph(arch: Architecture, weights: WeightFile) -> GraphBuilder:
+def rows_graph(arch: Architecture, weights: WeightLayout) -> GraphBuilder:
     """Rows int64 [R] of hidden states [1, T, hidden]."""
     graph = GraphBuilder(weights)
     graph.input("hidden_in", FLOAT, [1, "T", arch.facts.hidden])

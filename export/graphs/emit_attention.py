@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from onnx import TensorProto
 
 from edgespec.export.architectures.ops import AttentionRule, Norm
 from edgespec.export.graphs.graph import MICROSOFT
+from edgespec.export.graphs.pieces import GraphPieces
 from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.runtimes.slots.stock import HIDE
-
-if TYPE_CHECKING:
-    from edgespec.export.graphs.emit import GraphOps
 
 ROTARY_INSIDE = 16  # GroupQueryAttention's own rotation needs head_dim and what is turned to be multiples of this
 
@@ -35,10 +31,10 @@ class AttentionEmitter:
 
     rotary_inside = True
 
-    def __init__(self, ops: GraphOps, rules: list[AttentionRule]) -> None:
+    def __init__(self, ops: GraphPieces, rules: list[AttentionRule]) -> None:
         self.ops, self.graph, self.facts = ops, ops.graph, ops.arch.facts
         self._tables = {
-            name: rope_vectors(self.graph, ops.arch, name)
+            name: rope_vectors(self.graph, ops.storage, name)
             for name in dict.fromkeys(rule.rotary for rule in rules if rule.rotary)
         }
         self._biases = {0: self.bias()} | {size: self.window(size) for size in {rule.window for rule in rules} - {0}}
@@ -52,17 +48,26 @@ class AttentionEmitter:
             kv: names of the new keys and values.
         """
         facts, graph = self.facts, self.graph
-        *tables, turned = self._tables[rule.rotary] if rule.rotary else ("", "", 0)
+        *tables, growth, turned = self._tables[rule.rotary] if rule.rotary else ("", "", "", 0)
         sizes_fit = facts.head_dim % ROTARY_INSIDE == 0 and turned % ROTARY_INSIDE == 0
-        inside = packed is not None and self.rotary_inside and sizes_fit and not rule.q_norm and not rule.k_norm
+        inside = packed is not None and self.rotary_inside and sizes_fit and not (rule.q_norm or rule.k_norm or growth)
         if packed is not None and inside:
             qkv = [self.ops.pad(packed, facts.heads + 2 * facts.kv_heads), "", ""]
         else:
-            q, k = self._normed(q, facts.heads, rule.q_norm), self._normed(k, facts.kv_heads, rule.k_norm)
-            heads = facts.heads, facts.kv_heads, facts.kv_heads
-            qkv = [self.ops.pad(x, count) for x, count in zip((q, k, v), heads, strict=True)]
+            heads, norms = (facts.heads, facts.kv_heads), (rule.q_norm, rule.k_norm)
+            both = [q, k]
+            if not rule.late_norms:
+                both = [self._normed(*each) for each in zip(both, heads, norms, strict=True)]
+            both = [self.ops.pad(x, count) for x, count in zip(both, heads, strict=True)]
             if turned:
-                qkv[:2] = [self._rotated(x, count, tables, turned) for x, count in zip(qkv[:2], heads, strict=False)]
+                both = [self._rotated(x, count, tables, turned) for x, count in zip(both, heads, strict=True)]
+            if rule.late_norms:
+                both = [self._normed(*each) for each in zip(both, heads, norms, strict=True)]
+            if growth:
+                last = graph.constant("int_2", np.array([2], np.int64))
+                by = graph.node("Unsqueeze", [graph.node("Gather", [growth, "pos"]), last])  # [1, A, 1]
+                both[0] = graph.node("Mul", [both[0], by])
+            qkv = [*both, self.ops.pad(v, facts.kv_heads)]
         rotary = [*tables, "pos"] if inside and turned else ["", "", ""]
         past = [f"past_key_values.{rule.layer}.{name}" for name in ("key", "value")]
         y = graph.node(

@@ -16,14 +16,13 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from edgespec.decoding.target import SkipSet
-from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import AttentionRule, Kind, Linear, Norm
-from edgespec.export.graphs.emit import FLOAT, INT32, INT64, GraphOps
+from edgespec.export.graphs.emit import GraphOps
 from edgespec.export.graphs.emit_attention import AttentionEmitter
 from edgespec.export.graphs.emit_heads import group_rows
-from edgespec.export.graphs.formats import Errors, LinearFormat
-from edgespec.export.graphs.graph import WeightFile
+from edgespec.export.graphs.pieces import FLOAT, INT32, INT64
 from edgespec.export.heads.description import HeadPlan
+from edgespec.export.storage.plan import StoragePlan
 from edgespec.runtimes.devices.slot import BEST
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.stock import HIDE
@@ -61,7 +60,7 @@ class DeviceOps(GraphOps):
     """Emits a decoder, or a part of it, for a device.
 
     Args:
-        arch, form, weights, errors, head: see ``GraphOps``.
+        storage: see ``GraphOps``.
         plan: only ``only`` is looked at: a draft whose only LM head is cut.
         first, last: the layers it has.  Later than 0: it begins with ``hidden_in`` instead of ids.
         skip: sub-layers left out.
@@ -70,22 +69,18 @@ class DeviceOps(GraphOps):
 
     def __init__(
         self,
-        arch: Architecture,
-        form: LinearFormat,
-        weights: WeightFile,
-        errors: Errors,
+        storage: StoragePlan,
         *,
-        head: LinearFormat | None = None,
         plan: HeadPlan | None = None,
         first: int = 0,
         last: int | None = None,
         skip: SkipSet | None = None,
         logits: bool = True,
     ) -> None:
-        self._range = range(first, arch.facts.layers if last is None else last)
+        self._range = range(first, storage.arch.facts.layers if last is None else last)
         self.skip, self.logits = skip or SkipSet(), logits
         only = HeadPlan(only=True) if plan and plan.only else HeadPlan()
-        super().__init__(arch, form, weights, errors, head=head, plan=only)
+        super().__init__(storage, plan=only)
 
     @property
     def layers(self) -> Sequence[int]:
@@ -151,17 +146,13 @@ class DeviceHeads(DeviceOps):
 
     def __init__(
         self,
-        arch: Architecture,
-        form: LinearFormat,
-        weights: WeightFile,
-        errors: Errors,
+        storage: StoragePlan,
         group: HeadGroup,
         *,
-        head: LinearFormat | None = None,
         cut: bool = False,
     ) -> None:
         self.group, self.cut = group, cut
-        super().__init__(arch, form, weights, errors, head=head, first=arch.facts.layers)
+        super().__init__(storage, first=storage.arch.facts.layers)
 
     @property
     def layers(self) -> Sequence[int]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from edgespec.export.architectures.ops import Linear
-from edgespec.export.heads.description import CUT, group_matrices
+from edgespec.export.graphs.pieces import GraphPieces
+from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.runtimes.files.manifest import HeadGroup
 
-if TYPE_CHECKING:
-    from edgespec.export.graphs.emit import GraphOps
 
-
-def head_logits(ops: GraphOps, h: str, head: Linear) -> str:
+def head_logits(ops: GraphPieces, h: str, head: Linear) -> str:
     """Logits of whichever of the LM head and the groups is switched on.
 
     ::
@@ -37,7 +34,7 @@ def head_logits(ops: GraphOps, h: str, head: Linear) -> str:
     for at, group in enumerate(plan.groups):
         y = ops.choose(f"gate_heads.{at}", group.name, hidden, partial(_group, ops, h, group), partial(ops.same, y))
     lm = partial(ops.lm_head, y, head)
-    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.lm_head, y, Linear(CUT))) if plan.cut else lm()
+    logits = ops.choose("gate_lm", "lm_head", "V", lm, partial(ops.lm_head, y, cut_head(head))) if plan.cut else lm()
     for at, group in enumerate(plan.groups):
         if group.own:
             own = partial(_own, ops, y, group_matrices(group).heads)
@@ -45,7 +42,7 @@ def head_logits(ops: GraphOps, h: str, head: Linear) -> str:
     return logits
 
 
-def group_rows(ops: GraphOps, h: str, group: HeadGroup, head: Linear, cut: bool) -> str:
+def group_rows(ops: GraphPieces, h: str, group: HeadGroup, head: Linear, cut: bool) -> str:
     """Logits of one group alone: h [1, R, hidden] after the last norm -> [1, count * R, V].
 
     Args:
@@ -58,10 +55,10 @@ def group_rows(ops: GraphOps, h: str, group: HeadGroup, head: Linear, cut: bool)
     y = _group(ops, h, group)
     if group.own:
         return _own(ops, y, group_matrices(group).heads)
-    return ops.lm_head(y, Linear(CUT) if cut else head)
+    return ops.lm_head(y, cut_head(head) if cut else head)
 
 
-def _group(ops: GraphOps, h: str, group: HeadGroup) -> str:
+def _group(ops: GraphPieces, h: str, group: HeadGroup) -> str:
     """[1, R, hidden] -> [1, count * R, hidden]."""
     graph, matrices = ops.graph, group_matrices(group)
     if group.kind == "exit":
@@ -78,7 +75,7 @@ def _group(ops: GraphOps, h: str, group: HeadGroup) -> str:
     return graph.node("Concat", rows, axis=1) if len(rows) > 1 else rows[0]
 
 
-def _own(ops: GraphOps, y: str, heads: tuple[Linear, ...]) -> str:
+def _own(ops: GraphPieces, y: str, heads: tuple[Linear, ...]) -> str:
     """[1, count * R, hidden] -> [1, count * R, vocab], each head's rows by its own matrix."""
     graph = ops.graph
     rows = tuple(graph.unique("rows") for _ in heads)

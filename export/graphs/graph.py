@@ -1,11 +1,9 @@
-"""Writing ONNX: nodes, branches, and one weight file that several graphs share."""
+"""Writing ONNX: nodes, branches, and initializers in one weight file that several graphs share."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,8 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgespec.export.storage.layout import aligned
-from edgespec.runtimes.files.packing import Packed
+from edgespec.export.storage.layout import WEIGHTS, WeightLayout
 
 T = TypeVar("T")
 MICROSOFT = "com.microsoft"
@@ -23,83 +20,13 @@ OPSET = 23  # RMSNormalization and RotaryEmbedding as operators
 IR_VERSION = 11
 
 
-@dataclass(frozen=True)
-class Stored:
-    """Where a tensor lies in the weight file."""
-
-    offset: int
-    length: int
-    dims: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-class WeightFile:
-    """Append-only external data, written piece by piece so that no tensor need be whole in memory.
-
-    Args:
-        path: the file.
-        plan: write nothing, only decide where everything lies; pieces are not even computed.
-    """
-
-    def __init__(self, path: Path, plan: bool = False) -> None:
-        self.path = path
-        self.entries: dict[str, Stored] = {}
-        self.matrices: set[str] = set()  # names a weight format has stored; it may have made several entries of one
-        self.packed: dict[str, Packed] = {}  # those in the packed layout
-        self._end = 0
-        self._file = None if plan else path.open("wb")
-
-    def __enter__(self) -> WeightFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._file:
-            self._file.close()
-
-    def has(self, name: str) -> bool:
-        """Whether an entry of that name was stored."""
-        return name in self.entries
-
-    def put(self, name: str, dims: tuple[int, ...], dtype: Any, pieces: Iterable[NDArray[Any]]) -> None:
-        """Store a tensor that arrives as consecutive pieces of its bytes, in row order."""
-        dtype = np.dtype(dtype)
-        length = int(np.prod(dims)) * dtype.itemsize
-        offset = aligned(self._end, length)
-        self._end = offset + length
-        if self._file:
-            self._file.seek(offset)
-            written = 0
-            for piece in pieces:
-                written += self._file.write(np.ascontiguousarray(piece, dtype).data)
-            if written != length:
-                raise AssertionError(f"{name}: wrote {written} bytes, expected {length}")
-        self.entries[name] = Stored(offset, length, dims, dtype)
-
-    def tensor(self, name: str) -> onnx.TensorProto:
-        """An entry as an initializer of a graph beside the file."""
-        entry = self.entries[name]
-        tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(entry.dtype))
-        tensor.dims.extend(entry.dims)
-        tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", self.path.name), ("offset", entry.offset), ("length", entry.length)):
-            tensor.external_data.add(key=key, value=str(value))
-        return tensor
-
-    def alias(self, name: str, of: str, dims: tuple[int, ...]) -> None:
-        """Name the same bytes a second time with another shape."""
-        entry = self.entries[of]
-        self.entries[name] = Stored(entry.offset, entry.length, dims, entry.dtype)
-
-
 class GraphBuilder:
     """Collects the nodes of one graph.  Branches of ``If`` are at most one deep.
 
     An ``If`` inside an ``If`` is correct but its weights are not pre-packed by ONNX Runtime: 15 times slower.
     """
 
-    def __init__(self, weights: WeightFile) -> None:
+    def __init__(self, weights: WeightLayout) -> None:
         self.weights = weights
         self.inputs: list[onnx.ValueInfoProto] = []
         self.outputs: list[onnx.ValueInfoProto] = []
@@ -154,7 +81,7 @@ class GraphBuilder:
     def stored(self, name: str) -> str:
         """A tensor of the weight file."""
         if name not in self._initializers:
-            self._initializers[name] = self.weights.tensor(name)
+            self._initializers[name] = stored_tensor(self.weights, name)
         return name
 
     def branch(self, name: str, body: Callable[[], list[onnx.ValueInfoProto]]) -> onnx.GraphProto:
@@ -181,6 +108,17 @@ class GraphBuilder:
             opsets.append(helper.make_opsetid(EDGESPEC, 1))
         model = helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION, producer_name="edgespec")
         path.write_bytes(model.SerializeToString())
+
+
+def stored_tensor(weights: WeightLayout, name: str) -> onnx.TensorProto:
+    """A tensor of the weight file as an initializer of a graph beside it."""
+    entry = weights.entries[name]
+    tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(entry.dtype))
+    tensor.dims.extend(entry.dims)
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in (("location", WEIGHTS), ("offset", entry.offset), ("length", entry.length)):
+        tensor.external_data.add(key=key, value=str(value))
+    return tensor
 
 
 def alive(nodes: Sequence[onnx.NodeProto], wanted: set[str]) -> list[onnx.NodeProto]:

@@ -18,8 +18,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from edgespec.export.graphs.emit import FLOAT
 from edgespec.export.graphs.graph import GraphBuilder
+from edgespec.export.graphs.pieces import FLOAT
 
 FLOAT16 = onnx.TensorProto.FLOAT16
 HIDE_HALF = np.float32(-30000)  # far below every score

@@ -1,4 +1,4 @@
-"""The small tensors of a decoder, stored the same way whichever operators read them: norms, biases, angles."""
+"""The small tensors of a decoder, as initializers of either kind of graph."""
 
 from __future__ import annotations
 
@@ -6,47 +6,28 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Linear
 from edgespec.export.graphs.graph import GraphBuilder
-from edgespec.export.source.source import Checkpoint
-from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES
+from edgespec.export.storage.plan import StoragePlan, stacked_name
 
 
-def vector(graph: GraphBuilder, source: Checkpoint, name: str) -> str:
-    """A vector of the checkpoint, as an initializer: inside the graph file if it is small."""
-    value = source.read(name)
-    if value.nbytes <= INLINE_BYTES:
-        return graph.constant(name, value)
-    if not graph.weights.has(name):
-        graph.weights.put(name, value.shape, np.float32, [value])
-    return graph.stored(name)
+def vector(graph: GraphBuilder, plan: StoragePlan, name: str) -> str:
+    """A vector of the checkpoint: inside the graph file if it is small."""
+    return graph.stored(name) if name in plan.entries else graph.constant(name, plan.arch.source.read(name))
 
 
-def stacked_bias(graph: GraphBuilder, source: Checkpoint, parts: Sequence[Linear]) -> str | None:
+def stacked_bias(graph: GraphBuilder, plan: StoragePlan, parts: Sequence[Linear]) -> str | None:
     """The biases of matrices stacked along n, one behind the other; None if there are none."""
     if all(part.bias is None for part in parts):
         return None
     if len(parts) == 1:
-        return vector(graph, source, str(parts[0].bias))
-    pieces = [source.read(p.bias) if p.bias else np.zeros(source.shape(p.weight)[0], np.float32) for p in parts]
-    return graph.constant("+".join(str(part.bias) for part in parts), np.concatenate(pieces))
+        return vector(graph, plan, str(parts[0].bias))
+    read = plan.arch.source.read
+    pieces = [read(part.bias) if part.bias else np.zeros(plan.width(part), np.float32) for part in parts]
+    return graph.constant(stacked_name(part.bias for part in parts), np.concatenate(pieces))
 
 
-def position_rows(graph: GraphBuilder, arch: Architecture, name: str) -> str:
-    """Learned positions, [context + HEADROOM, hidden]; zeros beyond what was learnt, where no token ever stands."""
-    if not graph.weights.has(name):
-        rows = arch.facts.context + HEADROOM
-        learnt = arch.source.read(name, slice(0, min(rows, arch.source.shape(name)[0])))
-        value = np.concatenate([learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)])
-        graph.weights.put(name, value.shape, np.float32, [value])
-    return graph.stored(name)
-
-
-def rope_vectors(graph: GraphBuilder, arch: Architecture, rotary: str) -> tuple[str, str, int]:
-    """The cosines and sines of all positions, and how many channels they turn."""
-    turning, names = arch.rotaries[rotary], (f"{rotary}_cos", f"{rotary}_sin")
-    if not graph.weights.has(names[0]):
-        for name, table in zip(names, turning.tables(arch.facts.context + HEADROOM, arch.facts.context), strict=True):
-            graph.weights.put(name, table.shape, np.float32, [table])
-    return graph.stored(names[0]), graph.stored(names[1]), turning.dims
+def rope_vectors(graph: GraphBuilder, plan: StoragePlan, rotary: str) -> tuple[str, str, str, int]:
+    """Cosines and sines of all positions, how queries grow there ("" = they do not), and how many channels turn."""
+    growth = graph.stored(f"{rotary}_growth") if f"{rotary}_growth" in plan.entries else ""
+    return graph.stored(f"{rotary}_cos"), graph.stored(f"{rotary}_sin"), growth, plan.arch.rotaries[rotary].dims

@@ -33,7 +33,7 @@ from edgespec.runtimes.text.codec import TextCodec
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "edgespec_heads.json", "heads.safetensors"
-CUT = "lm_head.cut.weight"  # name of the cut LM head among a checkpoint's tensors
+CUT, CUT_BIAS = "lm_head.cut.weight", "lm_head.cut.bias"  # names of the cut LM head among a checkpoint's tensors
 HeadKind = Literal["medusa", "blockwise", "paradecode"]
 
 
@@ -137,6 +137,11 @@ def group_matrices(group: HeadGroup) -> GroupMatrices:
             Linear("blockwise.outer.weight", "blockwise.outer.bias"),
         )
     return GroupMatrices((Linear(f"exit.{group.layer}.weight"),))
+
+
+def cut_head(head: Linear) -> Linear:
+    """The cut LM head beside the model's own."""
+    return Linear(CUT, None if head.bias is None else CUT_BIAS)
 
 
 def is_head(name: str, arch: Architecture) -> bool:

@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.storage.layout import HEAD_TOKENS
 from edgespec.runtimes.files.manifest import HeadVocab
+
+HEAD_TOKENS = "head_vocab.bin"  # beside the weights
 
 
 def frequent_tokens(

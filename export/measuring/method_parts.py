@@ -18,8 +18,9 @@ from edgespec.export.quantization.calibration_text import MIN_TOKENS
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
 from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS, HEAD_POSITIONS = 40, 160

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.graphs.formats import Errors
 from edgespec.export.quantization.reference import reference_logits
+from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.slots.slot import Slot
 
 ROWS = 64  # positions whose logits are compared

@@ -17,15 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
-from edgespec.export.graphs.formats import Errors
-from edgespec.export.graphs.graph import WeightFile
-from edgespec.export.graphs.vectors import position_rows, rope_vectors
-from edgespec.export.heads.description import HeadPlan
-from edgespec.export.native.formats import NativeFormat
+from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
+from edgespec.export.storage.plan import StoragePlan
 from edgespec.runtimes.slots.native_gates import Gates
 
 
@@ -53,25 +49,13 @@ class NativeOps:
     """Collects the program of one decoder; ``save`` happens through ``graph``.
 
     Args:
-        arch: the architecture.
-        form: how its matrices are stored.
-        weights: the weight file (or only its plan).
-        errors: filled with the squared errors of the stored matrices.
-        plan: heads beside the LM head; None = none.
+        storage: where the weights lie, those of heads included.
     """
 
-    def __init__(
-        self,
-        arch: Architecture,
-        form: NativeFormat,
-        weights: WeightFile,
-        errors: Errors,
-        plan: HeadPlan | None = None,
-    ) -> None:
-        self.arch, self.form, self.weights = arch, form, weights
-        self.plan = plan or HeadPlan()
-        self.gates = Gates(arch.facts.layers, len(self.plan.groups))
-        self.program = ProgramWriter(arch, form, weights, errors)
+    def __init__(self, storage: StoragePlan) -> None:
+        self.arch, self.storage, self.plan = storage.arch, storage, storage.heads
+        self.gates = Gates(self.arch.facts.layers, len(self.plan.groups))
+        self.program = ProgramWriter(storage)
         self.graph = self.program.graph
         self._inside = False  # a sub-layer
         self._beside = 0  # norms computed between sub-layers, in this layer
@@ -84,15 +68,14 @@ class NativeOps:
         out = program.floats("x", facts.hidden)
         more: dict[str, int | float] = {"scale": float(scale)} if scale != 1 else {}
         if positions is not None:
-            more["positions"] = program.input(position_rows(self.graph, self.arch, positions))
+            more["positions"] = program.stored(positions)
         sizes = {"n": facts.vocab, "k": facts.hidden, "out": out.id}
-        if self.form.can_lookup(facts.hidden, self.arch.head.weight == weight):
-            program.step("embed", w=program.matrix((Linear(weight),)), kind=self.form.kind(weight), **sizes, **more)
+        if (table := f"{weight}.table") not in self.storage.entries:
+            program.step("embed", w=program.matrix(Linear(weight)), kind=program.kind(weight), **sizes, **more)
         else:
-            names = self.form.store_rows(self.weights, self.arch.source, weight)
-            inputs = [program.input(self.graph.stored(name)) for name in names]
-            kind, bias = ("r8", inputs[1]) if len(inputs) > 1 else ("r32", -1)
-            program.step("embed", w=inputs[0], kind=kind, **sizes, bias=bias, **more)
+            exact, w = f"{table}_scales" not in self.storage.entries, program.stored(table)
+            bias = -1 if exact else program.stored(f"{table}_scales")
+            program.step("embed", w=w, kind="r32" if exact else "r8", **sizes, bias=bias, **more)
         program.gate_all(self.gates.embed)
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
         return out
@@ -116,16 +99,17 @@ class NativeOps:
         fields: dict[str, int | float] = {"dim": facts.head_dim, "heads": facts.heads, "kv": facts.kv_heads,
                                           "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
-            cos, sin, turned = rope_vectors(self.graph, self.arch, rule.rotary)
+            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
             fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
+            fields |= {"growth": program.input(growth)} if growth else {}
         if rule.q_norm and rule.k_norm:
             fields |= {"qnorm": program.vector(rule.q_norm.weight), "knorm": program.vector(rule.k_norm.weight),
-                       "eps": float(self.arch.eps)}  # fmt: skip
+                       "eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})  # fmt: skip
         if isinstance(q, Product) and isinstance(k, Product) and isinstance(v, Product) and q.x == k.x == v.x:
             parts = tuple(value.parts[value.part] for value in (q, k, v))
             act = self._acts(q.x, "hidden", parts)
-            program.step("heads", act=act.id, w=program.matrix(parts, facts.head_dim), k=act.width,
-                         kind=self.form.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
+            program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
+                         kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
         else:
             rows = [self._as_floats(value, use) for value, use in ((q, "query"), (k, "key"), (v, "value"))]
             program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
@@ -141,19 +125,20 @@ class NativeOps:
             raise ExportError("native operators expect gate and up to be products of one input")
         parts = gate.parts[gate.part], up.parts[up.part]
         act = self._acts(gate.x, "hidden", parts)
-        n = self.arch.source.shape(parts[0].weight)[0]
-        kind = self.form.kind(parts[0].weight)
+        n = self.storage.width(parts[0])
+        kind = self.program.kind(parts[0].weight)
         # a scale a row (c8) is known only when the whole row is: floats first
         out: Floats | Acts = self.program.floats("mlp", n) if kind == "c8" else self.program.acts("mlp", n)
-        w = [self.program.matrix((part,)) for part in parts]
+        w = [self.program.matrix(part) for part in parts]
         other = {} if activation == "silu" else {"fn": activation}
         self.program.step("glu", act=act.id, gate=w[0], up=w[1], kind=kind, n=n, k=act.width, out=out.id, **other,
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
         return out
 
-    def activate(self, x: Value, activation: Activation) -> Value:
+    def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
         out = self._as_floats(x, "mlp")
-        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0)
+        more = {"w": self.program.vector(numbers)} if numbers else {}
+        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
         return out
 
     def sublayer(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value]) -> Value:
@@ -188,7 +173,7 @@ class NativeOps:
         if isinstance(x, Floats):
             return x
         if isinstance(x, Product):
-            out = self.program.floats(use, self.arch.source.shape(x.parts[x.part].weight)[0])
+            out = self.program.floats(use, self.storage.width(x.parts[x.part]))
             self._multiply(Product(x.x, (x.parts[x.part],), 0), out, add=False)
             return out
         if isinstance(x, Normed):
@@ -211,7 +196,7 @@ class NativeOps:
             return x
         norm = x.norm if isinstance(x, Normed) else None
         floats = x.x if isinstance(x, Normed) else self._as_floats(x, use)
-        key = x, activation_form(self.form.kind(parts[0].weight))
+        key = x, activation_form(self.program.kind(parts[0].weight))
         if key not in self._ready:
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]

@@ -7,7 +7,7 @@ Rows for LM heads stand head by head: those of head j are j * R to (j + 1) * R.
 from __future__ import annotations
 
 from edgespec.export.architectures.ops import Linear, Norm
-from edgespec.export.heads.description import CUT, HeadPlan, group_matrices
+from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.native.program import Floats, ProgramWriter
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native_gates import Gates
@@ -24,8 +24,8 @@ def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan
         plan: heads beside it.
         gates: where each gate stands.
     """
-    own = Linear(CUT) if plan.only else head
-    shared = Linear(CUT) if plan.cut else head
+    own = cut_head(head) if plan.only else head
+    shared = cut_head(head) if plan.cut else head
     program.gated(gates.hidden, lambda: program.step("store", x=x.id, k=x.width))
     program.gated(gates.lm, lambda: program.logits(program.quantize(x, "head", own.weight, norm=norm, rows=1), own))
     for number, group in enumerate(plan.groups):
@@ -35,7 +35,7 @@ def emit_heads(program: ProgramWriter, x: Floats, norm: Norm, head: Linear, plan
 def _group(program: ProgramWriter, x: Floats, norm: Norm, shared: Linear, group: HeadGroup) -> None:
     matrices = group_matrices(group)
     first, second = matrices.first, matrices.second
-    width = sum(program.arch.source.shape(part.weight)[0] for part in first)
+    width = program.storage.width(*first)
     if group.kind == "exit":
         y = program.floats("heads", width)
         program.linear(program.quantize(x, "head", first[0].weight, norm=norm, rows=1), first, y, rows=1)
@@ -46,7 +46,7 @@ def _group(program: ProgramWriter, x: Floats, norm: Norm, shared: Linear, group:
         program.linear(program.quantize(h, "head", first[0].weight, rows=2), first, inner, rows=1)
         program.step("silu", x=inner.id, k=width)
         if second is not None:
-            outer = program.floats("heads", program.arch.source.shape(second.weight)[0])
+            outer = program.floats("heads", program.storage.width(second))
             program.linear(program.quantize(inner, "inner", second.weight, rows=2), (second,), outer, rows=1)
             inner = outer
         y = program.floats("split", x.width)

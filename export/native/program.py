@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from onnx import TensorProto
 
-from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import Linear, Norm
-from edgespec.export.graphs.formats import Errors, stacked_shape
-from edgespec.export.graphs.graph import EDGESPEC, GraphBuilder, WeightFile
+from edgespec.export.graphs.graph import EDGESPEC, GraphBuilder
 from edgespec.export.graphs.vectors import stacked_bias, vector
-from edgespec.export.native.formats import NativeFormat
+from edgespec.export.storage.layout import PACKED_KINDS
+from edgespec.export.storage.plan import StoragePlan, stacked_name
+from edgespec.runtimes.files.packing import Kind
 
 PLAN, CONTROLS = 6, 8
 
@@ -37,15 +37,12 @@ class ProgramWriter:
     """Collects the steps of one decoder.
 
     Args:
-        arch: the architecture.
-        form: how its matrices are stored.
-        weights: the weight file (or only its plan).
-        errors: filled with the squared errors of the stored matrices.
+        storage: where the weights lie.
     """
 
-    def __init__(self, arch: Architecture, form: NativeFormat, weights: WeightFile, errors: Errors) -> None:
-        self.arch, self.form, self.weights, self.errors = arch, form, weights, errors
-        self.graph = GraphBuilder(weights)
+    def __init__(self, storage: StoragePlan) -> None:
+        self.arch, self.storage = storage.arch, storage
+        self.graph = GraphBuilder(storage)
         self._inputs: dict[str, int] = {}  # weight -> index among the node's weight inputs
         self._steps: list[str] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
@@ -84,7 +81,7 @@ class ProgramWriter:
     ) -> Acts:
         """(Normed) floats in the form that ``matrix`` multiplies."""
         out = self.acts(use, x.width)
-        kind = activation_form(self.form.kind(matrix))
+        kind = activation_form(self.kind(matrix))
         repeated: dict[str, int] = {"times": times, "first": first} if rows == 2 else {}
         normed = {"norm": -1, "eps": float(self.arch.eps)} if norm is None else self.norm(norm)
         self.step("quantize", x=x.id, **normed, k=x.width, kind=kind, out=out.id, rows=rows, **repeated)
@@ -95,9 +92,9 @@ class ProgramWriter:
         self.step(
             "linear",
             act=act.id,
-            w=self.matrix(parts),
-            kind=self.form.kind(parts[0].weight),
-            n=sum(self.arch.source.shape(part.weight)[0] for part in parts),
+            w=self.matrix(*parts),
+            kind=self.kind(parts[0].weight),
+            n=self.storage.width(*parts),
             k=act.width,
             bias=self.bias(parts),
             out=out.id,
@@ -122,8 +119,8 @@ class ProgramWriter:
         if not own:
             rule |= {"scale": float(self.arch.logits.scale)} if self.arch.logits.scale != 1 else {}
             rule |= {"cap": float(self.arch.logits.cap)} if self.arch.logits.cap else {}
-        self.step("logits", act=act.id, w=self.matrix((head,)), kind=self.form.kind(head.weight),
-                  n=self.arch.source.shape(head.weight)[0], k=act.width, times=times, first=first, **rule)  # fmt: skip
+        self.step("logits", act=act.id, w=self.matrix(head), kind=self.kind(head.weight),
+                  n=self.storage.width(head), k=act.width, times=times, first=first, **rule)  # fmt: skip
 
     # -- what steps name -----------------------------------------------------------------------------------------------
 
@@ -147,24 +144,26 @@ class ProgramWriter:
         """See ``buffer``."""
         return Acts(self.buffer("acts", use, width), width)
 
-    def matrix(self, parts: Sequence[Linear], head_dim: int = 0) -> int:
+    def kind(self, name: str) -> Kind:
+        """How the matrix ``name`` is stored."""
+        return PACKED_KINDS[self.storage.form_of(name)]
+
+    def matrix(self, *parts: Linear) -> int:
         """Matrices stacked along n, stored as one."""
-        names = [part.weight for part in parts]
-        name = "+".join(names)
-        if name not in self.weights.matrices:
-            n, k = stacked_shape(self.arch.source, names)
-            self.form.store(self.weights, self.arch.source, name, names, n, k, head_dim, self.errors)
-            self.weights.matrices.add(name)
-        return self.input(self.graph.stored(f"{name}.packed"))
+        return self.stored(f"{stacked_name(part.weight for part in parts)}.packed")
+
+    def stored(self, name: str) -> int:
+        """A tensor of the weight file."""
+        return self.input(self.graph.stored(name))
 
     def bias(self, parts: Sequence[Linear]) -> int:
         """Their biases, -1 if there are none."""
-        name = stacked_bias(self.graph, self.arch.source, parts)
+        name = stacked_bias(self.graph, self.storage, parts)
         return -1 if name is None else self.input(name)
 
     def vector(self, name: str) -> int:
         """A vector of the checkpoint."""
-        return self.input(vector(self.graph, self.arch.source, name))
+        return self.input(vector(self.graph, self.storage, name))
 
     def input(self, name: str) -> int:
         """The index of a weight among the node's."""

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.export.graphs.formats import Errors
 from edgespec.export.measuring.parity import ROWS, compare_logits, error_by_layer, plain_logits, relative_error
+from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.files.manifest import Graph, ModelPart
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 AGAINST = "the float32 graph of optimum"
 _PASS = 64  # rows

@@ -17,9 +17,10 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import FOREIGN_METHODS, Layout, ModelPart
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 
 
 class ForeignExporter(Exporter):

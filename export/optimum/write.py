@@ -12,14 +12,14 @@ from onnx import helper
 
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import WrittenModel
-from edgespec.export.bundle.model_part import MAIN, PLAIN, WEIGHTS
-from edgespec.export.graphs.formats import Errors, add_error
-from edgespec.export.graphs.graph import MICROSOFT, WeightFile, alive, reads
+from edgespec.export.bundle.model_part import MAIN, PLAIN
+from edgespec.export.graphs.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.optimum.graph import ForeignGraph, Matrix
 from edgespec.export.optimum.strict import double_last_rows
-from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.weights import BITS, WeightChoice
-from edgespec.export.storage.layout import INLINE_BYTES
+from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.storage.fill import Errors, WeightFile, add_error
+from edgespec.export.storage.layout import INLINE_BYTES, WEIGHTS, WeightLayout
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
 
 HEADROOM = 16  # rows beyond the context: those that are timed and probed at its end
@@ -52,8 +52,9 @@ def write_foreign(
     errors: Errors = {}
     model = onnx.ModelProto()
     model.CopyFrom(graph.proto)
-    with WeightFile(folder / WEIGHTS) as weights:
-        made = _quantized(graph, choice, weights, errors, progress) if choice.format in BITS else {}
+    with WeightFile(folder / WEIGHTS) as file:
+        weights = WeightLayout()
+        made = _quantized(graph, choice, weights, file, errors, progress) if choice.format in quantize.BITS else {}
         nodes = [made.get(at, node) for at, node in enumerate(graph.proto.graph.node)]
         nodes = alive(nodes, {output.name for output in graph.proto.graph.output})
         read = {name for node in nodes for name in reads(node)}
@@ -67,10 +68,10 @@ def write_foreign(
             if values.nbytes < INLINE_BYTES:
                 model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(values), name))
                 continue
-            weights.put(name, tuple(tensor.dims), values.dtype, [values])
-            model.graph.initializer.append(weights.tensor(name))
+            file.write(weights.add(name, tuple(tensor.dims), values.dtype), [values])
+            model.graph.initializer.append(stored_tensor(weights, name))
         model.graph.initializer.extend(
-            weights.tensor(name) for name in weights.entries if name not in graph.initializers
+            stored_tensor(weights, name) for name in weights.entries if name not in graph.initializers
         )
     if made and not any(opset.domain == MICROSOFT for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
@@ -99,7 +100,8 @@ def write_foreign(
 def _quantized(
     graph: ForeignGraph,
     choice: WeightChoice,
-    weights: WeightFile,
+    weights: WeightLayout,
+    file: WeightFile,
     errors: Errors,
     progress: Callable[[int, int], None] | None,
 ) -> dict[int, onnx.NodeProto]:
@@ -111,9 +113,9 @@ def _quantized(
     found = {}
     for done, matrix in enumerate(matrices, 1):
         # the LM head is the multiplication by as many rows as there are logits
-        bits = BITS[choice.head if choice.head and matrix.n == graph.ports.vocab else choice.format]
-        if not weights.has(f"{matrix.key}.levels"):
-            _store(graph, matrix, choice, bits, weights, errors)
+        bits = quantize.BITS[choice.head if choice.head and matrix.n == graph.ports.vocab else choice.format]
+        if f"{matrix.key}.levels" not in weights.entries:
+            _store(graph, matrix, choice, bits, weights, file, errors)
         node = graph.proto.graph.node[matrix.node]
         inputs = [node.input[0], f"{matrix.key}.levels", f"{matrix.key}.scales"]
         found[matrix.node] = helper.make_node(
@@ -134,20 +136,27 @@ def _quantized(
 
 
 def _store(
-    graph: ForeignGraph, matrix: Matrix, choice: WeightChoice, bits: int, weights: WeightFile, errors: Errors
+    graph: ForeignGraph,
+    matrix: Matrix,
+    choice: WeightChoice,
+    bits: int,
+    weights: WeightLayout,
+    file: WeightFile,
+    errors: Errors,
 ) -> None:
     """Write a matrix in the layout of MatMulNBits, and add up its errors."""
     assert choice.quantizer is not None
     quantizer, blocks = choice.quantizer.prepare(None), -(-matrix.k // quantize.BLOCK)
-    scales: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
+    levels = weights.add(f"{matrix.key}.levels", (matrix.n, blocks, quantize.BLOCK * bits // 8), np.uint8)
+    scales = weights.add(f"{matrix.key}.scales", (matrix.n, blocks), np.float32)
+    kept: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
 
-    def levels() -> Iterator[NDArray[np.uint8]]:
+    def rows() -> Iterator[NDArray[np.uint8]]:
         for piece in graph.pieces(matrix):
             level, scale = quantizer(piece, bits)
-            scales.append(scale)
-            approximation = quantize.dequantize_block(level, scale, matrix.k, bits)
-            add_error(errors, matrix.name, *quantize.squared_error(piece, approximation))
+            kept.append(scale)
+            add_error(errors, matrix.name, piece, quantize.dequantize_block(level, scale, matrix.k, bits))
             yield quantize.pack_levels(level, bits)
 
-    weights.put(f"{matrix.key}.levels", (matrix.n, blocks, quantize.BLOCK * bits // 8), np.uint8, levels())
-    weights.put(f"{matrix.key}.scales", (matrix.n, blocks), np.float32, scales)
+    file.write(levels, rows())
+    file.write(scales, kept)

@@ -7,12 +7,13 @@ from itertools import combinations
 from math import prod
 from pathlib import Path
 
+from edgespec.export.heads.vocab import HEAD_TOKENS
 from edgespec.export.source.source import TOKENIZER_FILES
-from edgespec.export.storage.layout import HEAD_TOKENS, TABLES
-from edgespec.export.storage.sizes import FileSizes
+from edgespec.export.storage.layout import TABLES
+from edgespec.export.storage.plan import StoragePlan, index_text
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import table_shape
-from edgespec.runtimes.files.manifest import FileEntry, Format, Graph, ModelPart, SkipSetPart
+from edgespec.runtimes.files.manifest import FileEntry, Format, Graph, Layout, ModelPart, SkipSetPart
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
 
@@ -30,25 +31,23 @@ GRAPH_BYTES: Mapping[str, Mapping[Format, int]] = {
 }
 HEAD_BYTES = {"native": 900, "gated": 2000, "strict": 2000}  # of a group's nodes in a graph
 HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
-# of the index, an entry
-INDEX_BYTES: Mapping[Format, int] = {"int4": 165, "int8": 165, "w8a8": 140, "fp32": 135}
 DEVICE_BYTES = 6000  # of a device's graph, a layer
 
 
-def model_files(part: ModelPart, sizes: Mapping[str, FileSizes]) -> dict[str, int]:
-    """Files of a model; ``sizes``: of its weights by layout."""
-    files = {part.weights: sizes[part.layout].end}
+def model_files(part: ModelPart, plans: Mapping[Layout, StoragePlan]) -> dict[str, int]:
+    """Files of a model, and their sizes; ``plans``: of its weights."""
+    files = {part.weights: plans[part.layout].end}
     for name, graph in part.graphs.items():
         if graph.device != "cpu":
             files[graph.file] = DEVICE_BYTES * part.facts.layers
             continue
-        inline = sizes[graph.operators].inline
+        inline = plans[graph.operators].inline
         size = GRAPH_BYTES[name][part.format] * part.facts.layers
         for vector, length in inline.items():
             size += length if graph.hidden or not vector.startswith(HEADS) else 0
         files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden else 0)
     if part.index is not None:
-        files[part.index] = INDEX_BYTES[part.format] * sum(each.entries for each in sizes.values())
+        files[part.index] = len(index_text(plans))
     if part.head_vocab is not None:
         files[part.head_vocab.file] = 4 * part.head_vocab.size
     if part.attention is not None and part.attention.tables is not None:

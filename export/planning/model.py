@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import model_part, stock_graphs
-from edgespec.export.heads.description import CUT, HeadPlan
+from edgespec.export.heads.description import HeadPlan
 from edgespec.export.heads.vocab import check_size
 from edgespec.export.planning.files import device_graphs, head_tokens, model_files
-from edgespec.export.planning.heads import PlannedHeads, Shaped
-from edgespec.export.planning.plan import extra_shapes, file_sizes, model_bytes
+from edgespec.export.planning.heads import PlannedHeads, Shaped, cut_shapes
+from edgespec.export.planning.plan import model_bytes
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.storage.plan import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import HeadVocab, Layout, ModelPart, SkipSetPart
 
@@ -55,7 +56,7 @@ class PlannedModel:
     def as_draft(self) -> None:
         """A draft: its cut LM head is the only one."""
         if self.cut is not None:
-            extra = {CUT: Shaped((self.cut, self.arch.facts.hidden))}
+            extra = {name: Shaped(shape) for name, shape in cut_shapes(self.arch, self.cut).items()}
             self.arch.source = ExtendedCheckpoint(self.arch.source, extra)
             self.plan = HeadPlan(cut=True, only=True)
         self._describe(False, draft=True)
@@ -69,7 +70,6 @@ class PlannedModel:
             head=choice.head,
             quantizer=choice.quantizer.name if choice.quantizer else "rtn",
             graphs=stock_graphs(gated, draft, self.plan is not None and not draft, self.prefix),
-            min_rows=int(choice.format == "w8a8"),
             plan=self.plan or HeadPlan(),
             prefix=self.prefix,
             layout=self.layout,
@@ -83,8 +83,7 @@ class PlannedModel:
 
     def files(self) -> dict[str, int]:
         """Its files and their sizes."""
-        sizes = file_sizes(self.arch, self.choice.format, self.choice.head, self.plan, extra_shapes(self.arch))
-        return model_files(self.part, sizes)
+        return model_files(self.part, storage_plans(self.arch, self.choice.format, self.choice.head, self.plan))
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.heads.description import HeadPlan
-from edgespec.export.native.sizes import NativeSizes
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.source.extended import ExtendedCheckpoint
-from edgespec.export.storage.sizes import FileSizes, StockSizes
+from edgespec.export.storage.plan import storage_plans
 from edgespec.runtimes.files.manifest import Format, Layout
 
 if TYPE_CHECKING:  # it needs onnx, and a plan does not
@@ -25,34 +22,7 @@ def weight_bytes(
     plan: HeadPlan | None = None,
 ) -> int:
     """Bytes of the weight file, exactly; with ``plan`` that of a checkpoint extended by its heads."""
-    return file_sizes(arch, form, head, plan, extra_shapes(arch))[layout].end
-
-
-def file_sizes(
-    arch: Architecture, form: Format, head: Format | None, plan: HeadPlan | None, extra: Mapping[str, tuple[int, ...]]
-) -> dict[str, FileSizes]:
-    """Weight files by layout, ``stock`` and ``native``.
-
-    Args:
-        arch: the model; its tensors' shapes are those that config.json implies.
-        form: of its matrices.
-        head: of its LM heads; None = ``form``.
-        plan: heads beside the LM head; None = none.
-        extra: shapes of their tensors.
-    """
-    found, shapes = {}, {**arch.tensors, **extra}
-    for layout, kind in (("stock", StockSizes), ("native", NativeSizes)):
-        sizes = kind(arch, form, head or form, plan or HeadPlan(), shapes)
-        arch.build(sizes)
-        found[layout] = sizes.file
-    return found
-
-
-def extra_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Shapes of the heads' tensors beside the model's own."""
-    if not isinstance(arch.source, ExtendedCheckpoint):
-        return {}
-    return {name: tensor.shape for name, tensor in arch.source.extra.items()}
+    return storage_plans(arch, form, head, plan)[layout].end
 
 
 def model_bytes(

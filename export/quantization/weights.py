@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.quantization.quantizers import QUANTIZERS, Quantizer
+from edgespec.export.quantization.quantizers.levels import BITS
 from edgespec.runtimes.files.manifest import Format
 
-BITS: dict[Format, int] = {"int4": 4, "int8": 8}
 DEFAULT_QUANTIZER = "mse"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import ExportError
 from edgespec.export.source.gguf.files import TOKENIZER
@@ -12,8 +13,10 @@ from edgespec.export.source.gguf.tensors import open_gguf
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.lora import CONFIG, WEIGHTS, adapter_settings, is_adapter, merged
 from edgespec.export.source.quantized.converters import converted
-from edgespec.export.source.safetensors_files import safetensors_in
-from edgespec.export.source.stored import LOSS, NONSENSE, Opened, Temporary
+from edgespec.export.source.tensors.safetensors_files import safetensors_in
+from edgespec.export.source.tensors.stored import LOSS, NONSENSE, Opened, Temporary
+from edgespec.export.source.widened import FILE as WIDENED
+from edgespec.export.source.widened import is_widened, widen
 
 BESIDE = ("config.json", "generation_config.json", "calibration.txt")  # what else is read from a model's folder
 
@@ -36,9 +39,20 @@ def open_source(path: Path) -> Opened:
 def _open_folder(path: Path) -> Opened:
     """A Hugging Face folder with safetensors."""
     config = read_object(path / "config.json", "give a Hugging Face model folder or a .gguf file")
+    if is_widened(path):
+        return _open_widened(path, config)
     tensors, quantized = converted(path, config, safetensors_in(path))
     notes = [f"the checkpoint is quantized ({quantized}): {LOSS}"] if quantized else []
     return Opened(path, config, tensors, notes)
+
+
+def _open_widened(path: Path, config: dict[str, Any]) -> Opened:
+    """A folder that stands for another model, made wider."""
+    said = read_object(path / WIDENED, "")
+    source, factor = said.get("source"), said.get("factor")
+    if not isinstance(source, str) or not isinstance(factor, int) or is_widened(path / source):
+        raise ExportError(f'{path / WIDENED}: expected {{"source": FOLDER, "factor": NUMBER}}, got {said}')
+    return widen(path, config, _open_folder(path / source), factor)
 
 
 def open_adapter(base: Opened, folder: Path) -> Opened:

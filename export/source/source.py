@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError, first_line
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.opening import open_adapter, open_source
-from edgespec.export.source.stored import Stored, Temporary
+from edgespec.export.source.tensors.stored import Stored, Temporary
 from edgespec.runtimes.files.manifest import MANIFEST
 
 BUILTIN = "builtin:"
@@ -25,7 +25,7 @@ HUB_SMALL_FILES = [
     "added_tokens.json", "vocab.json", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja",
 ]  # fmt: skip
 HUB_FILES = ["*.json", "*.safetensors", "tokenizer.model", "spiece.model", "merges.txt", "*.jinja"]
-WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json")
+WEIGHT_FILES = ("*.safetensors", "*.gguf", "*.bin", "*.pt", "*.pth", "adapter_config.json", "edgespec_widened.json")
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",

@@ -1,19 +1,57 @@
-"""How tensors lie in a weight file: what an export writes by, and what a plan counts by."""
+"""Where tensors lie in a weight file."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+import numpy as np
 
 from edgespec.runtimes.files.manifest import Format
 from edgespec.runtimes.files.packing import Kind
 
+WEIGHTS = "model.data"
 INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
 SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 TABLES = "kv/tables.safetensors"  # of a bundle: what coded keys were learnt with
-HEAD_TOKENS = "head_vocab.bin"  # beside the weights: the tokens of a cut LM head
 PACKED_KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
 
 
-def aligned(end: int, length: int) -> int:
-    """Where a tensor of ``length`` bytes begins, behind one that ends at ``end``."""
-    align = LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN
-    return -(-end // align) * align
+@dataclass(frozen=True)
+class Stored:
+    """Where a tensor lies in the weight file."""
+
+    offset: int
+    length: int
+    dims: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+class WeightLayout:
+    """The tensors of a weight file, one behind the other.
+
+    Attributes:
+        entries: by name, in order.
+        end: bytes of the file.
+    """
+
+    def __init__(self) -> None:
+        self.entries: dict[str, Stored] = {}
+        self.end = 0
+
+    def add(self, name: str, dims: tuple[int, ...], dtype: Any) -> Stored:
+        """Place one more tensor."""
+        dtype = np.dtype(dtype)
+        length = prod(dims) * dtype.itemsize
+        align = LARGE_ALIGN if length >= 1 << 20 else SMALL_ALIGN
+        offset = -(-self.end // align) * align
+        self.end = offset + length
+        self.entries[name] = Stored(offset, length, dims, dtype)
+        return self.entries[name]
+
+    def alias(self, name: str, of: str, dims: tuple[int, ...]) -> None:
+        """Name the same bytes a second time with another shape."""
+        entry = self.entries[of]
+        self.entries[name] = Stored(entry.offset, entry.length, dims, entry.dtype)

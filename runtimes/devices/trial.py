@@ -8,10 +8,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from edgespec import errors
 from edgespec.errors import DeviceError, EdgespecError
+from edgespec.runtimes.devices.golden import Trial, try_here
 from edgespec.runtimes.devices.webgpu import DeviceName, require_device
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Precision
@@ -20,28 +21,10 @@ SECONDS = 900.0  # software adapters take a minute for a small model
 COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.trial")
 
 
-class Trial(NamedTuple):
-    """How far a device's logits are from what they should be: root mean squares of differences over that of the logits.
-
-    Attributes:
-        precision: of the graphs that were taken.
-        cpu: the device from the CPU, in narrow passes.
-        passes: the worst row of several passes, of a tree and of what it leaves in the cache, from the same row in a
-            pass over the whole text, both on the device: whatever its kernels round, these round it alike.
-        wide: a pass of many rows from passes of few, on the device: attention has another kernel for many rows, and on
-            software Vulkan that one is wrong.
-    """
-
-    precision: Precision
-    cpu: float
-    passes: float
-    wide: float
-
-
 def try_apart(
     bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool, threads: int | None
 ) -> Trial:
-    """``devices.try_here`` in another process.
+    """``golden.try_here`` in another process.
 
     Raises:
         BundleError, DeviceError: what it raised there.
@@ -49,8 +32,6 @@ def try_apart(
     """
     require_device(device)
     if not sys.executable:  # Python inside another program
-        from edgespec.runtimes.devices.trust import try_here
-
         return try_here(bundle, device, precision, strict, threads)
     with tempfile.TemporaryDirectory(prefix="edgespec-trial-") as folder:
         asked, answered = Path(folder, "asked.json"), Path(folder, "answered.json")
@@ -94,8 +75,6 @@ def _answer(found: dict[str, Any]) -> Trial:
 
 def main(asked: Path, answered: Path) -> None:
     """In the other process: make the trial, write down what it gave."""
-    from edgespec.runtimes.devices.trust import try_here
-
     request = json.loads(asked.read_text("utf-8"))
     try:
         found: dict[str, Any] = try_here(Bundle.open(request["bundle"], check=False), **request["how"])._asdict()

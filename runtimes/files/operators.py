@@ -10,7 +10,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.manifest import EMITTED, ModelPart, Operators
 from edgespec.runtimes.ort.native_library import native_library
 
-Wanted = Literal["auto", "stock", "native"]
+WantedOperators = Literal["auto", "stock", "native"]
 NATIVE = "native"  # name of the graph
 
 
@@ -34,7 +34,7 @@ class OperatorChoice:
         return main if strict or main == "gated" else "plain"
 
 
-def choose_operators(wanted: Wanted, part: ModelPart) -> OperatorChoice:
+def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice:
     """Native operators where they are there and the bundle's weights are theirs, else stock ones.
 
     Raises:

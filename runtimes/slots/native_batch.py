@@ -21,7 +21,7 @@ from edgespec.runtimes.slots.shared import Bound, Model
 
 
 @dataclass(frozen=True)
-class Wanted:
+class BatchPass:
     """A pass that a slot of a batch wants.
 
     Attributes:
@@ -59,7 +59,13 @@ class NativeBatch:
         for number in range(width):
             self.slots.append(BatchSlot(self, number, context, reserve))
 
-    def forward(self, wanted: Sequence[Wanted], best: bool = False) -> list[Pass]:
+    def close(self) -> None:
+        """Free all it holds, whoever still has this batch; it is of no use afterwards."""
+        for slot in (*self.slots, self._runner):
+            slot.close()
+        vars(self).clear()
+
+    def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
         """Run the passes of several slots as one, as ``forward`` or ``forward_best`` of each of them would.
 
         Args:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, common_prefix
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.shared import Model
 
@@ -18,7 +19,7 @@ ROUND_CAPACITY = 64
 
 
 class Slot(ABC):
-    """The target (or draft) of one sequence; ``open_slot`` makes the kind that fits the model's graph.
+    """The target (or draft) of one sequence; ``runtimes.opening.open_slot`` makes the kind that fits the model's graph.
 
     ``trees``: whether the rows of a pass may form a tree.
 
@@ -40,7 +41,7 @@ class Slot(ABC):
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
-        self.head_tokens = _head_tokens(model)  # int64 [size]: what the columns of a cut LM head mean
+        self.head_tokens = read_head_tokens(model.folder, part)  # int64 [size]: what the columns of a cut LM head mean
         self._pending: tuple[list[int], list[int] | None] = ([], None)
 
     # -- the Target contract ---------------------------------------------------------------------------------------
@@ -123,6 +124,10 @@ class Slot(ABC):
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
 
+    def close(self) -> None:
+        """Free all it holds, whoever still has this slot; it is of no use afterwards."""
+        vars(self).clear()
+
     def stand_in(self, tokens: int) -> None:
         """Hold so many tokens, of whatever keys and values: passes at a depth can be timed without a prefill.
 
@@ -198,33 +203,3 @@ def best_of(
         found[at] = near[np.argsort(-logits[at][near], kind="stable")[:top]]
     values = np.take_along_axis(logits, found, -1)
     return found if tokens is None else tokens[found], values
-
-
-def _head_tokens(model: Model) -> NDArray[np.int64] | None:
-    vocab = model.part.head_vocab
-    if vocab is None:
-        return None
-    return np.fromfile(model.folder / vocab.file, "<i4").astype(np.int64)
-
-
-def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:
-    """A slot over a model.
-
-    Args:
-        model: the session and shared buffers.
-        context: most tokens of the sequence; at most what the bundle was exported for.
-        reserve: tokens to allocate for at once; the buffers grow when more are needed.
-    """
-    # here, because all kinds are Slots
-    from edgespec.runtimes.devices.model import DeviceModel
-    from edgespec.runtimes.devices.slot import DeviceSlot
-    from edgespec.runtimes.slots.concat import ConcatSlot
-    from edgespec.runtimes.slots.native import NativeSlot
-    from edgespec.runtimes.slots.stock import StockSlot
-
-    if isinstance(model, DeviceModel):
-        return DeviceSlot(model, context=context, reserve=reserve)
-    if model.part.origin == "optimum":
-        return ConcatSlot(model, context=context, reserve=reserve)
-    kind = NativeSlot if model.graph.operators == "native" else StockSlot
-    return kind(model, context=context, reserve=reserve)

@@ -76,12 +76,16 @@ def command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
 
 
 def start(
-    arguments: Iterable[object], cwd: Path, stdout: IO[str] | None = None, **changes: str
+    arguments: Iterable[object],
+    cwd: Path,
+    stdout: IO[str] | None = None,
+    program: tuple[str, str] = ("-m", "edgespec"),
+    **changes: str,
 ) -> subprocess.Popen[str]:
     """``python -m edgespec ARGUMENTS`` in a process of its own; ``changes`` are environment variables."""
     environment = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "NO_COLOR")}
     return subprocess.Popen(
-        [sys.executable, "-m", "edgespec", *map(str, arguments)],
+        [sys.executable, *program, *map(str, arguments)],
         cwd=cwd,
         env={**environment, "PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", **changes},
         stdin=subprocess.DEVNULL,
@@ -96,8 +100,8 @@ def start(
 
 def process(*arguments: object, cwd: Path, **changes: str) -> Outcome:
     """What ``start`` gives once it has ended."""
-    running = start(arguments, cwd, None, **changes)
-    out, err = running.communicate(timeout=120)
+    running = start(arguments, cwd, None, ("-m", "edgespec"), **changes)
+    out, err = running.communicate(timeout=300)
     return Outcome(running.returncode, out, err)
 
 

@@ -81,15 +81,25 @@ def test_table(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, op
     result = command("bench", demo, *QUICK, "--operators", operators)
     assert result.code == 0
     lines = result.out.splitlines()
-    assert re.sub(" +", " ", lines[0]).strip() == "method tokens/s speed-up tok/round accepted same text extra"
+    runs = 2 * (len(rows_of(operators)) - 1)
+    assert re.fullmatch(rf"(no method is|[a-z-]+ is \d+\.\d times as) .*; same text in all {runs} runs", lines[0])
+    assert lines[1] == ""
+    assert re.sub(" +", " ", lines[2]).strip() == "method tokens/s speed-up tok/round accepted same text extra"
     rows = rows_of(operators)
-    end = 1 + len(rows)
-    assert [line.split()[0] for line in lines[1:end]] == rows
+    end = 3 + len(rows)
+    assert [line.split()[0] for line in lines[3:end]] == rows
     assert max(map(len, lines[:end])) <= 80
-    for line in lines[1:end]:  # nothing is wrapped
+    for line in lines[3:end]:  # nothing is wrapped
         assert re.search(r"\d+\.\d\d?x \(\d+\.\d\d-\d+\.\d\d\) ", line)
-    assert lines[end] == "lossless: yes, every method"
-    assert "plain decoding" in lines[end + 1]
+    assert lines[end] == ""
+    assert re.fullmatch(rf"next: edgespec run {re.escape(str(demo))}( --method [a-z-]+)? --prompt .*", lines[end + 1])
+    assert len(lines) == end + 2
+
+
+def test_advice_is_given_where_it_is_asked_for(command: Command, demo: Path) -> None:
+    lines = command("bench", demo, *QUICK, "--method", "ngram", "--verbose").out.splitlines()
+    assert lines[lines.index("what to use:") - 1] == "" or "ngram: " in lines[lines.index("what to use:") - 1]
+    assert [line.split()[0] for line in lines[-4:]] == SITUATIONS
 
 
 def test_several_bundles_and_batches(command: Command, demo: Path, tmp_path: Path) -> None:
@@ -105,14 +115,15 @@ def test_several_bundles_and_batches(command: Command, demo: Path, tmp_path: Pat
     assert all(row["batch_tokens_per_second"] > 0 and row["weight_bytes"] > 0 for row in rows)
     assert [rows[at]["speedup"] for at in (0, 2)] == [1, 1]
     assert made["advice"][1]["measured"] is True
-    lines = command("bench", demo, other, *how).out.splitlines()
+    lines = command("bench", demo, other, *how, "--verbose").out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == [demo.name, "other"]
     assert (
-        re.sub(" +", " ", lines[0]).strip() == "bundle method tokens/s speed-up tok/round lossless same extra together"
+        re.sub(" +", " ", lines[3]).strip() == "bundle method tokens/s speed-up tok/round lossless same extra together"
     )
-    assert [line.split()[:2] for line in lines[1:5]] == [
+    assert [line.split()[:2] for line in lines[4:8]] == [
         [path.name, name] for path in (demo, other) for name in ("plain", "ngram")
     ]
-    assert lines.count("lossless: yes, every method") == 2
+    assert all(line.endswith("same text in all 2 runs") for line in lines[:2])
     assert [line.split()[0] for line in lines[-4:]] == SITUATIONS
 
 
@@ -132,7 +143,7 @@ def test_without_strict_there_is_one_plain_method(command: Command, demo: Path) 
 
 def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path) -> None:
     result = command("bench", demo, *QUICK, "--temperature", 1, "--method", "ngram")
-    assert "lossless: yes, every method" in result.out
+    assert "same text in all " in result.out
     made = command("bench", demo, *QUICK, "--temperature", 1, "--acceptance", "coupled", "--json").json
     assert all(row["same_text"] == row["runs"] for row in made["methods"][1:])
 
@@ -140,13 +151,15 @@ def test_sampling_without_a_seed_is_no_false_alarm(command: Command, demo: Path)
 def test_a_method_that_differs_is_pointed_out(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_dict = MethodFigures.as_dict
     monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | {"same_text": 0})
-    assert "lossless: NO: see `edgespec verify`" in command("bench", demo, *QUICK, "--method", "ngram").out
+    assert "ANOTHER TEXT: see `edgespec verify`" in command("bench", demo, *QUICK, "--method", "ngram").out
 
 
 def test_the_fastest_is_named(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     as_dict, fast = MethodFigures.as_dict, {"speedup": 2.5, "speedup_low": 2.0}
     monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | (fast if self.method == "ngram" else {}))
-    assert "fastest: ngram, 2.50x plain decoding" in command("bench", demo, *QUICK, "--method", "ngram").out
+    shown = command("bench", demo, *QUICK, "--method", "ngram").out.splitlines()
+    assert shown[0] == "ngram is 2.5 times as fast as plain decoding; same text in all 2 runs"
+    assert " --method ngram " in shown[-1]
 
 
 def test_a_method_named_twice_is_measured_once(command: Command, demo: Path) -> None:
@@ -216,9 +229,9 @@ def test_results_are_shown_even_if_the_plot_cannot_be_written(command: Command, 
     result = command("bench", demo, *QUICK, "--method", "ngram", "--plot", tmp_path / "x.png")
     assert result.code == 1
     assert "error: " in result.err
-    assert "lossless: yes" in result.out
+    assert "same text in all " in result.out
 
 
 def test_a_lossy_rule_is_named(command: Command, demo: Path) -> None:
     out = command("bench", demo, *QUICK, "--method", "speculative", "--accept", "all").out
-    assert "lossless: no, as was asked for: every guess accepted" in out
+    assert "lossy, as was asked for: every guess accepted" in out

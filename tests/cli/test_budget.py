@@ -14,8 +14,8 @@ from edgespec.engine.loading import load
 from edgespec.errors import BudgetError, InvalidRequest
 from edgespec.planning.memory.allowance import CHUNKS
 from edgespec.planning.memory.parts import Memory, memory_of
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Operators, read_manifest
+from edgespec.runtimes.options import RunOptions
 from tests.cli.conftest import Command
 from tests.conftest import OPERATORS, PROMPTS, THREADS
 
@@ -24,7 +24,7 @@ NEW = 24
 
 def peak(bundle: Path, method: str, operators: Operators, tokens: int, **more: Any) -> Memory:
     attention = more.pop("attention", None)
-    use = Use(method, operators, tokens, attention, threads=THREADS, **more)
+    use = RunOptions(method, operators, tokens, attention, threads=THREADS, **more)
     return memory_of(read_manifest(bundle), use)
 
 
@@ -67,15 +67,15 @@ def test_prefills_are_cut_smaller_where_that_makes_room(
     assert sizes[128] > sizes[32]
     engine = opened(demo, operators, sizes[32])
     seen: list[int] = []
-    lane = engine.lanes.take([])
-    fill = type(lane.target)._fill
+    session = engine.sessions.take([])
+    fill = type(session.target)._fill
 
     def spy(slot: Any, chunk: Any) -> None:
         seen.append(len(chunk))
         fill(slot, chunk)
 
-    monkeypatch.setattr(type(lane.target), "_fill", spy)
-    engine.lanes.give_back(lane)
+    monkeypatch.setattr(type(session.target), "_fill", spy)
+    engine.sessions.give_back(session)
     engine.generate([5] * 200, method="ar", max_new_tokens=4)
     assert max(seen) <= 32
     seen.clear()

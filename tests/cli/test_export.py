@@ -58,7 +58,7 @@ def test_every_method_as_json(command: Command, elsewhere: Path) -> None:
 
 
 def test_the_text_names_what_was_found(command: Command) -> None:
-    result = command("export", TARGET, "--method", "self-spec", "--trials", 2, "-o", "a b")
+    result = command("export", TARGET, "--method", "self-spec", "--trials", 2, "-o", "a b", "--verbose")
     assert result.code == 0
     assert "self-spec: skips " in result.out
     assert "next: edgespec run 'a b' --prompt" in result.out  # can be pasted into a shell

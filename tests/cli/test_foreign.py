@@ -239,15 +239,15 @@ def test_to_the_end_of_the_context(paired: Paired) -> None:
 def test_methods_that_need_graphs_of_our_own(command: Command, paired: Paired, method: str) -> None:
     result = command("run", paired(), "--prompt", "The", "--method", method)
     result.refused(1, f"method {method!r} is not in this bundle", "exported by optimum", *EMITTED)
-    chained = command("run", paired(), "--prompt", "The", "--proposers", f"ngram,{method}")
+    chained = command("run", paired(), "--prompt", "The", "--set", f"proposers=ngram,{method}")
     chained.refused(1, "exported by optimum", *EMITTED)
 
 
 @pytest.mark.parametrize(
     "options",
     [
-        ("--branch", "3"),
-        ("--branch", "2,2"),
+        ("--set", "branch=3"),
+        ("--set", "branch=2,2"),
         ("--attention", "int8"),
         ("--draft-attention", "int4"),
         ("--operators", "native"),
@@ -260,9 +260,9 @@ def test_options_that_need_graphs_of_our_own(command: Command, paired: Paired, o
 
 def test_trees_of_a_foreign_draft(command: Command, paired: Paired) -> None:
     bundle = paired("int4", "foreign", "own")
-    deep = command("run", bundle, "--prompt", "The", "--method", "speculative", "--branch", "2,2")
+    deep = command("run", bundle, "--prompt", "The", "--method", "speculative", "--set", "branch=2,2")
     deep.refused(1, "the draft's graph was exported by optimum")
-    options = ("--method", "speculative", "--branch", "3", "--max-new-tokens", 30, "--no-fallback", "--json")
+    options = ("--method", "speculative", "--set", "branch=3", "--max-new-tokens", 30, "--no-fallback", "--json")
     comb = command("run", bundle, "--prompt", "The", *options).json  # a comb is a chain of the draft's passes
     assert comb["stats"]["dropped_reason"] is None
     assert comb["stats"]["drafted"] > 0

@@ -15,6 +15,8 @@ from click.testing import CliRunner
 import edgespec
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
 from edgespec.cli.export import FORMATS, default_output
+from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand
+from edgespec.cli.method_settings import NAMES
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.export.options import ExportOptions
@@ -48,6 +50,24 @@ def test_every_command_explains_itself(name: str) -> None:
         assert option.opts[-1] in result.stdout
 
 
+@pytest.mark.parametrize("name", ["run", "bench", "verify", "export", "train", "plan"])
+def test_few_options_come_first(name: str) -> None:
+    command = find(name)
+    assert isinstance(command, GroupedCommand)
+    sections = list(command.sections(click.Context(command)).items())
+    assert (sections[0][0], sections[-1][0]) == (COMMON, OUTPUT)
+    assert 5 <= len(sections[0][1]) <= 10
+    shown = CliRunner().invoke(cli, [name, "--help"]).stdout
+    places = [shown.index(f"\n{heading}:\n") for heading, _ in sections]
+    assert places == sorted(places)
+
+
+def test_settings_of_one_method_are_listed() -> None:
+    result = CliRunner().invoke(cli, ["run", "--set", "list"])
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == list(NAMES)
+
+
 def test_the_overview_lists_every_command() -> None:
     result = CliRunner().invoke(cli, ["-h"], prog_name="edgespec")
     assert result.exit_code == 0
@@ -62,7 +82,7 @@ def test_the_overview_waits_for_no_library(tmp_path: Path) -> None:
         "print(json.dumps(sorted(sys.modules)), file=sys.stderr)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True, timeout=60
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, encoding="utf-8", check=True, timeout=300
     )
     assert "export" in done.stdout
     assert not set(HEAVY) & set(json.loads(done.stderr))

@@ -23,10 +23,10 @@ def test_swift_writes_the_same_text_and_its_sets_can_be_forgotten(
 ) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
     plain = command("run", made, *SHORT, "--method", "ar").json
-    found = command("run", made, *SHORT, "--method", "swift", "--stream-kind", "play").json
+    found = command("run", made, *SHORT, "--method", "swift", "--set", "kind=play").json
     assert found["tokens"] == plain["tokens"]
     assert "sets tried" in found["reason"]
-    command("run", made, *SHORT, "--method", "swift", "--stream-kind", "../x").refused(1, "stream kind")
+    command("run", made, *SHORT, "--method", "swift", "--set", "kind=../x").refused(1, "stream kind")
     result = command("info", made, "--forget-skip-sets")
     assert result.code == 0
     assert "files deleted" in result.err
@@ -35,12 +35,12 @@ def test_swift_writes_the_same_text_and_its_sets_can_be_forgotten(
 
 def test_a_chain_writes_the_same_text(command: Command, made: Path) -> None:
     plain = command("run", made, *SHORT, "--method", "ar").json
-    for wanted in (("--method", "chain"), ("--proposers", "swift,ngram")):
+    for wanted in (("--method", "chain"), ("--set", "proposers=swift,ngram")):
         found = command("run", made, *SHORT, *wanted).json
         assert found["tokens"] == plain["tokens"]
         assert found["method_used"] == "chain"
-    command("run", made, *SHORT, "--method", "chain", "--proposers", "self-spec").refused(
+    command("run", made, *SHORT, "--method", "chain", "--set", "proposers=self-spec").refused(
         1, "'self-spec' is not in this bundle", "export it with"
     )
-    command("run", made, *SHORT, "--method", "chain", "--proposers", "nonsense").refused(1, "check the spelling")
-    command("run", made, *SHORT, "--method", "ar", "--proposers", "ngram").refused(2, "belongs to --method chain")
+    command("run", made, *SHORT, "--method", "chain", "--set", "proposers=nonsense").refused(1, "check the spelling")
+    command("run", made, *SHORT, "--method", "ar", "--set", "proposers=ngram").refused(2, "belongs to --method chain")

@@ -11,7 +11,7 @@ import pytest
 from edgespec.decoding.accept import Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.verify import Rows
+from edgespec.decoding.rows import Rows
 from tests.cli.conftest import Command
 
 QUICK = ("--limit", 3, "--max-new-tokens", 32)
@@ -140,6 +140,6 @@ def test_wrong_input(command: Command, demo: Path, tmp_path: Path) -> None:
     command("verify", tmp_path).refused(1, "expected a bundle", "hint: ")
 
 
-@pytest.mark.parametrize("lossy", [("--accept", "typical"), ("--min-block", 2)])
+@pytest.mark.parametrize("lossy", [("--accept", "typical"), ("--set", "min-block=2")])
 def test_a_lossy_rule_has_nothing_to_prove(command: Command, demo: Path, lossy: tuple[object, ...]) -> None:
     command("verify", demo, *lossy).refused(2, "nothing to prove")

@@ -17,23 +17,17 @@ from edgespec.engine import methods
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.methods import AUTO
-from edgespec.engine.sessions import Lane
+from edgespec.engine.sessions import Session
 from edgespec.planning.speed.prediction import Speed
-from edgespec.reports.bench import bench
+from edgespec.reports.bench import Entry, bench_all
 from edgespec.runtimes.files.manifest import FORMATS, Operators
-from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.conftest import PROMPTS
 
 PROMPT, NEW = PROMPTS[0], 60
 EVERY = 3  # rounds between two switches that are forced
 PROMISES = {"speculative": 1.9, "medusa": 1.8, "self-spec": 1.7, "blockwise": 1.6, "swift": 1.5, "paradecode": 1.4}
 
 Get = Callable[..., Engine]
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds."""
-    return use_operators(request)
 
 
 @pytest.fixture
@@ -67,9 +61,9 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Switch, "_judge", lambda self: None)
     # they guess, although on a model this small nothing pays
     monkeypatch.setattr(Standing, "stake", property(lambda self: inf))
-    loaded = Lane._loaded
+    loaded = Session._loaded
     monkeypatch.setattr(
-        Lane, "_loaded", lambda self, choice, gamma, fallback, options: loaded(self, choice, gamma, False, options)
+        Session, "_loaded", lambda self, choice, gamma, fallback, options: loaded(self, choice, gamma, False, options)
     )
 
 
@@ -147,7 +141,7 @@ def test_a_draft_that_cannot_be_loaded_is_dropped_and_the_next_is_taken(
         raise OSError("the draft is gone")
 
     monkeypatch.setattr(Engine, "_draft_model", gone)
-    made.lanes.clear()
+    made.sessions.clear()
     wanted = ask(made, method="ar").tokens
     result = ask(made, nodes=1)
     assert result.tokens == wanted
@@ -174,11 +168,11 @@ def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pyt
     made = fresh(promises={"speculative": 1.5})
     monkeypatch.setattr(Standings, "gain", property(lambda self: 0.9))
     ask(made, max_new_tokens=200)
-    lane = made.lanes.take(made.codec.encode(PROMPT))
-    (switch,) = lane._switches.values()
+    session = made.sessions.take(made.codec.encode(PROMPT))
+    (switch,) = session._switches.values()
     for standing in switch._learned.each:
         standing.put_off(switch._learned.now, "did not pay: 0.90x over 48 rounds")
-    made.lanes.give_back(lane)
+    made.sessions.give_back(session)
     result = ask(made, max_new_tokens=10)
     assert (result.method_used, result.stats.drafted) == ("ar", 0)
     assert "from round 0 plain, in earlier requests speculative did not pay: 0.90x" in result.reason
@@ -195,7 +189,7 @@ def test_without_control_it_is_the_pick_alone(fresh: Get) -> None:
 def test_bench_measures_it_like_any_method(fresh: Get) -> None:
     made = fresh(promises={"speculative": 1.9})
     settings = Settings(max_new_tokens=24, ignore_eos=True)
-    figures = bench(made, [PROMPT], settings, [AUTO, "speculative"], repeats=1)
+    figures = bench_all([Entry(made, [AUTO, "speculative"])], [PROMPT], settings, repeats=1)
     plain, row, speculative = (one.as_dict() for one in figures)
     assert (plain["method"], row["method"], row["same_text"], row["runs"]) == ("plain", AUTO, 1, 1)
     assert 0 <= row["extra_bytes"] <= speculative["extra_bytes"]

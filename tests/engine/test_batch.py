@@ -11,20 +11,13 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
-from edgespec.formulas.cost import CostModel
-from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.slots.native_batch import NativeBatch, Wanted
-from tests.conftest import OPERATORS, PROMPTS, use_operators
-from tests.support.toy import Scripted, chain
+from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from tests.conftest import PROMPTS
+from tests.support.toy import FixedCosts, Scripted, chain
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 Get = Callable[..., Engine]
 NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    return use_operators(request)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -64,7 +57,7 @@ def test_passes_are_gathered(engine: Get, monkeypatch: pytest.MonkeyPatch) -> No
     sizes: list[int] = []
     forward = NativeBatch.forward
 
-    def counted(self: NativeBatch, wanted: Sequence[Wanted], best: bool = False) -> Any:
+    def counted(self: NativeBatch, wanted: Sequence[BatchPass], best: bool = False) -> Any:
         sizes.append(len(wanted))
         return forward(self, wanted, best)
 
@@ -82,9 +75,8 @@ def test_a_pass_is_never_longer_than_the_node_takes(engine: Get, monkeypatch: py
 
 
 @NATIVE
-def test_lanes_of_a_batch_are_kept_and_dropped(engine: Get) -> None:
-    made = engine()
-    made.close()
+def test_sessions_of_a_batch_are_kept(fresh: Get) -> None:
+    made = fresh()
     before = made.kv_bytes()
     made.generate_batch(list(PROMPTS[:2]), batch=2, max_new_tokens=4)
     kept = made.kv_bytes()
@@ -92,7 +84,7 @@ def test_lanes_of_a_batch_are_kept_and_dropped(engine: Get) -> None:
     made.generate_batch(list(PROMPTS[:2]), batch=2, max_new_tokens=4)
     assert made.kv_bytes() == kept
     made.close()
-    assert made.kv_bytes() == before
+    assert made.kv_bytes() == 0
 
 
 def test_a_bad_prompt_ends_a_batch_and_the_next_one_works(engine: Get) -> None:
@@ -110,8 +102,8 @@ def test_control_decides_for_the_whole_pass() -> None:
 
     def best(width: int) -> int:
         drafter = Scripted(lambda tokens, budget: chain([0] * budget))
-        adaptive = Adaptive(drafter, CostModel(flat_then_steep, 0.02), prior=0.6, frozen=True)
-        adaptive.share(width)
+        adaptive = Adaptive(drafter, FixedCosts(flat_then_steep, 0.02), prior=0.6)
+        adaptive.set_width(width)
         return adaptive._best(adaptive._record(0), list(range(1, 6)))
 
     assert best(1) == 3

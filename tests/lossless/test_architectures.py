@@ -17,7 +17,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 from tests.conftest import OPERATORS, THREADS, Written, fixed_skip_set, use_operators
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
@@ -128,12 +128,12 @@ def test_architectures_keep_their_cache(made: tuple[str, Engine]) -> None:
     for method in ("self-spec", "swift", "medusa", "blockwise", "paradecode"):
         result = engine.generate(PROMPTS[0], method=method, max_new_tokens=40, ignore_eos=True, fallback=False)
         tokens = engine.codec.encode(PROMPTS[0]) + result.tokens
-        lane = engine.lanes.take(tokens)
+        session = engine.sessions.take(tokens)
         try:
-            assert lane.target.tokens == tokens[:-1]
-            held = lane.target.snapshot()
+            assert session.target.tokens == tokens[:-1]
+            held = session.target.snapshot()
         finally:
-            engine.lanes.give_back(lane)
+            engine.sessions.give_back(session)
         fresh.follow([])
         fresh.prefill(tokens[:-1])
         for key, expected in fresh.snapshot().items():  # [kv_heads, tokens, head_dim]

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 from tests.conftest import OPERATORS, PROMPTS, use_operators
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -48,12 +48,12 @@ def test_the_cache_is_that_of_a_prefill(engine: Callable[..., Engine], name: str
         assert result.stats.dropped_reason is None
         accepted += result.stats.accepted
         tokens = made.codec.encode(prompt) + result.tokens
-        lane = made.lanes.take(tokens)
+        session = made.sessions.take(tokens)
         try:
-            assert lane.target.tokens == tokens[:-1]
-            held = lane.target.snapshot()
+            assert session.target.tokens == tokens[:-1]
+            held = session.target.snapshot()
         finally:
-            made.lanes.give_back(lane)
+            made.sessions.give_back(session)
         fresh.follow([])
         fresh.prefill(tokens[:-1])
         expected = fresh.snapshot()

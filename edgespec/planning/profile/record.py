@@ -8,12 +8,12 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec.errors import ProfileError
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
-from edgespec.runtimes.files.operators import Wanted
 
 PROFILE_SCHEMA = 1
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
@@ -128,36 +128,13 @@ def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16] if prompts else ""
 
 
-def find_profile(
-    bundle: Path | Manifest | None,
-    operators: Wanted = "auto",
-    threads: int | None = None,
-    device: DeviceName = "cpu",
-    attention: str | None = None,
-    strict: bool = True,
-) -> Profile | None:
-    """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
-
-    Whatever else lies in the cache is no profile: nothing is raised.  A bundle of None stands for any: the latest
-    profile of this machine.
-    """
-    from edgespec.planning.profile.cache import find, latest  # which knows profiles
-
-    return latest(threads, device) if bundle is None else find(bundle, operators, threads, device, attention, strict)
-
-
 def read_profile(path: Path) -> Profile:
     """Read a file that ``edgespec calibrate`` wrote, of this or of another machine.
 
     Raises:
         ProfileError: it cannot be read, is no profile, lacks something, or is of another version's schema.
     """
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}", AGAIN) from error
-    except ValueError as error:  # of JSON, of UTF-8
-        raise ProfileError(f"{path}: not a device profile: not readable as JSON: {error}", AGAIN) from error
+    data = read_json(path, ProfileError, AGAIN, "not a device profile: ")
     if not isinstance(data, dict) or not isinstance(data.get("schema_version"), int) or "machine" not in data:
         raise ProfileError(
             f"{path}: not a device profile: expected an object with schema_version and machine, got "
@@ -172,12 +149,7 @@ def read_profile(path: Path) -> Profile:
             f"({PROFILE_SCHEMA})",
             "calibrate again with this version" if older else "upgrade edgespec, or calibrate with this version",
         )
-    try:
-        return Profile.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the profile"
-        raise ProfileError(f"{path}: {where}: {first['msg']}", AGAIN) from error
+    return validated(Profile, data, path, ProfileError, AGAIN)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

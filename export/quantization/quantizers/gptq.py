@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.export.quantization.levels import BLOCK, HALF_MAX, half, reciprocal
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
+from edgespec.export.quantization.quantizers.levels import BLOCK, HALF_MAX, half, reciprocal
 from edgespec.export.quantization.quantizers.mse import CHUNK, quantize_searched, search_scales
 
 LAZY = 4 * BLOCK  # columns whose corrections reach the rest of the matrix together

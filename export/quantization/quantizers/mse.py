@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from edgespec.export.quantization.levels import BLOCK, grouped, half, largest_scales, reciprocal, round_levels
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
+from edgespec.export.quantization.quantizers.levels import (
+    BLOCK,
+    grouped,
+    half,
+    largest_scales,
+    reciprocal,
+    round_levels,
+)
 
 CHUNK = 2048  # blocks searched at once: a few arrays of this size fit a core's cache
 GRID = {4: np.linspace(0.8, 1.3, 16, dtype=np.float32), 8: np.linspace(0.985, 1.015, 4, dtype=np.float32)}

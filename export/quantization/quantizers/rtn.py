@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edgespec.export.quantization.levels import quantize_block
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer
+from edgespec.export.quantization.quantizers.levels import quantize_block
 
 
 class RoundToNearest:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.source.gguf.names import ROPE_FACTORS
-from edgespec.export.source.stored import Stored
+from edgespec.export.source.tensors.stored import Stored
 
 Metadata = Mapping[str, Any]
 MODEL_TYPES = {

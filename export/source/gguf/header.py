@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.stored import TRUNCATED
+from edgespec.export.source.tensors.stored import TRUNCATED
 
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 STRING, ARRAY = 8, 9

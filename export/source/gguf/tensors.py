@@ -19,7 +19,7 @@ from edgespec.export.source.gguf.config import gguf_config
 from edgespec.export.source.gguf.files import write_small_files
 from edgespec.export.source.gguf.header import Entry, Header, read_gguf_header
 from edgespec.export.source.gguf.names import hf_name
-from edgespec.export.source.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
+from edgespec.export.source.tensors.stored import LOSS, NONSENSE, TRUNCATED, Opened, Stored, Temporary, span
 
 PLAIN = {"F32", "F16", "BF16"}
 INSTALL = "pip install 'edgespec[gguf]'"

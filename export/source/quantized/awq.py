@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.packing import dequantize, unpack
 from edgespec.export.source.quantized.gptq import expect_shape, packed_part
-from edgespec.export.source.stored import Plain, Stored, span
+from edgespec.export.source.quantized.packing import dequantize, unpack
+from edgespec.export.source.tensors.stored import Plain, Stored, span
 
 MANY = 8  # levels in a word
 PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where level i of a word is: the inverse of 0 2 4 6 1 3 5 7

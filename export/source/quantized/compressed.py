@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.packing import dequantize, unpack
 from edgespec.export.source.quantized.float8 import ASIDE, scaled
 from edgespec.export.source.quantized.gptq import expect_shape
-from edgespec.export.source.stored import Plain, Stored, span
+from edgespec.export.source.quantized.packing import dequantize, unpack
+from edgespec.export.source.tensors.stored import Plain, Stored, span
 
 FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized", "dense")
 PARTS = ("scale", "zero_point", "packed", "shape", "g_idx")

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.packing import Scaled
-from edgespec.export.source.stored import Plain, Stored
+from edgespec.export.source.quantized.packing import Scaled
+from edgespec.export.source.tensors.stored import Plain, Stored
 
 ASIDE = tuple(
     f".{name}"

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.source.packing import dequantize, unpack
-from edgespec.export.source.stored import Plain, Stored, span
+from edgespec.export.source.quantized.packing import dequantize, unpack
+from edgespec.export.source.tensors.stored import Plain, Stored, span
 
 FORMATS = {"gptq": 1, "gptq_v2": 0}  # what is to be added to a stored zero point
 

@@ -22,7 +22,7 @@ from edgespec.export.optimum.pipeline import make_exporter
 from edgespec.export.optimum.strict import choose_strict
 from edgespec.export.optimum.write import HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
-from edgespec.export.quantization.levels import dequantize_block, unpack_levels
+from edgespec.export.quantization.quantizers.levels import dequantize_block, unpack_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.bundle import Bundle
@@ -279,7 +279,7 @@ def _merge(model: onnx.ModelProto) -> None:
         (lambda at: (at / "model.onnx_data").unlink(), "cannot read"),
         (lambda at: (at / "model.onnx_data").write_bytes(b"\0" * 100), "cannot read"),
         (lambda at: (at / "config.json").unlink(), "has no config.json"),
-        (lambda at: (at / "config.json").write_text("{"), "not valid JSON"),
+        (lambda at: (at / "config.json").write_text("{"), "not readable as JSON"),
         (lambda at: (at / "config.json").write_text("[]"), "expected a JSON object"),
         (lambda at: (at / "config.json").write_text("{}"), "expected a positive integer hidden_size"),
         (lambda at: (at / "tokenizer.json").unlink(), "tokenizer"),

@@ -18,19 +18,20 @@ from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.bundle import planned_bundle
-from edgespec.export.planning.plan import weight_bytes
-from edgespec.export.source.source import ConfigOnly, resolve
-from edgespec.export.source.stored import Plain
+from edgespec.export.source.source import ConfigOnly
+from edgespec.export.source.tensors.stored import Plain
 from edgespec.runtimes.files.kv import LEARNT, table_shape
 from edgespec.runtimes.files.manifest import FORMATS, Format, Layout, Manifest, Operators, read_manifest
-from tests.conftest import DRAFT, HEAD_METHODS, TARGET, Written
+from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
 from tests.support.gguf_files import write_gguf
-from tests.support.planned import PLANS, with_heads
 
 METHODS = ("speculative", "self-spec", "swift", *HEAD_METHODS)
 # tied and not, with biases, learnt positions, norms of heads, fused and parallel layers
-SOME = ("llama_tied_gqa", "qwen2_untied", "llama_biases_mqa", "gpt2_default", "gemma3_new", "olmo2_mha", "falcon_40b")
+SOME = (
+    *("llama_tied_gqa", "qwen2_untied", "llama_biases_mqa", "gpt2_default", "gemma3_new", "olmo2_mha", "falcon_40b"),
+    *("phi_half", "apertus_llama3", "nanochat_capped", "ministral3_growth", "granitemoehybrid_rope"),
+)
 LAYOUTS: tuple[Layout, ...] = ("native", "stock")
 
 
@@ -40,49 +41,6 @@ def config_only(source: Path, folder: Path, *more: str) -> Path:
     for name in ("config.json", *more):
         shutil.copyfile(source / name, folder / name)
     return folder
-
-
-# -- sizes -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("name", SOME)
-def test_the_size_of_weights_is_exact(
-    checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format, layout: Layout
-) -> None:
-    head: Format | None = "int8" if form == "int4" else None
-    write_model(tmp_path, open_model(checkpoint(name), None), form, head=head, layout=layout, gated=True)
-    alone = open_described(config_only(checkpoint(name), tmp_path / "config"), None)
-    assert isinstance(alone.source.path, Path)
-    assert weight_bytes(alone, form, head, layout) == (tmp_path / "model.data").stat().st_size
-
-
-@pytest.mark.parametrize("name", sorted(set(hf.CONFIGS) - set(SOME)))
-def test_the_size_of_weights_is_exact_for_every_architecture(
-    checkpoint: Callable[[str], Path], tmp_path: Path, name: str
-) -> None:
-    context = hf.CONTEXTS.get(name)
-    write_model(tmp_path, open_model(checkpoint(name), context), "int4")
-    alone = open_described(config_only(checkpoint(name), tmp_path / "config"), context)
-    assert weight_bytes(alone, "int4") == (tmp_path / "model.data").stat().st_size
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("form", FORMATS)
-@pytest.mark.parametrize("plan", PLANS)
-def test_the_size_of_heads_is_exact(
-    checkpoint: Callable[[str], Path], tmp_path: Path, plan: str, form: Format, layout: Operators
-) -> None:
-    made = with_heads(tmp_path, checkpoint("gemma2_caps"), PLANS[plan], form, layout)
-    size = (tmp_path / made.written.part.weights).stat().st_size
-    assert weight_bytes(made.written.arch, form, None, layout, PLANS[plan]) == size
-
-
-def test_large_tensors_are_aligned_to_large_pages(written: Callable[..., Written]) -> None:
-    made = written(TARGET, "fp32")
-    size = (made.folder / made.part.weights).stat().st_size
-    assert weight_bytes(open_model(resolve(TARGET), None), "fp32", None, "stock") == size > 4 << 20
 
 
 # -- a config.json alone -----------------------------------------------------------------------------------------------
@@ -121,7 +79,7 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
         with pytest.raises(kind, match=message):
             planned_bundle(alone, **options)
 
-    refused(UnsupportedModel, "'mamba' is not supported; supported: falcon", {"model_type": "mamba"})
+    refused(UnsupportedModel, r"'mamba' is not supported \(recurrent", {"model_type": "mamba"})
     refused(ExportError, "positive integer hidden_size", {"hidden_size": None})
     refused(ExportError, "even sizes", {"num_key_value_heads": 3})
     refused(UnsupportedModel, "multiple of 8", {"head_dim": 12})
@@ -350,5 +308,5 @@ from edgespec.export.planning.bundle import planned_bundle
 planned = planned_bundle(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"])
 print(planned.target.facts.layers)
 """
-    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", code, str(alone)], capture_output=True, text=True, timeout=300)
     assert (ran.returncode, ran.stdout.strip()) == (0, "2"), ran.stderr

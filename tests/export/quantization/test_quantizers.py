@@ -28,18 +28,18 @@ from edgespec.export.quantization.calibrate import (
     sequences,
 )
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
-from edgespec.export.quantization.levels import BLOCK, dequantize_block, grouped
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.quantizers.drift import Correction
 from edgespec.export.quantization.quantizers.gptq import feedback_factor
+from edgespec.export.quantization.quantizers.levels import BLOCK, dequantize_block, grouped
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import open_slot
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import TARGET
 

@@ -14,10 +14,10 @@ from safetensors.numpy import load_file, save_file
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.bundle.model import open_model
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.export.source.packing import unpack
-from edgespec.export.source.safetensors_files import read_header
+from edgespec.export.source.quantized.packing import unpack
 from edgespec.export.source.source import Checkpoint
-from edgespec.export.source.stored import span
+from edgespec.export.source.tensors.safetensors_files import read_header
+from edgespec.export.source.tensors.stored import span
 from tests.support import hf, packed
 
 CASES = [

@@ -1,8 +1,9 @@
-"""Train in processes that are killed at random moments, until one lives to the end; one JSON object on stdout.
+"""Train in processes that kill themselves at random moments, until one lives to the end; one JSON object on stdout.
 
     python -m tests.export.training.killed MODEL OUTPUT METHOD KILLS SEED
 
-The processes are forks of this one, so that torch is loaded once.  After the kills asked for, or whenever a training
+The processes are forks of this one, so that torch is loaded once.  A moment is a number of function calls, so that it
+does not depend on how busy the machine is.  After the kills asked for, or whenever a training
 has come to its end, the finished files must be there; in between no heads may be.
 """
 
@@ -14,7 +15,6 @@ import random
 import shutil
 import signal
 import sys
-import time
 import traceback
 from dataclasses import replace
 from pathlib import Path
@@ -29,25 +29,31 @@ from tests.export.training.conftest import short
 DONE = {"draft": "config.json"}
 
 
-def trained(options: Any, after: float | None) -> bool:
-    """Train in a fork and kill it after so many seconds -> whether it was done before."""
+def trained(options: Any, after: int | None, counted: Path | None = None) -> bool:
+    """Train in a fork that kills itself after so many function calls -> whether it was done before.
+
+    ``counted``: a file that gets the number of all calls.
+    """
     child = os.fork()
     if child == 0:
+        calls = 0
+
+        def count(frame: object, event: str, argument: object) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == after:
+                os.kill(os.getpid(), signal.SIGKILL)
+
         try:
+            sys.setprofile(count)
             Trainer(options).run()
+            sys.setprofile(None)
+            if counted:
+                counted.write_text(str(calls), "ascii")
             os._exit(0)
         except BaseException:
             traceback.print_exc()
             os._exit(1)
-    if after is not None:
-        deadline = time.monotonic() + after
-        while time.monotonic() < deadline:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                assert status == 0, status
-                return True
-            time.sleep(0.002)
-        os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     assert status == 0 or (after is not None and os.WIFSIGNALED(status)), status
     return status == 0
@@ -59,16 +65,15 @@ def main() -> None:
     folder, numbers = Path(output), random.Random(int(seed))
     chosen: Any = method
     options = replace(short(model, folder / "whole"), method=chosen, save_every=1)
-    start = time.monotonic()
-    assert trained(options, None)
-    whole = time.monotonic() - start
+    assert trained(options, None, folder / "calls")
+    whole = int((folder / "calls").read_text("ascii"))
     expected = {path.name: path.read_bytes() for path in (folder / "whole").iterdir()}
     marker = DONE.get(method, "edgespec_heads.json")
     killed, finished, stages = 0, 0, []
     options = replace(options, output=folder / "out")
     while True:
-        # the last one is left alone; a run's beginning repeats after every kill, so moments reach beyond it
-        done = trained(options, numbers.uniform(0.0, 1.1 * whole) if killed < int(kills) else None)
+        # the last one is left alone
+        done = trained(options, numbers.randrange(1, whole) if killed < int(kills) else None)
         there = options.output / FOLDER
         if not done:
             killed += 1
@@ -83,7 +88,7 @@ def main() -> None:
         if killed >= int(kills):
             break
         shutil.rmtree(options.output)
-    print(json.dumps({"killed": killed, "finished": finished, "stages": stages, "seconds": whole}))  # noqa: T201
+    print(json.dumps({"killed": killed, "finished": finished, "stages": stages}))  # noqa: T201
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def python(*arguments: object, cwd: Path, **changes: str) -> subprocess.Complete
         env=environment,
         capture_output=True,
         encoding="utf-8",
-        timeout=240,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]

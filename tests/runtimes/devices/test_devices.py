@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
+from edgespec.drafters.ngram_store.build import build_store
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
@@ -19,9 +22,11 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices import webgpu as devices
+from edgespec.runtimes.devices.golden import Trial
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trial import Trial
 from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, fixed_skip_set
 from tests.support.device import HostModel
 
@@ -59,8 +64,9 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def on_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Device webgpu is the host, and tried in this process."""
-    monkeypatch.setattr(opening, "try_apart", opening.try_here)
+    monkeypatch.setattr(opening, "try_apart", golden.try_here)
     monkeypatch.setattr(opening, "DeviceModel", HostModel)
+    monkeypatch.setattr(golden, "DeviceModel", HostModel)
     monkeypatch.setattr(models, "DeviceModel", HostModel)
     monkeypatch.setattr(opening, "driver", lambda _: "host")
 
@@ -182,13 +188,13 @@ def test_wrong_numbers_are_not_trusted(bundle: Path, on_host: None, monkeypatch:
 
 def test_the_golden_step_is_made_once_a_driver(bundle: Path, on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Trial] = []
-    step = opening.golden_step
+    step = golden.golden_step
 
     def counted(*arguments: Any) -> Trial:
         made.append(step(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(opening, "golden_step", counted)
+    monkeypatch.setattr(golden, "golden_step", counted)
     monkeypatch.setattr(opening, "driver", lambda _: "driver 1")
     load(bundle, device="webgpu")
     load(bundle, device="webgpu")
@@ -236,6 +242,22 @@ def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine) -> None:
     assert result.tokens == engine.generate("ROMEO:", method="ar", **settings).tokens
     assert result.device == "webgpu"
     assert not result.stats.monitor.drops
+
+
+def test_what_goes_on_on_the_cpu_is_loaded_as_it_was_asked_for(bundle: Path, on_host: None, tmp_path: Path) -> None:
+    store = tmp_path / "texts.store"
+    codec = TextCodec(bundle)
+    text = np.array(codec.encode("My lord, my lord, my lord, my lord, my lord, good night."), np.int32)
+    build_store(store, [text], codec.vocab_size, codec.vocabulary_sha256())
+    asked = LoadOptions(
+        threads=1, context=200, operators="stock", device="webgpu", device_precision="fp32", ngram_store=store,
+        strict=False, budget="3GiB", check=False,
+    )  # fmt: skip
+    lost = load(bundle, asked).off_device("a test")
+    assert lost.options == replace(asked, device="cpu", device_precision=None)
+    assert (lost.run.operators, lost.run.threads, lost.context, lost.strict) == ("stock", 1, 200, False)
+    assert lost.allowance.limit == 3 << 30
+    assert lost.store is not None
 
 
 def test_what_a_device_does_not_do(engine: Engine, bundles: Callable[..., Path]) -> None:

@@ -16,7 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import edgespec.runtimes.devices.trust as opening
+import edgespec.runtimes.devices.golden as golden
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
@@ -28,7 +28,7 @@ from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.model import choose_precision
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import ModelPart, Precision, SkipSetPart
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, Reference, Written, fixed_skip_set
 from tests.export.architectures.test_architectures import PARENTS, path_to, run
 from tests.runtimes.devices.test_devices import METHODS, on_host
@@ -76,7 +76,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def relative(ours: Any, theirs: Any) -> float:
     """Root mean square of the difference over that of the logits around their mean; [rows, vocab] each."""
-    return opening._difference(ours, theirs)
+    return golden._difference(ours, theirs)
 
 
 # -- the graphs --------------------------------------------------------------------------------------------------------

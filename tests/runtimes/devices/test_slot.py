@@ -15,7 +15,7 @@ from edgespec.export.graphs.device_graphs import add_device_graphs
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.devices.slot import DeviceSlot, tree_mask
 from edgespec.runtimes.files.manifest import SkipSetPart
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.stock import HIDE
 from tests.conftest import Reference, Written
 from tests.export.architectures.test_architectures import LEAVES, PARENTS, Skipping, path_to, run

@@ -18,8 +18,9 @@ from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.devices.golden import golden_step
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.devices.trust import check_trial, golden_step
+from edgespec.runtimes.devices.trust import check_trial
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import PRECISIONS, Precision
 from edgespec.runtimes.files.repack import cache_folder
@@ -115,20 +116,20 @@ def usable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "program, said",
+    "program, seconds, said",
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
-        ("import os; os.abort()", "was killed by SIGABRT"),
-        ("import sys; sys.exit('vkCreateDevice failed')", "ended with status 1: vkCreateDevice failed"),
-        ("import time; time.sleep(60)", "was not done after 1 seconds"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", 300.0, "was killed by SIGSEGV"),
+        ("import os; os.abort()", 300.0, "was killed by SIGABRT"),
+        ("import sys; sys.exit('vkCreateDevice failed')", 300.0, "ended with status 1: vkCreateDevice failed"),
+        ("import time; time.sleep(600)", 1.0, "was not done after 1 seconds"),
     ],
     ids=["segfault", "abort", "exit", "hang"],
 )
 def test_a_driver_that_crashes_or_hangs(
-    bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch, program: str, said: str
+    bundle: Path, usable: None, monkeypatch: pytest.MonkeyPatch, program: str, seconds: float, said: str
 ) -> None:
     monkeypatch.setattr(trying, "COMMAND", (sys.executable, "-c", program))
-    monkeypatch.setattr(trying, "SECONDS", 1.0)
+    monkeypatch.setattr(trying, "SECONDS", seconds)
     before = opening._known()
     for _ in range(2):  # a crash is no success to remember
         with pytest.raises(DeviceError, match="device webgpu: a trial") as error:

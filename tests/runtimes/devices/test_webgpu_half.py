@@ -18,12 +18,12 @@ from edgespec.errors import DeviceError
 from edgespec.export.graphs.device_graphs import add_device_graphs
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.devices.golden import _difference
 from edgespec.runtimes.devices.model import DeviceModel
-from edgespec.runtimes.devices.trust import _difference
 from edgespec.runtimes.devices.webgpu import device_states, webgpu_state, without_half
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import PRECISIONS, SkipSetPart
-from edgespec.runtimes.slots.slot import open_slot
+from edgespec.runtimes.opening import open_slot
 from tests.conftest import Reference, Written
 from tests.export.architectures.test_architectures import PARENTS, path_to, run
 from tests.lossless.test_architectures import HEADS

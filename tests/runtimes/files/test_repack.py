@@ -224,7 +224,7 @@ def test_two_processes_at_once(copied: Written, writer: Write, cache: Path) -> N
     running = [start(copied) for _ in range(2)]
     graphs = set()
     for one in running:
-        out, err = one.communicate(timeout=60)
+        out, err = one.communicate(timeout=300)
         assert one.returncode == 0, err
         graphs.add(out.strip())
     (graph,) = map(Path, graphs)

@@ -10,9 +10,10 @@ import pytest
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS
 from edgespec.runtimes.files.manifest import Attention, Operators
-from edgespec.runtimes.slots.native_batch import NativeBatch, Wanted
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written, use_operators
 
 NAME = "builtin:shakespeare"
@@ -46,7 +47,7 @@ def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -
         for slot in (batch.slots[number], alone[number]):
             slot.prefill(text(model, min(length, model.facts.context - 64), number))
     for turn in range(6):
-        wanted: list[Wanted] = []
+        wanted: list[BatchPass] = []
         for number in rng.permutation(len(lengths))[: 4 if turn % 2 else 3]:
             n = int(rng.integers(1, 7))
             tokens = np.array(text(model, n, 10 * turn + int(number)), np.int64)
@@ -54,7 +55,7 @@ def test_chains_and_trees_of_sequences_of_any_length(model: Model, best: bool) -
             if turn % 3 == 2:
                 parents = np.array([int(rng.integers(-1 if row == 0 else 0, max(row, 1))) for row in range(n)])
                 parents[0] = -1
-            wanted.append(Wanted(batch.slots[number], tokens, parents))
+            wanted.append(BatchPass(batch.slots[number], tokens, parents))
         outputs = batch.forward(wanted, best)
         for item, output in zip(wanted, outputs, strict=True):
             slot = alone[item.slot.number]
@@ -89,7 +90,7 @@ def test_growth_keeps_what_every_slot_holds(model: Model) -> None:
     for number in (0, 2):
         for name, values in batch.slots[number].snapshot().items():
             np.testing.assert_array_equal(values, before[number][name])
-    outputs = batch.forward([Wanted(slot, np.array([5], np.int64)) for slot in batch.slots])
+    outputs = batch.forward([BatchPass(slot, np.array([5], np.int64)) for slot in batch.slots])
     for slot, output in zip(batch.slots, outputs, strict=True):
         other = open_slot(model)
         other.prefill(slot.tokens)
@@ -105,7 +106,7 @@ def test_a_slot_still_works_alone(model: Model) -> None:
         at.prefill(tokens)
         at.forward(tree, parents)
         at.keep([0, 2, 3])  # moves rows, which the next pass carries out
-    (output,) = batch.forward([Wanted(slot, tree[:1])])
+    (output,) = batch.forward([BatchPass(slot, tree[:1])])
     np.testing.assert_array_equal(output.logits, other.forward(tree[:1]).logits)
 
 
@@ -114,10 +115,10 @@ def test_what_a_batch_refuses(model: Model) -> None:
     row = np.array([5], np.int64)
     first, second = batch.slots
     with pytest.raises(InvalidRequest, match="at most one pass of each slot"):
-        batch.forward([Wanted(first, row), Wanted(first, row)])
+        batch.forward([BatchPass(first, row), BatchPass(first, row)])
     with pytest.raises(InvalidRequest, match="of this batch"):
-        batch.forward([Wanted(first, row), Wanted(other.slots[0], row)])
+        batch.forward([BatchPass(first, row), BatchPass(other.slots[0], row)])
     with pytest.raises(InvalidRequest, match="rows in a pass"):
-        batch.forward([Wanted(first, np.zeros(LONGEST_PASS, np.int64)), Wanted(second, row)])
+        batch.forward([BatchPass(first, np.zeros(LONGEST_PASS, np.int64)), BatchPass(second, row)])
     with pytest.raises(InvalidRequest, match="at least one slot"):
         NativeBatch(model, 0)

@@ -18,10 +18,11 @@ from edgespec.export.optimum.model import ForeignModel
 from edgespec.export.optimum.write import HEADROOM, write_foreign
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Format, Graph
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.concat_graph import ConcatPorts
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Reference
 from tests.support import hf
 from tests.support.foreign import write_export

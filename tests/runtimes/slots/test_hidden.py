@@ -13,9 +13,10 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import FORMATS, Attention, Format, HeadGroup, Operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot, open_slot
+from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, TARGET, use_operators
 from tests.support.coded import Prepared, prepare, random_tokens
 from tests.support.planned import COUNT, CUT_SIZE, GROUPS, PLANS, Array, Ids, Planned, with_heads

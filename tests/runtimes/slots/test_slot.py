@@ -14,10 +14,11 @@ from edgespec.decoding.target import SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK
 from edgespec.runtimes.files.manifest import FORMATS, Attention, Operators
+from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot, open_slot
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 from edgespec.runtimes.slots.stock import StockSlot
 from tests.conftest import OPERATORS, Written, use_operators
 

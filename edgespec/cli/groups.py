@@ -1,0 +1,46 @@
+"""Help in groups: what people need first stands first, what few need has a heading of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+COMMON, OUTPUT = "Common options", "Output"
+
+
+def group(name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Options of a command under one heading, in this order; headings stand in the order of the decorators."""
+
+    def add(function: F) -> F:
+        before = len(getattr(function, "__click_params__", []))
+        for option in reversed(options):
+            function = option(function)
+        for param in function.__click_params__[before:]:  # type: ignore[attr-defined]
+            param.heading = name
+        return function
+
+    return add
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has a section for each group; options of no group are common ones."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections: common options first, output last."""
+        for heading, params in self.sections(ctx).items():
+            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def sections(self, ctx: click.Context) -> dict[str, list[click.Parameter]]:
+        """Parameters by heading, in the order of the help."""
+        found: dict[str, list[click.Parameter]] = {COMMON: []}
+        params = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for param in params:
+            heading = OUTPUT if "--help" in param.opts else getattr(param, "heading", COMMON)
+            found.setdefault(heading, []).append(param)
+        return found | {OUTPUT: found.pop(OUTPUT)}  # last

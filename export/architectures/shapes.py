@@ -1,0 +1,62 @@
+"""Which tensors a decoder reads and what shapes they must have: found by running the architecture over sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.runtimes.files.manifest import ModelFacts
+
+
+class ShapeOps:
+    """Runs a decoder over the widths of its activations and notes the tensors, by name, in ``found``."""
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self.facts = facts
+        self.found: dict[str, tuple[int, ...]] = {}
+        query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+        self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
+                        "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
+                        "down_proj": facts.hidden}  # fmt: skip
+
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> int:
+        self.found[weight] = self.facts.vocab, self.facts.hidden
+        if positions is not None:
+            self.found[positions] = self.facts.context, self.facts.hidden
+        return self.facts.hidden
+
+    def norm(self, x: int, norm: Norm) -> int:
+        self.found[norm.weight] = (x,)
+        if norm.bias is not None:
+            self.found[norm.bias] = (x,)
+        return x
+
+    def linear(self, x: int, *parts: Linear, joined: bool = False) -> tuple[int, ...]:
+        return tuple(self._linear(x, part, self._widths[part.weight.split(".")[-2]]) for part in parts)
+
+    def attention(self, q: int, k: int, v: int, rule: AttentionRule) -> int:
+        for norm in (rule.q_norm, rule.k_norm):
+            if norm is not None:
+                self.norm(self.facts.head_dim, norm)
+        return q
+
+    def gated(self, gate: int, up: int, activation: Activation) -> int:
+        return up
+
+    def activate(self, x: int, activation: Activation, numbers: str | None = None) -> int:
+        if numbers is not None:
+            self.found[numbers] = (3,)
+        return x
+
+    def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int]) -> int:
+        body(x)
+        return x
+
+    def head(self, x: int, norm: Norm, head: Linear) -> int:
+        return self._linear(self.norm(x, norm), head, self.facts.vocab)
+
+    def _linear(self, x: int, part: Linear, width: int) -> int:
+        self.found[part.weight] = width, x
+        if part.bias is not None:
+            self.found[part.bias] = (width,)
+        return width

@@ -1,0 +1,191 @@
+"""A small Llama model at the cost of a large one: wider, with the same logits up to rounding.
+
+A folder with ``edgespec_widened.json`` (``{"source": "../shakespeare", "factor": 8}``) holds no weights: they are
+computed when they are read.  With ``k`` the factor, ``D`` the source's hidden size and ``P`` [D, kD] orthonormal rows:
+
+- the residual stream is ``x @ P``.  Weights of RMSNorms go into the matrices behind them and become ``1/sqrt(k)``;
+- queries and keys: pair ``i`` of a head moves to slot ``k * i``, of the same frequency; the other slots are zero;
+- values: rotated within each head, and back in the output projection;
+- MLP: every unit stands there k times, and its copies share its output.
+
+``P`` and the rotations are rows of Hadamard matrices with signs, and all sums are of multiples of 2^-26, so they are
+exact: the weights are the same on every machine.  Widening adds no ability, and says nothing of the quantization error
+of a trained model of that size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.source.tensors.stored import Opened, Stored
+
+FILE = "edgespec_widened.json"
+GRAIN = 2.0**26  # folded weights are multiples of its inverse: sums of a few thousand are exact in float64
+LAYER = "model.layers."
+
+Doubles = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Widened:
+    """A tensor that is computed from the source's.
+
+    Attributes:
+        file: the folder's ``edgespec_widened.json``.
+        shape: of the wide tensor.
+        compute: gives all of it, float64.
+    """
+
+    file: Path
+    shape: tuple[int, ...]
+    compute: Callable[[], Doubles]
+
+    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        """See Stored."""
+        whole = self.compute()[rows]
+        return (whole if columns is None else whole[:, columns]).astype(np.float32)
+
+
+def is_widened(folder: Path) -> bool:
+    """Whether a folder stands for the widening of another model."""
+    return (folder / FILE).is_file()
+
+
+def widen(folder: Path, config: dict[str, Any], source: Opened, factor: int) -> Opened:
+    """The wide model.
+
+    Args:
+        folder: of the wide model's config.json and tokenizer.
+        config: the wide model's.
+        source: the small model: Llama's tensors, tied or not, without biases or rotary scaling.
+        factor: how many times as wide; the wide hidden size and head size are powers of two.
+
+    Raises:
+        ExportError: the source is of another kind, or ``config`` is not its widening.
+    """
+    old = source.config
+    plain = old.get("model_type") == "llama" and not any(name.endswith(".bias") for name in source.tensors)
+    scaled = any(
+        config.get(name) != old.get(name, 0) * factor for name in ("hidden_size", "intermediate_size", "head_dim")
+    )
+    if not plain or scaled or factor < 1 or factor & (factor - 1):
+        raise ExportError(
+            f"{folder / FILE}: expected a Llama model without biases, and a config.json that is {factor} times as wide",
+            "embedded models only are meant to be widened",
+        )
+    wide = _Widening(folder / FILE, old, source.tensors, factor)
+    note = f"synthetic in size: {source.path.name} made {factor} times as wide, with the same text and weights repeated"
+    return Opened(folder, config, wide.tensors(), [*source.notes, note])
+
+
+def _power_of_two(number: int) -> bool:
+    return number > 0 and not number & (number - 1)
+
+
+class _Widening:
+    """Computes the wide tensors from the small ones."""
+
+    def __init__(self, file: Path, config: dict[str, Any], small: Mapping[str, Stored], factor: int) -> None:
+        self.file, self.small, self.factor = file, small, factor
+        self.hidden, self.head = config["hidden_size"], config["head_dim"]
+        self.heads, self.kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+        self.rotation = _rows_of_hadamard(self.hidden, self.hidden * factor, 0)  # [D, kD], P
+        half = np.arange(self.head // 2)
+        self.slots = np.concatenate([factor * half, factor * half + self.head * factor // 2])  # [head]
+        self.norm = factor**-0.5  # the wide stream's mean square is the small one's / k
+
+    def tensors(self) -> dict[str, Stored]:
+        """All wide tensors, by name."""
+        made: dict[str, Stored] = {}
+        head = "lm_head.weight" if "lm_head.weight" in self.small else "model.embed_tokens.weight"
+        made["model.embed_tokens.weight"] = self._stored("model.embed_tokens.weight", self._spread, (1, self.factor))
+        made["lm_head.weight"] = self._stored(head, lambda w: self._spread(w, "model.norm.weight"), (1, self.factor))
+        for name in self.small:
+            if name.endswith("norm.weight"):
+                made[name] = self._stored(name, lambda w: np.full(len(w) * self.factor, self.norm), (self.factor,))
+            elif name.startswith(LAYER):
+                made[name] = self._stored(name, self._projection(name), (self.factor, self.factor))
+        return made
+
+    def _stored(self, name: str, change: Callable[[Doubles], Doubles], times: tuple[int, ...]) -> Widened:
+        small = self.small[name]
+        shape = tuple(size * by for size, by in zip(small.shape, times, strict=True))
+        return Widened(self.file, shape, lambda: change(self._read(name)))
+
+    def _projection(self, name: str) -> Callable[[Doubles], Doubles]:
+        """How the matrix of that name becomes wide."""
+        layer, block, which = name.removesuffix(".weight").rsplit(".", 2)
+        norm = f"{layer}.{'input' if block == 'self_attn' else 'post_attention'}_layernorm.weight"
+        if which == "q_proj":
+            return lambda w: self._rotary(self._spread(w, norm), self.heads) * self.factor**0.5
+        if which == "k_proj":
+            return lambda w: self._rotary(self._spread(w, norm), self.kv_heads)
+        if which == "v_proj":
+            return lambda w: self._values(self._spread(w, norm))
+        if which == "o_proj":
+            return self._output
+        if which == "down_proj":
+            return self._down
+        return lambda w: self._spread(w, norm).repeat(self.factor, 0)
+
+    def _read(self, name: str) -> Doubles:
+        return self.small[name].read(slice(None), None).astype(np.float64)
+
+    def _spread(self, weight: Doubles, norm: str | None = None) -> Doubles:  # [n, D] -> [n, kD]
+        """A matrix that reads the wide stream, with the norm before it folded in."""
+        folded = weight if norm is None else weight * self._read(norm)
+        return np.rint(folded * GRAIN) / GRAIN @ self.rotation
+
+    def _rotary(self, weight: Doubles, heads: int) -> Doubles:  # [heads * head, kD] -> [heads * k * head, kD]
+        made = np.zeros((heads, self.head * self.factor, weight.shape[1]))
+        made[:, self.slots] = weight.reshape(heads, self.head, -1)
+        return made.reshape(-1, weight.shape[1])
+
+    def _turn(self, kv_head: int) -> Doubles:  # [head, k * head]
+        return _rows_of_hadamard(self.head, self.head * self.factor, kv_head + 1)
+
+    def _values(self, weight: Doubles) -> Doubles:  # [kv * head, kD] -> [kv * k * head, kD]
+        parts = weight.reshape(self.kv_heads, self.head, -1)
+        return np.concatenate([self._turn(h).T @ parts[h] for h in range(self.kv_heads)])
+
+    def _output(self, weight: Doubles) -> Doubles:  # [D, heads * head] -> [kD, heads * k * head]
+        parts = (np.rint(weight * GRAIN) / GRAIN).reshape(self.hidden, self.heads, self.head)
+        group = self.heads // self.kv_heads
+        turned = [parts[:, h] @ self._turn(h // group) for h in range(self.heads)]
+        return self.rotation.T @ np.concatenate(turned, 1)
+
+    def _down(self, weight: Doubles) -> Doubles:  # [D, n] -> [kD, k * n]
+        count = weight.shape[1]
+        shares = 0.5 + _mixed(np.arange(count * self.factor), 0).astype(np.float64).reshape(count, -1) / 2**32
+        shares /= shares.sum(1, keepdims=True)
+        spread = self.rotation.T @ (np.rint(weight * GRAIN) / GRAIN)
+        return spread.repeat(self.factor, 1) * shares.ravel()
+
+
+def _rows_of_hadamard(count: int, size: int, seed: int) -> Doubles:  # [count, size]
+    """Orthonormal rows of a Hadamard matrix (Sylvester's), in a mixed order and with mixed signs of its columns."""
+    places = np.arange(size)
+    rows = np.argsort(_mixed(places, 2 * seed), kind="stable")[:count]
+    parity = np.zeros((count, size), np.int64)
+    both = rows[:, None] & places
+    while both.any():
+        parity ^= both & 1
+        both >>= 1
+    signs = 1 - 2 * (_mixed(places, 2 * seed + 1).astype(np.int64) >> 31)
+    scale = size**-0.5
+    return (1 - 2 * parity) * signs * scale
+
+
+def _mixed(values: NDArray[np.int64], seed: int) -> NDArray[np.uint32]:
+    """Well-mixed 32 bits of each number (the finalizer of MurmurHash3)."""
+    bits = (values + seed * 0x9E3779B9 & 0xFFFFFFFF).astype(np.uint32)
+    bits = (bits ^ bits >> np.uint32(16)) * np.uint32(0x85EBCA6B)
+    bits = (bits ^ bits >> np.uint32(13)) * np.uint32(0xC2B2AE35)
+    return bits ^ bits >> np.uint32(16)

@@ -1,0 +1,122 @@
+"""A bundle is there whole or not at all."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.engine.loading import load
+from edgespec.errors import EdgespecError, ExportError
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.manifest import MANIFEST
+from tests.support import hf
+
+NAME = "llama_tied_gqa"
+CONFIG = hf.CONFIGS[NAME]
+
+
+@pytest.fixture(scope="module")
+def target(checkpoint: Callable[[str], Path]) -> str:
+    return str(checkpoint(NAME))
+
+
+def below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def test_what_is_there_is_not_replaced_unasked(tmp_path: Path, target: str) -> None:
+    options = ExportOptions(target, tmp_path / "out", format="int8", threads=1)
+    (tmp_path / "out").mkdir()  # an empty folder may be used
+    Exporter(options).run()
+    before = (tmp_path / "out" / MANIFEST).read_bytes()
+    with pytest.raises(ExportError, match=r"already there(.|\n)*--overwrite"):
+        Exporter(options).run()
+    assert (tmp_path / "out" / MANIFEST).read_bytes() == before
+    again = ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True)
+    Exporter(again).run()
+    assert Bundle.open(tmp_path / "out").manifest.target.format == "int4"
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+@pytest.mark.parametrize("overwrite", [True, False])
+def test_something_that_is_no_bundle_is_never_replaced(tmp_path: Path, target: str, overwrite: bool) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work", "utf-8")
+    (tmp_path / "file").write_text("more work", "utf-8")
+    for name in ("out", "file"):
+        with pytest.raises(ExportError, match="exists and is not a bundle"):
+            Exporter(ExportOptions(target, tmp_path / name, overwrite=overwrite, threads=1)).run()
+    assert below(tmp_path) == {"out", "out/thesis.txt", "file"}
+
+
+def full_disk(*_: object, **__: object) -> Iterator[Any]:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def interrupted(*_: object, **__: object) -> Iterator[Any]:
+    raise KeyboardInterrupt
+
+
+PLACES = ["edgespec.export.storage.fill.WeightFile.write", "edgespec.export.graphs.graph.GraphBuilder.save",
+          "edgespec.export.pipeline.copy_tokenizer", "edgespec.export.pipeline.parity_report",
+          "edgespec.export.measuring.method_parts.measure_steps", "edgespec.export.pipeline.write_manifest",
+          "edgespec.export.bundle.writer.save_manifest", "pathlib.Path.rename"]  # fmt: skip
+
+
+@pytest.mark.parametrize("older", [True, False], ids=["over an older bundle", "new"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("failure, error", [(full_disk, ExportError), (interrupted, KeyboardInterrupt)])
+def test_a_failed_export_leaves_nothing(
+    tmp_path: Path,
+    target: str,
+    monkeypatch: pytest.MonkeyPatch,
+    failure: Callable[..., Any],
+    error: type[BaseException],
+    place: str,
+    older: bool,
+) -> None:
+    if older:
+        Exporter(ExportOptions(target, tmp_path / "out", format="int8", threads=1)).run()
+    before = below(tmp_path)
+    exporter = Exporter(ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(place, failure)
+        with pytest.raises(error) as caught:
+            exporter.run()
+    if error is ExportError:
+        assert "No space left" in str(caught.value)
+        assert "free some space" in str(caught.value)
+    assert below(tmp_path) == before
+    if older:
+        assert Bundle.open(tmp_path / "out").manifest.target.format == "int8"
+        assert load(tmp_path / "out", threads=1).generate([5], max_new_tokens=3, ignore_eos=True).tokens
+
+
+def test_an_older_bundle_survives_a_failed_last_step(
+    tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Exporter(ExportOptions(target, tmp_path / "out", format="int8", threads=1)).run()
+    before, original = below(tmp_path), Path.rename
+
+    def rename(self: Path, to: Path) -> Path:
+        if self.name.startswith(".out.part-") and not self.name.endswith(".old"):
+            full_disk()
+        return original(self, to)
+
+    monkeypatch.setattr(Path, "rename", rename)
+    with pytest.raises(ExportError, match="No space left"):
+        Exporter(ExportOptions(target, tmp_path / "out", format="int4", threads=1, overwrite=True)).run()
+    assert below(tmp_path) == before
+    assert Bundle.open(tmp_path / "out").manifest.target.format == "int8"
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, target: str) -> None:
+    (tmp_path / "file").write_text("x", "utf-8")
+    with pytest.raises(EdgespecError, match="cannot write here"):
+        Exporter(ExportOptions(target, tmp_path / "file" / "out", threads=1)).run()

@@ -1,0 +1,118 @@
+"""The search for a skip set: reproducible, interruptible, and never worse than what it looked at."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.target import SkipSet
+from edgespec.export.measuring.acceptance import ChainScorer
+from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.slots.slot import Slot
+from tests.support import hf
+
+NAME = "llama_tied_gqa"
+CONFIG = hf.CONFIGS[NAME]
+
+
+@pytest.fixture(scope="module")
+def target(checkpoint: Callable[[str], Path]) -> str:
+    return str(checkpoint(NAME))
+
+
+def below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+# -- the search --------------------------------------------------------------------------------------------------------
+
+COSTS = StepCosts(plain=10.0, attention=0.7, mlp=0.9, verify={1: 10.0, 2: 10.2, 3: 10.5, 4: 11.0, 6: 12.0, 7: 12.5})
+
+
+class Recorded(SkipSearch):
+    """A search that remembers what it scored, and can be interrupted."""
+
+    def __init__(self, *given: Any, stop_after: int | None = None, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.scored: list[Candidate] = []
+        self.stop_after = stop_after
+
+    def score(self, skip: SkipSet, gamma: int | None = None) -> Candidate:
+        known = (skip, gamma) in self._scored
+        found = super().score(skip, gamma)
+        if not known:
+            self.scored.append(found)
+            if self.stop_after is not None and len(self.scored) >= self.stop_after:
+                raise KeyboardInterrupt
+        return found
+
+
+def test_the_search_is_reproducible_and_beats_every_single(scorer: tuple[Slot, ChainScorer]) -> None:
+    slot, chains = scorer
+    first, second = (Recorded(slot, [chains], COSTS, 3) for _ in range(2))
+    best = first.run(12)
+    assert second.run(12) == best
+    assert [c.skip for c in first.scored] == [c.skip for c in second.scored]
+    singles = [c for c in first.scored if len(c.skip) == 1]
+    assert len(singles) == 2 * slot.layers
+    assert best.speedup >= max(c.speedup for c in first.scored)
+    assert len(first.scored) > len(singles)
+    other = Recorded(slot, [chains], COSTS, 4)
+    other.run(12)
+    assert [c.skip for c in other.scored] != [c.skip for c in first.scored]
+
+
+@pytest.mark.parametrize("stop", ["in the singles", "in the trials"])
+def test_an_interrupted_search_goes_on(tmp_path: Path, scorer: tuple[Slot, ChainScorer], stop: str) -> None:
+    slot, chains = scorer
+    expected = Recorded(slot, [chains], COSTS, 3).run(12)
+    store = tmp_path / "deep" / "search.journal"
+    count = slot.layers if stop == "in the singles" else 2 * slot.layers + 4
+    interrupted = Recorded(slot, [chains], COSTS, 3, store, stop_after=count)
+    with pytest.raises(KeyboardInterrupt):
+        interrupted.run(12)
+    slower = StepCosts(plain=20.0, attention=0.1, mlp=0.1, verify=COSTS.verify)  # the machine is busy by now
+    resumed = Recorded(slot, [chains], slower, 3, store)
+    assert resumed.run(12) == expected
+    if stop == "in the trials":
+        assert len(resumed.scored) < 12
+
+
+def test_costs_survive_json() -> None:
+    assert StepCosts.from_dict(json.loads(json.dumps(COSTS.as_dict()))) == COSTS
+
+
+def test_the_export_searches_and_cleans_up(tmp_path: Path, target: str) -> None:
+    options = ExportOptions(target, tmp_path / "out", ["self-spec"], trials=4, threads=1, keep_search=tmp_path / "keep")
+    manifest = Exporter(options).run()
+    skip = manifest.methods["self-spec"].skip
+    assert skip is not None
+    assert len(skip.attention) + len(skip.mlp) >= 1
+    assert list((tmp_path / "keep").glob("*.journal")) == []
+
+
+def test_an_interrupted_export_keeps_its_search(tmp_path: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = ExportOptions(target, tmp_path / "out", ["self-spec"], trials=4, threads=1, keep_search=tmp_path / "keep")
+    original = SkipSearch.score
+
+    def interrupt(self: SkipSearch, skip: SkipSet, gamma: int | None = None) -> Candidate:
+        if len(self._scored) > 5:
+            raise KeyboardInterrupt
+        return original(self, skip, gamma)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SkipSearch, "score", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            Exporter(options).run()
+    assert below(tmp_path) - {"keep"} == {f"keep/{file.name}" for file in (tmp_path / "keep").glob("*.journal*")}
+    assert list((tmp_path / "keep").glob("*.journal"))
+    Exporter(options).run()
+    assert (tmp_path / "out" / MANIFEST).is_file()
+    assert list((tmp_path / "keep").glob("*.journal*")) == []

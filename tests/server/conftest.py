@@ -1,0 +1,79 @@
+"""A bundle behind a real server in a process of its own, and an engine beside it to compare with."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.ort.native_library import native_library
+
+
+@dataclass(frozen=True)
+class Served:
+    """A running server."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+
+@pytest.fixture(scope="session")
+def kind() -> Operators:
+    return "native" if native_library().path is not None else "stock"
+
+
+@pytest.fixture(scope="session")
+def served_bundle(bundles: Callable[..., Path], kind: Operators, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a template of conversations."""
+    folder = tmp_path_factory.mktemp("served") / "demo"
+    shutil.copytree(bundles(kind), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
+    """The same bundle in this process: what each request gives by itself."""
+    engine = load(served_bundle, threads=1, operators=kind)
+    yield engine
+    engine.close()
+
+
+def start(bundle: Path, *options: str) -> Served:
+    """Start ``edgespec serve`` and wait until it listens."""
+    command = [sys.executable, "-m", "edgespec", "serve", str(bundle), "--port", "0", "--threads", "1", *options]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    said = ""
+    for line in process.stderr:
+        said += line
+        if found := re.search(r"at (http://\S+)/v1", line):
+            return Served(found[1], process)
+    raise AssertionError(f"the server did not start:\n{said}")
+
+
+def stop(served: Served) -> None:
+    """Ask it to stop, and wait."""
+    served.process.terminate()
+    try:
+        served.process.wait(60)
+    finally:
+        served.process.kill()
+        assert served.process.stderr is not None
+        served.process.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def served(served_bundle: Path) -> Iterator[Served]:
+    """A server of that bundle, whose queue takes everything."""
+    running = start(served_bundle, "--queue", "200", "--name", "demo", "--parallel", "4")
+    yield running
+    stop(running)

@@ -1,0 +1,269 @@
+"""The application without a network: chats, keys, limits, figures, errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from edgespec.decoding.settings import Settings
+from edgespec.decoding.target import Pass
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.engine.request import Stream
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.source.source import resolve
+from edgespec.server.app import make_app
+from edgespec.server.limits import Limits
+from edgespec.server.scheduler import Busy, Event, Scheduler, Ticket
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}"
+    "{% if tools %}{{ tools | length }} TOOLS\n{% endif %}{% if add_generation_prompt %}ASSISTANT:\n{% endif %}"
+)
+ASK = {"model": "chatty", "messages": [{"role": "user", "content": "Good night"}], "temperature": 0, "max_tokens": 12}
+
+
+@pytest.fixture(scope="module")
+def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a template of conversations."""
+    folder = tmp_path_factory.mktemp("chat")
+    source = folder / "model"
+    shutil.copytree(resolve("builtin:shakespeare"), source)
+    own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": TEMPLATE}
+    (source / "tokenizer_config.json").write_text(json.dumps(own), "utf-8")
+    Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="module")
+def engine(chat_bundle: Path) -> Iterator[Engine]:
+    loaded = load(chat_bundle, threads=1)
+    yield loaded
+    loaded.close()
+
+
+@pytest.fixture
+def client(chat_bundle: Path) -> Iterator[TestClient]:
+    app = make_app(load(chat_bundle, threads=1), "chatty", Limits(parallel=2, body=5000, tokens=200))
+    with TestClient(app) as made:
+        yield made
+
+
+def events(text: str) -> list[dict[str, Any]]:
+    """The objects of a stream of server-sent events."""
+    lines = [line.removeprefix("data: ") for line in text.splitlines() if line]
+    assert lines[-1] == "[DONE]"
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_chat_is_answered_by_the_template(client: TestClient, engine: Engine) -> None:
+    answer = client.post("/v1/chat/completions", json=ASK).json()
+    expected = engine.chat(ASK["messages"], max_new_tokens=12, method="ar")  # type: ignore[arg-type]
+    (choice,) = answer["choices"]
+    assert choice["message"] == {"role": "assistant", "content": expected.text, "refusal": None}
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"]["completion_tokens"] == len(expected.tokens)
+
+
+def test_a_chat_as_a_stream(client: TestClient, engine: Engine) -> None:
+    sent = client.post("/v1/chat/completions", json=ASK | {"stream": True, "logprobs": True})
+    assert sent.headers["content-type"].startswith("text/event-stream")
+    found = events(sent.text)
+    first, *middle, last = [event["choices"][0] for event in found]
+    assert first["delta"] == {"role": "assistant", "content": ""}
+    text = engine.chat(ASK["messages"], max_new_tokens=12, method="ar").text  # type: ignore[arg-type]
+    assert "".join(choice["delta"]["content"] for choice in middle) == text
+    assert all(choice["logprobs"]["content"] for choice in middle)
+    assert last["delta"] == {}
+    assert last["finish_reason"] in ("length", "stop")
+    assert found[-1]["edgespec"][0]["lossless"]
+
+
+def test_parts_of_text_and_tools_go_through_the_template(client: TestClient) -> None:
+    parts = [{"type": "text", "text": "Good "}, {"type": "text", "text": "night"}]
+    same = client.post("/v1/chat/completions", json=ASK | {"messages": [{"role": "user", "content": parts}]}).json()
+    plain = client.post("/v1/chat/completions", json=ASK).json()
+    assert same["choices"] == plain["choices"]
+    tool = {"type": "function", "function": {"name": "look", "parameters": {}}}
+    more = client.post("/v1/chat/completions", json=ASK | {"tools": [tool]}).json()
+    assert more["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    none = client.post("/v1/chat/completions", json=ASK | {"tools": [tool], "tool_choice": "none"}).json()
+    assert none["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text alone"),
+        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"top_logprobs": 3}, "top_logprobs 3"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_chats_that_cannot_be_answered(client: TestClient, change: dict[str, Any], message: str) -> None:
+    answer = client.post("/v1/chat/completions", json=ASK | change)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 3000, b'"x"', b"\xff"])
+def test_bodies_that_are_no_requests(client: TestClient, body: bytes) -> None:
+    answer = client.post("/v1/completions", content=body)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_bodies_are_limited_with_and_without_a_length(client: TestClient) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield from [b" " * 1000] * 100
+
+    for content in (b" " * 6000, pieces()):
+        answer = client.post("/v1/completions", content=content)
+        assert answer.status_code == 413
+        assert "5000 bytes" in answer.json()["error"]["message"]
+
+
+def test_a_key_is_asked_for(chat_bundle: Path) -> None:
+    with TestClient(make_app(load(chat_bundle, threads=1), "chatty", key="s\u00e9same")) as client:
+        wrong = [{}, {"Authorization": "Bearer sesame"}, {"Authorization": "Basic x"}]
+        for path in ("/v1/models", "/v1/models/chatty", "/metrics"):
+            assert [client.get(path, headers=one).status_code for one in wrong] == [401] * 3
+        assert client.post("/v1/completions", json={}).status_code == 401
+        right = {"Authorization": "Bearer s\u00e9same".encode()}
+        assert client.get("/v1/models", headers=right).status_code == 200
+        assert client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
+
+
+def test_figures(client: TestClient) -> None:
+    client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ar"}})
+    client.post("/v1/chat/completions", json=ASK | {"edgespec": {"method": "ngram"}})
+    text = client.get("/metrics").text
+    assert 'edgespec_requests_total{end="length"} 2.0' in text
+    assert 'edgespec_tokens_total{method="ngram"} 12.0' in text
+    assert "edgespec_running_requests 0.0" in text
+
+
+def test_unknown_paths_are_errors_of_the_same_shape(client: TestClient) -> None:
+    answer = client.get("/v1/nothing")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["message"] == "Not Found"
+
+
+def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error in the middle of a text is told as the last event, and the next request is served."""
+    answer = Stream.answer
+    calls = 0
+
+    def broken(self: Stream, output: Pass) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:
+            raise BundleError("the weights are gone")
+        return answer(self, output)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stream, "answer", broken)
+        sent = client.post("/v1/chat/completions", json=ASK | {"stream": True, "edgespec": {"method": "ar"}}).text
+    last = json.loads(sent.strip().splitlines()[-1].removeprefix("data: "))
+    assert last["error"]["message"] == "the weights are gone"
+    again = client.post("/v1/chat/completions", json=ASK).json()
+    expected = engine.chat(ASK["messages"], max_new_tokens=12, method="ar")  # type: ignore[arg-type]
+    assert again["choices"][0]["message"]["content"] == expected.text
+
+
+# -- the scheduler by itself -------------------------------------------------------------------------------------------
+
+
+class Listener:
+    """Takes the events of one ticket; ``at_first`` is called with the first text."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.at_first: Callable[[], None] = lambda: None
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        if len(self.events) == 1:
+            self.at_first()
+
+
+def submit(scheduler: Scheduler, engine: Engine, listener: Listener) -> Ticket:
+    return scheduler.submit(engine.codec.encode("The king"), Settings(max_new_tokens=300, ignore_eos=True), listener)
+
+
+def test_time_is_limited(engine: Engine) -> None:
+    """What runs is cut and keeps its text; what waits is told that its turn did not come."""
+    scheduler = Scheduler(engine, Limits(parallel=1))
+    first, second = Listener(), Listener()
+    tickets: list[Ticket] = []
+
+    def over() -> None:  # in the decoding thread, after the first round: both were lined up before
+        tickets.append(submit(scheduler, engine, second))
+        for ticket in tickets:
+            ticket.deadline = 0.0
+
+    first.at_first = over
+    tickets.append(submit(scheduler, engine, first))
+    assert tickets[0].done.wait(120)
+    assert tickets[1].done.wait(120)
+    scheduler.close()
+    assert first.events[-1].late
+    assert first.events[-1].result is not None
+    assert 0 < len(first.events[-1].result.tokens) < 300
+    (only,) = second.events
+    assert only.late
+    assert "did not come in time" in str(only.error)
+
+
+def test_a_cancelled_request_leaves_its_place(engine: Engine) -> None:
+    scheduler = Scheduler(engine, Limits(parallel=1))
+    first, second = Listener(), Listener()
+    ticket = submit(scheduler, engine, first)
+    first.at_first = ticket.cancel
+    after = submit(scheduler, engine, second)
+    assert after.done.wait(120)
+    scheduler.close()
+    result = second.events[-1].result
+    assert result is not None
+    assert len(result.tokens) == 300
+    assert ticket.done.is_set()
+
+
+def test_the_queue_is_limited_and_stopping_ends_it(engine: Engine) -> None:
+    scheduler = Scheduler(engine, Limits(parallel=1, queue=1, grace=0))
+    listeners = [Listener() for _ in range(2)]
+    refused: list[Exception] = []
+
+    def fill() -> None:  # one runs, one may wait
+        tickets.append(submit(scheduler, engine, listeners[1]))
+        try:
+            submit(scheduler, engine, Listener())
+        except Busy as error:
+            refused.append(error)
+        filled.set()
+
+    filled = threading.Event()
+    listeners[0].at_first = fill
+    tickets = [submit(scheduler, engine, listeners[0])]
+    assert filled.wait(120)
+    scheduler.close()
+    assert all(ticket.done.is_set() for ticket in tickets)
+    assert "wait already" in str(refused[0])
+    with pytest.raises(Busy, match="stopping"):
+        submit(scheduler, engine, Listener())
+
+
+def test_limits_are_checked() -> None:
+    for wrong in ({"parallel": 0}, {"tokens": 0}, {"seconds": 0}, {"queue": -1}, {"seconds": float("nan")}):
+        with pytest.raises(InvalidRequest, match="expected at least"):
+            Limits(**wrong)
