@@ -2,8 +2,8 @@
 
 python tools/make_vectors.py [FOLDER]
 
-Kotlin's runtime is tested against these files (android_demo), and this program against itself: a change of the core that
-changes a vector must be meant.  Rows of logits are not stored where a formula makes them (``row``).
+Kotlin's runtime is tested against these files (android_demo), and this program against itself: a change of the core
+that changes a vector must be meant.  Rows of logits are not stored where a formula makes them (``row``).
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.accept import Accept
-from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, SIBLING, TARGET, Noise
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import RowSampler, SamplingParams, support
+from edgespec.decoding.drafter import Drafter, RoundTime
+from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.rows import RowSampler
+from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import verify
 from edgespec.drafters.ngram import NGram
@@ -62,8 +64,7 @@ def noise() -> Iterator[dict[str, Any]]:
     tokens = [0, 1, 2, 77, 151935]
     for seed in (0, 1, -1, 20240229, 2**63 - 1, -(2**63)):
         made = Noise(seed)
-        for position, stream in ((0, TARGET), (5, RESIDUAL), (131071, ACCEPT + 3), (7, DRAFT + 9), (9, BLOCK + 4),
-                                 (3, DRAFT + 2 + 5 * SIBLING)):  # fmt: skip
+        for position, stream in ((0, TARGET), (5, RESIDUAL), (131071, ACCEPT + 3), (7, DRAFT + 9), (9, BLOCK + 4)):  # fmt: skip
             given = np.array(tokens, np.int64)
             yield {
                 "seed": seed,
@@ -146,7 +147,7 @@ def verification() -> Iterator[dict[str, Any]]:
             logits = np.stack([row(one, vocab, 2.0) for one in logit_rows])
             if number % 3 == 0 and given["q_rows"] is None:  # guesses that are right up to a point
                 _make_right(proposal, logits, params_of(params, number), Noise(number))
-                given["tokens"] = proposal.tolist() if isinstance(proposal, list) else proposal.tokens.tolist()
+                given["tokens"] = proposal.tokens.tolist()
             committed = [1, 2, 3]
             sampler = RowSampler(logits, committed, proposal, params_of(params, number), Noise(number))
             accept = Accept.parse(rule, 1 if number % 16 == 5 else 0)
@@ -193,7 +194,7 @@ def ngram() -> Iterator[dict[str, Any]]:
             yield {"text": text, "settings": given, "proposals": found}
 
 
-class _Guesser:
+class _Guesser(Drafter):
     """Offers as many guesses as it may, of a bucket that a recording names."""
 
     name = "recorded"
@@ -204,13 +205,10 @@ class _Guesser:
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         return Proposal(np.zeros(budget, np.int64), bucket=self.buckets[self.round])
 
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Nothing to learn."""
-
 
 def adaptive() -> Iterator[dict[str, Any]]:
     """Lengths that control chooses on recorded rounds: how many guesses would stand, and what the clock said."""
-    for number, (cheap, frozen, fallback, good) in enumerate(
+    for number, (cheap, seeded, fallback, good) in enumerate(
         [(True, True, True, 0.8), (True, True, True, 0.1), (False, True, True, 0.6), (False, True, False, 0.05),
          (True, False, True, 0.5), (False, False, True, 0.75), (False, False, True, 0.3)]
     ):  # fmt: skip
@@ -221,18 +219,21 @@ def adaptive() -> Iterator[dict[str, Any]]:
         draft = rng.uniform(0.5, 1.5, rounds)  # milliseconds of a draft step
         extra = rng.uniform(0.1, 0.6, rounds)  # of a row beyond the first, of 5 ms
         inner = _Guesser(cheap, buckets)
-        control = Adaptive(inner, CostModel({1: 1.0, 2: 1.2, 8: 2.1}, 0.0 if cheap else 0.15), 8, fallback, frozen)
+        control = Adaptive(inner, CostModel({1: 1.0, 2: 1.2, 8: 2.1}, 0.0 if cheap else 0.15), 8, fallback)
+        control.bind(
+            SamplingParams(temperature=float(seeded), seed=1), Noise(1)
+        )  # a seeded text never follows the clock
         lengths = []
         for at in range(rounds):
             inner.round = at
             proposal = control.propose([1], 1 + at % 8)
             count = len(proposal)
             control.observe(proposal, Verdict(range(min(count, int(stand[at]))), 0), NOTHING)
-            control.timed(proposal, float(draft[at]) * count, 5 + float(extra[at]) * count)
+            control.timed(proposal, RoundTime(float(draft[at]) * count, 5 + float(extra[at]) * count, count + 1))
             lengths.append(count)
         yield {
             "cheap": cheap,
-            "frozen": frozen,
+            "seeded": seeded,
             "fallback": fallback,
             "buckets": buckets,
             "stand": stand.tolist(),

@@ -35,8 +35,12 @@ def ways() -> list[dict[str, Any]]:
     """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
     found += [{**shape, **how} for shape in (TREE, CHAIN, {"method": "proposer"}) for how in ({}, SEEDED)]
-    found += [{"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})]
-    found.append({"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3})
+    found += [
+        {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
+    ]
+    found.append(
+        {"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3}
+    )
     found.append({"method": "blockwise", "cycles": 2})
     return found
 

@@ -53,7 +53,9 @@ def run_tests(**properties: str) -> Ran:
     said = (found.stdout + found.stderr)[-6000:]
     assert found.returncode == 0, said
     reports = [ElementTree.parse(file).getroot() for file in DEMO.glob("*/target/surefire-reports/TEST-*.xml")]
-    return Ran(sum(int(one.get("tests", 0)) for one in reports), sum(int(one.get("skipped", 0)) for one in reports), said)
+    return Ran(
+        sum(int(one.get("tests", 0)) for one in reports), sum(int(one.get("skipped", 0)) for one in reports), said
+    )
 
 
 def same_onnxruntime(folder: Path) -> Path:

@@ -29,7 +29,6 @@ class Adaptive(
     val cost: CostModel,
     private val gammaMax: Int = 8,
     private val fallback: Boolean = true,
-    private val frozen: Boolean = false,
     var prior: Double = PRIOR,
 ) : Drafter {
     override val name = inner.name
@@ -42,16 +41,15 @@ class Adaptive(
     var floor = 1.0 // speed that a proposal must promise
     var stake = Double.POSITIVE_INFINITY // plain steps that a round may lose if all its guesses are wrong
     override val wantsHidden = inner.wantsHidden
-    override val trees get() = inner.trees
     private val atOnce = inner.stepsAtOnce
     private val cheapInner = inner.cheap
     private val records = HashMap<Int, Record>()
     private var lastBucket = 0 // where a costly drafter's next proposal is expected
 
     /** Whether this request is decided by counts and the given costs alone, never by the clock. */
-    var steady = frozen
+    var steady = false
         private set
-    private var costs = if (frozen) cost.given() else cost
+    private var costs = cost
     private var nodesPerDepth = 1.0 // of a costly drafter's trees
     private var control = Control()
     private var resting = 0 // rounds since the last draft,
@@ -66,7 +64,7 @@ class Adaptive(
     }
 
     override fun bind(params: SamplingParams, noise: Noise) {
-        steady = frozen || params.seededRejection
+        steady = params.seededRejection
         costs = if (steady) cost.given() else cost
         if (params.seededRejection) {
             records.clear()

@@ -229,9 +229,6 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     /** Whether that method was in use in this request. */
     fun uses(method: String): Boolean = entered.any { candidates[it].name == method }
 
-    /** Whether guesses of this request may have been drawn from a distribution. */
-    val drew: Boolean get() = entered.any { candidates[it].draws }
-    override val trees: Boolean get() = entered.any { made.getValue(it).trees }
     override val reason: String
         get() {
             val changes = control.switches.takeLast(3).map { "from round ${it.round} ${it.taken}, ${it.why}" }

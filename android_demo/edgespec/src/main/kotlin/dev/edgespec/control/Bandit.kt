@@ -18,8 +18,8 @@ private const val LONGEST_AGAIN = 4096
 private const val GAIN_WINDOW = 64 // rounds that a gain is measured over
 internal const val PAYS = 1.01 // gain of late from which a method is kept
 
-/** A method to choose from: its predicted speed, what builds its drafter, whether its guesses are drawn, whether it is cheap. */
-class Candidate(val name: String, val promise: Double, val make: () -> Adaptive, val draws: Boolean = false, val cheap: Boolean = false)
+/** A method to choose from: its predicted speed, what builds its drafter, whether it is cheap. */
+class Candidate(val name: String, val promise: Double, val make: () -> Adaptive, val cheap: Boolean = false)
 
 /** What one candidate has shown on a lane. */
 class Standing(private val promise: Double) {

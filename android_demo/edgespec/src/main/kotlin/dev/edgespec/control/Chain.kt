@@ -19,7 +19,6 @@ private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE 
 class Compose(private val proposers: List<Drafter>) : Drafter {
     override val name = "chain"
     override val wantsHidden = proposers.any { it.wantsHidden }
-    override val trees = proposers.any { it.trees }
     private val won = IntArray(proposers.size) // rounds by proposer
     private val failed = HashMap<String, String>() // why proposers were left out, by name
     private val out = HashSet<Int>()

@@ -50,9 +50,6 @@ interface Drafter {
     /** Whether proposing costs the same however deep the proposal. */
     val stepsAtOnce: Boolean get() = false
 
-    /** Whether proposals may be trees. */
-    val trees: Boolean get() = false
-
     /** Whether proposing costs next to nothing. */
     val cheap: Boolean get() = false
 

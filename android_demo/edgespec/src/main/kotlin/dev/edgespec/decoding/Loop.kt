@@ -86,6 +86,11 @@ class Rounds(
     private val layers = (target as? LayeredTarget)?.layers ?: 0
     private var left = options.maxNewTokens
     private var begun = false
+
+    /** Whether every token so far is the very one of plain decoding, where rows have the same bits in every pass. */
+    var keepsText = true
+        private set
+
     private val pending = IntArray(1) // [1]: the whole input of a plain round
 
     /** Why the last round was the last; null = there is another. */
@@ -147,6 +152,7 @@ class Rounds(
 
         val sampler = RowSampler(output, tokens, proposal, params, noise)
         val verdict = verify(proposal, sampler, noise, options.accept)
+        keepsText = keepsText && keepsText(proposal, sampler, options.accept)
         val path = verdict.path
         var emitted = IntArray(path.size + 1) { if (it < path.size) proposal.tokens[path[it]] else verdict.nextToken }
         if (options.eos.isNotEmpty()) {

@@ -18,7 +18,6 @@ const val RESIDUAL = 1L
 const val ACCEPT = 1L shl 20 // + sibling
 const val DRAFT = 1L shl 40 // + length at the start of the draft
 const val BLOCK = 1L shl 30 // + length at the start of the block
-const val SIBLING = 1L shl 48 // times i, for draw i of several with replacement
 
 internal const val UNIT = 1.0 / (1L shl 53)
 

@@ -55,8 +55,11 @@ data class SamplingParams(
     /** Whether the token is the argmax of the raw row. */
     val plainGreedy: Boolean get() = greedy && !adjusts
 
+    /** Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching. */
+    val rejects: Boolean get() = !greedy && acceptance == "rejection"
+
     /** Whether the seed decides the text together with how much is guessed: guesses use up random numbers. */
-    val seededRejection: Boolean get() = seed != null && !greedy && acceptance == "rejection"
+    val seededRejection: Boolean get() = seed != null && rejects
 }
 
 private fun notFinite(position: Int? = null): EdgespecError {

@@ -31,6 +31,13 @@ fun verify(proposal: Proposal, rows: VerifiedRows, noise: Noise, accept: Accept 
     return reject(proposal, probs, rows, noise, forced)
 }
 
+/**
+ * Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.  A tree's rows are
+ * summed in another order than a chain's, so near-ties may differ.
+ */
+fun keepsText(proposal: Proposal, rows: VerifiedRows, accept: Accept): Boolean =
+    accept.lossless && proposal.parents == null && (proposal.probs == null || rows.matching)
+
 /** How many positions' guesses were put to the test: the accepted ones, and one more if a guess was refused there. */
 fun reached(proposal: Proposal, path: IntArray): Int {
     val last = if (path.isEmpty()) -1 else path.last()

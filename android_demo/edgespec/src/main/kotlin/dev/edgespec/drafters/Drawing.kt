@@ -6,7 +6,6 @@ import dev.edgespec.decoding.MOST_NODES
 import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Noise
 import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SIBLING
 import dev.edgespec.decoding.SamplingParams
 import dev.edgespec.decoding.Support
 import dev.edgespec.decoding.TARGET
@@ -27,9 +26,7 @@ import kotlin.math.ln
  * its own for each round and reports q; coupled sampling draws with the target's noise (arXiv 2408.07978) and needs no q.
  */
 
-internal fun draws(params: SamplingParams) = !params.greedy && params.acceptance == "rejection"
-
-private fun streamOf(params: SamplingParams, tokens: Tokens) = if (draws(params)) DRAFT + tokens.size else TARGET
+private fun streamOf(params: SamplingParams, tokens: Tokens) = if (params.rejects) DRAFT + tokens.size else TARGET
 
 internal fun noFiniteLogits() = EdgespecError("expected finite draft logits, got NaN or infinity")
 
@@ -50,7 +47,7 @@ fun drawChain(
     best: ((Int?) -> Pair<Int, Float>)? = null,
 ): Proposal {
     if (length < 1) return Proposal.EMPTY
-    val sampled = draws(params)
+    val sampled = params.rejects
     val stream = streamOf(params, tokens)
     val prefix = Tokens(tokens.toIntArray())
     val guesses = Tokens()
@@ -107,7 +104,7 @@ fun rowsOf(branch: List<Int>, length: Int): IntArray {
 /** (nodes to expand, guesses so far, their parents) -> draft logits, a row for each node; node -1 is the pending token. */
 typealias Level = (IntArray, IntArray, IntArray) -> Matrix
 
-/** A tree of up to [length] levels; siblings are drawn without replacement (Gumbel top-k, arXiv 1903.06059) unless told. */
+/** A tree of up to [length] levels; siblings are drawn without replacement (Gumbel top-k, arXiv 1903.06059). */
 fun drawTree(
     level: Level,
     tokens: Tokens,
@@ -116,10 +113,9 @@ fun drawTree(
     vocab: Int,
     params: SamplingParams,
     noise: Noise,
-    replacement: Boolean = false,
 ): Proposal {
     if (length < 1) return Proposal.EMPTY
-    val sampled = draws(params)
+    val sampled = params.rejects
     val stream = streamOf(params, tokens)
     val guesses = Tokens()
     val parents = Tokens()
@@ -140,11 +136,7 @@ fun drawTree(
             } else {
                 val found = support(logits, params, prefix)
                 val position = tokens.size + depth
-                chosen = if (sampled && replacement) {
-                    IntArray(width) { found.draw(noise, position, stream + SIBLING * it) }
-                } else {
-                    noisiest(found, noise, position, stream, width)
-                }
+                chosen = noisiest(found, noise, position, stream, width)
                 if (sampled) {
                     val q = found.spread(vocab)
                     repeat(chosen.size) { drawnFrom.add(q) }
@@ -159,7 +151,7 @@ fun drawTree(
         expanded = if (branch.size == 1) below.slice(0, minOf(1, below.size)) else below.toIntArray()
         if (expanded.isEmpty()) break
     }
-    return Proposal(guesses.toIntArray(), parents.toIntArray(), if (sampled) drawnFrom.toTypedArray() else null, replacement)
+    return Proposal(guesses.toIntArray(), parents.toIntArray(), if (sampled) drawnFrom.toTypedArray() else null, replacement = false)
 }
 
 /** The [width] tokens of the largest noisy logits, in the order of drawing. */
@@ -190,7 +182,7 @@ private val SAMPLED_WIDTHS = intArrayOf(1, 3, 5, 10)
  * How many siblings to offer: at most [most] guesses per node by depth; [price]: (depth, expected tokens of the chain,
  * rows) -> expected tokens that one row more must gain, null = all; no row is cheaper than [least].
  */
-class Teeth(val most: List<Int>, val price: ((Int, Double, Int) -> Double)? = null, val least: Double = 0.0)
+class SiblingPolicy(val most: List<Int>, val price: ((Int, Double, Int) -> Double)? = null, val least: Double = 0.0)
 
 /** Guesses at one depth, the chain's own first; what the draft gives each rank, the first, and what they were drawn from. */
 private class CombLevel(val tokens: IntArray, val chances: DoubleArray, val sure: Double, val q: DoubleArray?)
@@ -204,11 +196,11 @@ fun drawComb(
     params: SamplingParams,
     noise: Noise,
     stop: Double,
-    teeth: Teeth,
+    policy: SiblingPolicy,
     bucket: Int = 0,
 ): Proposal {
     if (length < 1) return Proposal.EMPTY
-    val sampled = draws(params)
+    val sampled = params.rejects
     val stream = streamOf(params, tokens)
     val prefix = Tokens(tokens.toIntArray())
     val levels = ArrayList<CombLevel>()
@@ -221,8 +213,8 @@ fun drawComb(
         val confidence = exp(-spread)
         fun chance(token: Int) = exp(logits[token].toDouble() - top - spread)
         val paper = (if (params.greedy) GREEDY_WIDTHS else SAMPLED_WIDTHS)[ABOVE.count { confidence <= it }]
-        var width = maxOf(1, minOf(teeth.most[minOf(levels.size, teeth.most.size - 1)], paper, logits.size))
-        if (teeth.price != null && reach * (1 - confidence) <= teeth.least) width = 1 // not even all that is left would pay
+        var width = maxOf(1, minOf(policy.most[minOf(levels.size, policy.most.size - 1)], paper, logits.size))
+        if (policy.price != null && reach * (1 - confidence) <= policy.least) width = 1 // not even all that is left would pay
         val level = if (params.greedy) {
             val found = bestOf(doubles(adjusted(logits, params, prefix)), width)
             val chances = DoubleArray(found.size) { chance(found[it]) }
@@ -244,11 +236,11 @@ fun drawComb(
         reach *= level.sure
         if (level.sure < stop) break
     }
-    return assemble(levels, siblings(levels, teeth), bucket)
+    return assemble(levels, siblings(levels, policy), bucket)
 }
 
 /** How many siblings the node at each depth gets. */
-private fun siblings(levels: List<CombLevel>, teeth: Teeth): IntArray {
+private fun siblings(levels: List<CombLevel>, policy: SiblingPolicy): IntArray {
     val counts = IntArray(levels.size)
     var reach = 1.0
     var expected = 1.0
@@ -260,7 +252,7 @@ private fun siblings(levels: List<CombLevel>, teeth: Teeth): IntArray {
     }
     var rows = 1 + levels.size
     for ((gain, depth) in offers.sortedWith(compareBy({ it.first }, { it.second }))) {
-        if (rows > MOST_ROWS || (teeth.price != null && -gain <= teeth.price.invoke(levels.size, expected, rows))) break
+        if (rows > MOST_ROWS || (policy.price != null && -gain <= policy.price.invoke(levels.size, expected, rows))) break
         counts[depth]++
         rows++
     }

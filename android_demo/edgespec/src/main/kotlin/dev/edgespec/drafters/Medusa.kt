@@ -25,7 +25,7 @@ open class Medusa(protected val target: Slot, private val group: String, paths: 
     override val stepsAtOnce: Boolean get() = true
     private val layout = Layout(paths)
     private val top = 1 + (layout.ranks.maxOrNull() ?: 0)
-    override val trees = layout.parents.indices.any { layout.parents[it] != it - 1 }
+    private val trees = layout.parents.indices.any { layout.parents[it] != it - 1 }
     protected var hidden: FloatArray? = null // [hidden]: of the row that chose the pending token
 
     /** Forget the last request: the first round has no hidden state yet and is plain. */

@@ -98,7 +98,7 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
             for (column in named.indices) whole[named[column]] = logits[column]
             logits = whole
         }
-        val sampled = draws(params)
+        val sampled = params.rejects
         val prefix = Tokens(tokens.toIntArray()).also { it.push(guesses.toIntArray()) }
         val choice = support(logits, params, prefix)
         // noise of its own for each round, as in drawChain

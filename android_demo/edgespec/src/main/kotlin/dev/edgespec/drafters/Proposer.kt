@@ -35,19 +35,7 @@ class Custom(private val own: Proposer, private val vocab: Int) : Drafter {
     override val name: String = own.name
     override val cheap: Boolean = own.cheap
 
-    /** Whether it reported a distribution in this request. */
-    var drew = false
-        private set
-
-    /** Whether it offered a tree. */
-    override var trees = false
-        private set
-
-    override fun bind(params: SamplingParams, noise: Noise) {
-        drew = false
-        trees = false
-        own.bind(params, noise)
-    }
+    override fun bind(params: SamplingParams, noise: Noise) = own.bind(params, noise)
 
     override fun begin(tokens: Tokens) = own.begin(tokens.toIntArray())
 
@@ -57,10 +45,8 @@ class Custom(private val own: Proposer, private val vocab: Int) : Drafter {
             require(parents.size == found.size && parents.indices.all { parents[it] in -1 until it }) {
                 "expected parents before their children"
             }
-            trees = true
         }
         if (found.probs != null && found.size > 0) {
-            drew = true
             val valid = found.probs.size == found.size &&
                 found.probs.all { q -> q.size == vocab && q.all { it >= 0 } && abs(q.sum() - 1) <= 1e-3 }
             require(valid) { "expected probs of shape (${found.size}, $vocab), every row a distribution" }

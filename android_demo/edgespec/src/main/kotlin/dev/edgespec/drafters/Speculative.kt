@@ -22,7 +22,7 @@ private const val FEED = 4
 class DraftModel(private val model: Slot, private val vocabSize: Int, branch: List<Int>? = null) : Drafter {
     override val name = "speculative"
     private val branch = branch ?: listOf(1)
-    override val trees = this.branch != listOf(1)
+    private val trees = this.branch != listOf(1)
     private var params = SamplingParams()
     private var noise = Noise(0)
 

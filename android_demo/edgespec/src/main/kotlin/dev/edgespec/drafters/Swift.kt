@@ -48,7 +48,6 @@ class Swift(
     private val store: SkipStore? = null,
 ) : SelfSpec(scoring, search.also { store?.load(it) }.best) {
     override val name = "swift"
-    override val trees = branch != null && branch.max() > 1
     private var decodedMs = 0.0 // time of all rounds that the search has seen
     private var searchMs = 0.0 // time that the search took
     private var passes = 0
@@ -60,7 +59,7 @@ class Swift(
     private var scoredAt = 0
     private var unsaved = 0
     private val given = StepCost(stepCost.attention, stepCost.mlp)
-    private var teeth = Teeth(listOf(1))
+    private var policy = SiblingPolicy(listOf(1))
 
     // -- drafting
 
@@ -76,7 +75,7 @@ class Swift(
             val rate = expected / (depth * step(skip) + verify.v(depth + 1))
             maxOf(rate, 1.0) * (verify.v(rows + 1) - verify.v(rows))
         }
-        teeth = Teeth(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
+        policy = SiblingPolicy(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
     }
 
     override fun begin(tokens: Tokens) {
@@ -87,7 +86,7 @@ class Swift(
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal =
-        drawComb(steps(tokens), tokens, ask(budget), target.vocabSize, params, noise, stop, teeth, bucket)
+        drawComb(steps(tokens), tokens, ask(budget), target.vocabSize, params, noise, stop, policy, bucket)
 
     /** Move the threshold by what happened to the chain. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {

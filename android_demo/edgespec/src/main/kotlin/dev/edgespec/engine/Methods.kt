@@ -13,7 +13,6 @@ import java.util.Locale
 const val CHAIN = "chain" // several methods asked in turn: in every bundle
 const val AUTO = "auto" // the method of the best prediction, watched and changed while it decodes: in every bundle
 private const val CANDIDATES = 3 // most methods that auto chooses from
-private val DRAWING = listOf("speculative", "self-spec", "swift", "paradecode")
 
 /** A method picked for a request: its parameters, most guesses a round, and why this one. */
 data class MethodChoice(
@@ -25,9 +24,6 @@ data class MethodChoice(
     val promise: Double = 1.0, // predicted speed over plain decoding; 1 = nothing was predicted
     val candidates: List<MethodChoice> = emptyList(), // of auto, this one first
 ) {
-    /** Whether guesses are drawn from a distribution when sampling. */
-    val draws: Boolean get() = name in DRAWING || proposers.any { it.draws }
-
     fun uses(method: String): Boolean = name == method || proposers.any { it.name == method }
 }
 

@@ -1,6 +1,5 @@
 package dev.edgespec.engine
 
-import dev.edgespec.control.Adaptive
 import dev.edgespec.control.Switch
 import dev.edgespec.decoding.DecodeOptions
 import dev.edgespec.decoding.Drafter
@@ -10,7 +9,6 @@ import dev.edgespec.decoding.SHADOW_EVERY
 import dev.edgespec.decoding.Settings
 import dev.edgespec.decoding.Stats
 import dev.edgespec.decoding.Tokens
-import dev.edgespec.drafters.Custom
 import dev.edgespec.runtimes.StreamDecoder
 
 /** A running request, a round at a time; made, run and closed on the decode thread. */
@@ -93,13 +91,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
 
     /** The result so far; complete once the request has ended. */
     fun result(): Result {
-        val sampling = settings.sampling
         val auto = drafter as? Switch
-        val own = ((drafter as? Adaptive)?.inner ?: drafter) as? Custom
-        val draws = auto?.drew ?: (choice.draws || own?.drew == true)
-        val drawn = !sampling.greedy && sampling.acceptance == "rejection" && draws
-        // a row's sums run in another order there: near-ties may differ
-        val same = settings.accept.lossless && !drawn && !drafter.trees
         val used = auto?.used ?: choice.name
         return Result(
             text = decoder.text,
@@ -110,7 +102,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             methodUsed = used,
             reason = reason(),
             lossless = settings.accept.lossless,
-            exact = engine.strict && same && (used == "ar" || engine.rowsExact()),
+            exact = engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact()),
             approximations = engine.approximations + settings.accept.approximations,
             operators = engine.operators.kind,
             draftAttention = draftAttention,

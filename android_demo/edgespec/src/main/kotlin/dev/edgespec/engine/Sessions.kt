@@ -57,7 +57,7 @@ class Lane(
             return made.getOrPut(listOf("auto", promises, options, gamma, fallback)) {
                 verifyCosts(null) // the passes that this times must come before the prompt is read
                 val candidates = choice.candidates.map {
-                    Candidate(it.name, it.promise, { loaded(it, gamma, fallback, options) }, it.draws, it.name == "ngram")
+                    Candidate(it.name, it.promise, { loaded(it, gamma, fallback, options) }, it.name == "ngram")
                 }
                 Switch(candidates, target, fallback)
             }
