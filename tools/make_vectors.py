@@ -64,7 +64,8 @@ def noise() -> Iterator[dict[str, Any]]:
     tokens = [0, 1, 2, 77, 151935]
     for seed in (0, 1, -1, 20240229, 2**63 - 1, -(2**63)):
         made = Noise(seed)
-        for position, stream in ((0, TARGET), (5, RESIDUAL), (131071, ACCEPT + 3), (7, DRAFT + 9), (9, BLOCK + 4)):  # fmt: skip
+        streams = {0: TARGET, 5: RESIDUAL, 131071: ACCEPT + 3, 7: DRAFT + 9, 9: BLOCK + 4}
+        for position, stream in streams.items():
             given = np.array(tokens, np.int64)
             yield {
                 "seed": seed,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from edgespec.engine.loading import load
+from edgespec import load
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import PROMPTS, THREADS
