@@ -119,7 +119,7 @@ def test_a_stop_string_ends_coloured_text_too(
     rounds: list[tuple[Chunk, Round]],
     refused: list[str],
 ) -> None:
-    whole = text_of(command, demo, "--max-new-tokens", 40)
+    whole = command("run", demo, "--prompt", PROMPT, "--json", "--max-new-tokens", 40).json["text"]
     for stop in sorted({whole[at : at + 2] for at in range(5, 60)} - {""}):
         rounds.clear()
         refused.clear()
