@@ -62,7 +62,7 @@ def write_model(
         plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
             (native graphs give them anyway).
         head_vocab: the tokens of the plan's cut LM head.
-        progress: called with (bytes of weights written, of) after every tensor.
+        progress: called with (bytes of weights written, of) as it grows.
     """
     plans, hidden = storage_plans(arch, form, head, plan), plan is not None and not draft
     graphs = stock_graphs(gated, draft, hidden, prefix)
