@@ -20,13 +20,13 @@ from typing import Any
 from benchmarks.common import conditions, show
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.memory.process import process_bytes
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.options import RunOptions
 
 COMPARED = ("peak", "loaded", "private", "file")
 
 
-def measure(bundle: Path, use: Use, prefill: bool = False) -> dict[str, Any]:
+def measure(bundle: Path, use: RunOptions, prefill: bool = False) -> dict[str, Any]:
     """The figures of a cell."""
     command = [sys.executable, "-m", "benchmarks.memory_cell", str(bundle), use.method, str(use.context)]
     command += ["--operators", use.operators, "--gamma", str(use.gamma), "--threads", str(use.threads), "--maps"]
@@ -89,8 +89,8 @@ def main() -> None:
         manifest = read_manifest(bundle)
         for method in [name for name in wanted if name in manifest.methods]:
             for context in (int(part) for part in arguments.contexts.split(",")):
-                use = Use(method, arguments.operators, context, arguments.attention, arguments.gamma, arguments.batch,
-                          arguments.threads, greedy=not arguments.sampled)  # fmt: skip
+                use = RunOptions(method, arguments.operators, context, arguments.attention, arguments.gamma,
+                                 arguments.batch, arguments.threads, greedy=not arguments.sampled)  # fmt: skip
                 measured = measure(bundle, use, arguments.prefill)
                 predicted = memory_of(manifest, use, process)
                 rows.append({"bundle": bundle.name, "operators": use.operators, "method": method, "context": context,

@@ -155,7 +155,7 @@ def main() -> None:
     text = zipf_text(engine.bundle.manifest.target.facts.vocab, context - LEFT)
     prompt = text[: None if arguments.prefill else 64].tolist()
     if arguments.batch > 1:  # a batch grows with its requests, whose first ones here are short
-        sessions = engine._batches._take(arguments.batch)
+        sessions = engine._batches._take(engine, arguments.batch)
         sessions.batch.grow(context)
         engine._batches._idle[arguments.batch] = sessions
     decode(engine, prompt, arguments, LEFT // 2)

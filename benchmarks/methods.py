@@ -16,6 +16,7 @@ from benchmarks.common import conditions, ratio, show
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.options import LoadOptions
 
 
 def main() -> None:
@@ -35,10 +36,9 @@ def main() -> None:
     for path in arguments.bundles:
         bundle = Bundle.open(path, check=False)
         form = bundle.manifest.target.format
-        engine = engines[form] = Engine(bundle, threads=arguments.threads, operators=arguments.operators)
-        native = engine.operators.kind == "native"  # one graph for everything
-        plain = engine if native else Engine(bundle, threads=arguments.threads, strict=False, graph="plain")
-        runs[f"{form} plain"] = plain, base.changed(method="ar")
+        options = LoadOptions(threads=arguments.threads, operators=arguments.operators, budget="off")
+        engine = engines[form] = Engine(bundle, options)
+        runs[f"{form} plain"] = engine.plain(), base.changed(method="ar")
         for method in arguments.methods or ["speculative"]:
             if method not in engine.methods:
                 continue

@@ -25,10 +25,11 @@ from benchmarks.prediction import PLAIN, own_prompts
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.planning.plan import Option, Wish, make_plan
+from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.planning.profile.record import Profile
 from edgespec.reports.bench import BASELINE, Entry, bench_all
-from edgespec.reports.calibrate import CalibrateOptions, calibrate
+from edgespec.reports.calibrate import calibrate
+from edgespec.runtimes.options import LoadOptions
 
 CONTEXTS = (512, 4096, 16384)
 BUDGETS = 6  # of each context
@@ -87,8 +88,7 @@ def main() -> None:
 
 def calibrated(engines: Sequence[Engine], seconds: float, prompts: Sequence[list[int]] = ()) -> list[Profile]:
     """Profiles of all bundles, on these prompts or on the bundles' own."""
-    options = CalibrateOptions(seconds=seconds, prompts=tuple(map(tuple, prompts)))
-    return [calibrate(engine.bundle, options) for engine in engines]
+    return [calibrate(engine.bundle, seconds=seconds, prompts=prompts) for engine in engines]
 
 
 def kinds(engine: Engine, count: int) -> dict[str, list[list[int]]]:
@@ -124,14 +124,15 @@ def regrets(kind: str, engines: Sequence[Engine], profiles: Sequence[Profile], r
         Option(engine.bundle.manifest, str(engine.bundle.path), profile=profile)
         for engine, profile in zip(engines, profiles, strict=True)
     ]
-    threads, found = engines[0].model.threads, []
+    found = []
     for context in CONTEXTS:
         if context > engines[0].bundle.manifest.target.facts.context:
             continue
-        every = make_plan(options, Wish(1 << 50, context=context, threads=threads)).candidates
+        load = LoadOptions(context=context, threads=engines[0].run.threads)
+        every = make_plan(options, PlanRequest(1 << 50, load=load)).candidates
         peaks = sorted({one.memory.peak for one in every if not one.approximates})
         for budget in peaks[:: max(1, len(peaks) // BUDGETS)]:
-            plan = make_plan(options, Wish(budget, context=context, threads=threads))
+            plan = make_plan(options, PlanRequest(budget, load=load))
             assert plan.pick is not None
             fits = [(one.option.name, one.use.method) for one in plan.candidates if one.fits and not one.approximates]
             best = max(fits, key=lambda which: rates[which])

@@ -28,9 +28,9 @@ from edgespec.engine.loading import load
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import speed_of
-from edgespec.planning.use import Use
 from edgespec.reports.bench import BASELINE, Entry, bench_all
-from edgespec.reports.calibrate import SECONDS, CalibrateOptions, calibrate
+from edgespec.reports.calibrate import SECONDS, calibrate
+from edgespec.runtimes.options import LoadOptions, RunOptions
 
 OWN_LENGTHS = (8, 16, 24)  # tokens of a text's beginning
 DRAWN = 64  # tokens drawn of a text
@@ -83,14 +83,9 @@ def main() -> None:
             prompts = [list(engine.codec.encode(p)) if isinstance(p, str) else list(p)
                        for p in read_prompts(engine, arguments.prompts, arguments.limit)]  # fmt: skip
             others = []
-        options = CalibrateOptions(
-            threads=arguments.threads,
-            context=arguments.context,
-            operators=arguments.operators,
-            seconds=arguments.seconds,
-            prompts=tuple(map(tuple, others)) if arguments.calibrate_on == "own" else (),
-        )
-        profile = calibrate(engine.bundle, options)
+        options = LoadOptions(threads=arguments.threads, context=arguments.context, operators=arguments.operators)
+        calibrate_on = others if arguments.calibrate_on == "own" else ()
+        profile = calibrate(engine.bundle, options, seconds=arguments.seconds, prompts=calibrate_on)
         rows += compare(engine, profile, prompts, arguments.new, arguments.repeats, before, arguments.method)
         before = profile
         engine.close()
@@ -131,7 +126,7 @@ def compare(
     wanted = list(methods or [method for method in engine.methods if method != PLAIN])
     predictions: dict[str, dict[str, float]] = {}
     for method in wanted:
-        use = Use(method, engine.operators.kind, engine.context, threads=engine.model.threads)
+        use = RunOptions(method, engine.operators.kind, engine.context, threads=engine.model.threads)
         profiles = {"calibrated": profile, "formula": without_times(profile, method), "exported": None}
         if other is not None:
             profiles["scaled"] = other

@@ -24,6 +24,7 @@ from edgespec.decoding.target import GreedyTarget
 from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import read_bandwidth
 from edgespec.runtimes.slots.slot import Slot
 
@@ -45,10 +46,13 @@ def main() -> None:
     start = perf_counter()
     engine = Engine(
         Bundle.open(arguments.bundle, check=False),
-        threads=arguments.threads,
-        operators=arguments.operators,
-        attention=arguments.attention,
-        strict=False,
+        LoadOptions(
+            threads=arguments.threads,
+            operators=arguments.operators,
+            attention=arguments.attention,
+            strict=False,
+            budget="off",
+        ),
     )
     load_ms = 1000 * (perf_counter() - start)
     weights = engine.bundle.manifest.files[engine.bundle.manifest.target.weights].size

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["EdgespecError", "Engine", "Result", "SamplingParams", "Settings", "__version__", "load"]
+__all__ = ["EdgespecError", "Engine", "LoadOptions", "Result", "SamplingParams", "Settings", "__version__", "load"]
 
 if TYPE_CHECKING:
     from edgespec.decoding.sampling import SamplingParams
@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from edgespec.engine.loading import load
     from edgespec.engine.result import Result
     from edgespec.errors import EdgespecError
+    from edgespec.runtimes.options import LoadOptions
 
 _WHERE = {
     "Engine": "edgespec.engine.engine",
+    "LoadOptions": "edgespec.runtimes.options",
     "Result": "edgespec.engine.result",
     "load": "edgespec.engine.loading",
     "EdgespecError": "edgespec.errors",

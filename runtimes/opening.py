@@ -9,7 +9,8 @@ from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import KvFormat
 from edgespec.runtimes.files.manifest import Precision
-from edgespec.runtimes.files.operators import OperatorChoice, WantedOperators, choose_operators
+from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
+from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.slots.cpu import cpu_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -50,33 +51,23 @@ def share_target(model: Model, strict: bool) -> Model:
     return model.relaxed() if isinstance(model, DeviceModel) and model.strict and not strict else model
 
 
-def open_draft(
-    bundle: Bundle,
-    device: DeviceName,
-    precision: Precision | None,
-    wanted: WantedOperators,
-    operators: OperatorChoice,
-    threads: int | None,
-) -> Model:
+def open_draft(bundle: Bundle, options: LoadOptions, operators: OperatorChoice) -> Model:
     """The draft model; on the CPU where it has no graphs for the device.
 
     Args:
         bundle: where it is.
-        device: where the target is.
-        precision: what was asked for there.
-        wanted: the operators that were asked for.
+        options: how the target was loaded.
         operators: those of the target.
-        threads: of the target.
     """
     part = bundle.part("draft")
-    if any(graph.device == device != "cpu" for graph in part.graphs.values()):
-        return DeviceModel(bundle.path, part, device, False, precision)
+    if any(graph.device == options.device != "cpu" for graph in part.graphs.values()):
+        return DeviceModel(bundle.path, part, options.device, False, options.device_precision)
     # a small draft is done before a second thread has woken up
     small = bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
     # operators are the target's, but a graph of optimum has stock ones alone
     if "optimum" in (part.origin, bundle.manifest.target.origin):
-        operators = choose_operators("stock" if wanted == "stock" else "auto", part)
-    return Model(bundle.path, part, operators.graph(part, False), 1 if small else threads)
+        operators = choose_operators("stock" if options.operators == "stock" else "auto", part)
+    return Model(bundle.path, part, operators.graph(part, False), 1 if small else options.threads)
 
 
 def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:

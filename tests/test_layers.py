@@ -30,7 +30,6 @@ def test_circles_are_seen() -> None:
     ]
 
 
-@pytest.mark.xfail(reason="being mended")
 def test_modules_make_no_circles() -> None:
     assert house.circles(GRAPH) == []
 

@@ -22,9 +22,10 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
+from edgespec.runtimes.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLIC = ["EdgespecError", "Engine", "Result", "SamplingParams", "Settings", "__version__", "load"]
+PUBLIC = ["EdgespecError", "Engine", "LoadOptions", "Result", "SamplingParams", "Settings", "__version__", "load"]
 
 
 def names(cls: type) -> list[str]:
@@ -57,11 +58,7 @@ def test_public_names_are_imported_on_first_use() -> None:
     [
         (
             edgespec.load,
-            "(bundle: str | os.PathLike[str] | Path, *, threads: int | None = None, context: int | None = None, "
-            "strict: bool = True, check: bool = True, operators: WantedOperators = auto, device: DeviceName = cpu, "
-            "device_precision: Precision | None = None, attention: str | None = None, "
-            "draft_attention: str | None = None, ngram_store: str | os.PathLike[str] | None = None, "
-            "budget: str | int | None = None) -> Engine",
+            "(bundle: str | os.PathLike[str] | Path, options: LoadOptions | None = None, **changes: Any) -> Engine",
         ),
         (
             Engine.generate,
@@ -89,6 +86,7 @@ def test_public_names_are_imported_on_first_use() -> None:
             "(self, messages: Sequence[Message] = (), settings: Settings | None = None, *, "
             "tools: Sequence[Any] | None = None, template_options: Mapping[str, Any] | None = None) -> Conversation",
         ),
+        (Engine.close, "(self) -> None"),
         (Stream.cancel, "(self) -> None"),
         (Stream.close, "(self) -> None"),
     ],
@@ -98,6 +96,19 @@ def test_signatures(function: Callable[..., object], signature: str) -> None:
 
 
 def test_settings() -> None:
+    assert defaults(LoadOptions) == {
+        "threads": None,
+        "context": None,
+        "strict": True,
+        "check": True,
+        "operators": "auto",
+        "device": "cpu",
+        "device_precision": None,
+        "attention": None,
+        "draft_attention": None,
+        "ngram_store": None,
+        "budget": None,
+    }
     assert defaults(Settings) == {
         "method": None,
         "max_new_tokens": 128,
@@ -182,7 +193,7 @@ def test_values_cannot_be_changed(value: Settings | SamplingParams | Accept | Ch
 
 
 def test_every_public_method_of_the_engine_is_documented() -> None:
-    for cls in (Engine, Conversation, Stream, Result, Settings, SamplingParams, Accept, Stats):
+    for cls in (Engine, LoadOptions, Conversation, Stream, Result, Settings, SamplingParams, Accept, Stats):
         assert cls.__doc__
         for name, member in vars(cls).items():
             if not name.startswith("_") and (inspect.isfunction(member) or isinstance(member, property)):
@@ -228,7 +239,7 @@ def test_all_parts_are_looked_at() -> None:
         assert module in MODULES
     assert "edgespec.export.architectures.llama" in MODULES
     assert "edgespec.runtimes.slots.slot" in MODULES
-    assert "edgespec.runtimes.slots.slot" in imports("edgespec.reports.proof")
+    assert "edgespec.runtimes.opening" in imports("edgespec.reports.proof")
 
 
 @pytest.mark.parametrize("module", MODULES)

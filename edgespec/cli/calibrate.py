@@ -13,6 +13,7 @@ from edgespec.cli.common import (
     check_option,
     emit_json,
     json_option,
+    make_load_options,
     operators_option,
     progress,
     prompts_option,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 )
 @json_option
 def command(
-    bundle: Path, output: Path | None, prompts: Path | None, no_check: bool, force: bool, as_json: bool, **options: Any
+    bundle: Path, output: Path | None, prompts: Path | None, force: bool, as_json: bool, **options: Any
 ) -> None:
     """Measure this device with a bundle: passes, drafts, prefill, every method.
 
@@ -65,42 +66,38 @@ def command(
     edgespec calibrate demo -o phone.json --json
     """
     from edgespec.planning.memory.process import process_bytes
-    from edgespec.planning.profile.cache import Setting, find_profile, profile_path, save_profile, why_none
-    from edgespec.planning.profile.record import write_profile
+    from edgespec.planning.profile.cache import find_profile, profile_path, save_profile, why_none
+    from edgespec.planning.profile.record import manifest_hash, write_profile
+    from edgespec.reports.calibrate import SECONDS, calibrate
     from edgespec.runtimes.files.bundle import Bundle
 
-    opened = Bundle.open(bundle, check=not no_check)
-    how = {name: options[name] for name in ("operators", "threads", "device", "attention", "strict")}
-    setting = Setting.of(opened.manifest, **how)
+    load = make_load_options(options)
+    opened = Bundle.open(bundle, check=load.check)
+    where = manifest_hash(opened.manifest), load.resolve(opened.manifest)
     _check_output(output)
     options["prompts"] = _prompts(bundle, prompts)
-    profile = None if force else find_profile(opened.manifest, **how)
+    profile = None if force else find_profile(opened.manifest, load)
     reasons: list[str] = []
     if profile is not None and (reasons := _unlike(profile, options)):
         profile = None
     cached = profile is not None
     if profile is None:
-        reasons = reasons or (["asked for"] if force else why_none(setting, bundle.resolve().name))
+        reasons = reasons or (["asked for"] if force else why_none(*where, bundle.resolve().name))
         if reasons and not as_json:
             click.echo(f"calibrating again: {'; '.join(reasons)}", err=True)
-        profile = _measure(opened, options, process_bytes())
+        with progress() as report:
+            seconds, texts = options["seconds"] or SECONDS, options["prompts"]
+            process = process_bytes()
+            profile = calibrate(opened, load, seconds=seconds, prompts=texts, process=process, progress=report)
         save_profile(profile)
     if output is not None:
         write_profile(profile, output)
-    file = profile_path(setting)
+    file = profile_path(*where)
     if as_json:
         data = profile.model_dump(mode="json")
         emit_json({"bundle": str(bundle), "cached": cached, "reasons": reasons, "file": str(file), "profile": data})
     else:
         _show(profile, cached, file, output)
-
-
-def _measure(opened: Any, options: dict[str, Any], process: int) -> Profile:
-    from edgespec.reports.calibrate import SECONDS, CalibrateOptions, calibrate
-
-    seconds = options.pop("seconds") or SECONDS
-    with progress() as report:
-        return calibrate(opened, CalibrateOptions(**options, seconds=seconds), process, report)
 
 
 def _check_output(output: Path | None) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.manifest import AttentionPart
+    from edgespec.runtimes.options import LoadOptions
 
 
 def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
@@ -152,19 +154,15 @@ def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``memory_options``, ``loading_options`` and ``drafting_options``."""
     from edgespec.engine.loading import load
 
-    same = (
-        "threads",
-        "context",
-        "strict",
-        "operators",
-        "device",
-        "device_precision",
-        "attention",
-        "draft_attention",
-        "ngram_store",
-        "budget",
-    )
-    return load(bundle, check=not options["no_check"], **{name: options[name] for name in same})
+    return load(bundle, make_load_options(options))
+
+
+def make_load_options(options: dict[str, Any]) -> LoadOptions:
+    """How a bundle is loaded, of all options of a command."""
+    from edgespec.runtimes.options import LoadOptions
+
+    known = {field.name for field in fields(LoadOptions)} & options.keys()
+    return LoadOptions(check=not options.get("no_check", False), **{name: options[name] for name in known})
 
 
 def make_settings(method: str | None, options: dict[str, Any]) -> Settings:

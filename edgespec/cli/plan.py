@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 from click.core import ParameterSource
 
-from edgespec.cli.common import ATTENTIONS, emit_json, json_option, operators_option, table_console, threads_option
+from edgespec.cli.common import (
+    ATTENTIONS,
+    emit_json,
+    json_option,
+    make_load_options,
+    operators_option,
+    table_console,
+    threads_option,
+)
 from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
-    from edgespec.planning.plan import Option, Plan, PlannedRun, Wish
+    from edgespec.planning.plan import Option, Plan, PlannedRun, PlanRequest
     from edgespec.planning.profile.record import Profile
-    from edgespec.runtimes.files.manifest import Manifest, Operators
 
 MOST_LINES = 12
 FORMATS = ("int4", "int8", "w8a8", "fp32")
@@ -86,7 +94,7 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
     profile = _foreign(options["device"])
     found = [option for source in dict.fromkeys(sources) for option in _options(source, options, profile is None)]
     plan = make_plan(
-        found, _wish(options, profile or next((one.profile for one in found if one.profile), None), profile)
+        found, _request(options, profile or next((one.profile for one in found if one.profile), None), profile)
     )
     if plot is not None:
         from edgespec.planning.plot import plot_plan
@@ -131,27 +139,25 @@ def _foreign(device: str) -> Profile | None:
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """What there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
-    from edgespec.planning.profile.cache import find_profile
+    from edgespec.planning.profile.cache import latest_profile
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision")
         # what was measured here with another bundle tells how fast the machine is
-        profile = find_profile(None, device=options["device"], threads=options["threads"]) if here else None
+        profile = latest_profile(options["threads"], options["device"]) if here else None
         return model_options(source, profile=profile, **{name: options[name] for name in names})
     for name in ("formats", "draft", "revision"):
         if options[name]:
             raise click.UsageError(f"--{name.rstrip('s')} is for models that are not exported yet")
-    how = {name: options[name] for name in ("device", "threads", "operators", "attention")} if here else None
-    return [bundle_option(source, options["methods"], how)]
+    load = replace(make_load_options(options), context=None, budget=None) if here else None
+    return [bundle_option(source, options["methods"], load)]
 
 
-def _wish(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> Wish:
+def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
     """What is asked for: the budget and the device."""
     from edgespec.errors import InvalidRequest
     from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
-    from edgespec.planning.plan import Wish
-    from edgespec.runtimes.files.operators import choose_operators
-    from edgespec.runtimes.ort.session import default_threads
+    from edgespec.planning.plan import PlanRequest
 
     if options["budget"] is None:
         budget = foreign.machine.memory if foreign else available_memory().reachable
@@ -165,24 +171,13 @@ def _wish(options: dict[str, Any], profile: Profile | None, foreign: Profile | N
                 f"{show_bytes(foreign.machine.memory)}",
                 "give a smaller budget, or none",
             )
-    wanted = options["operators"]
-
-    def operators(manifest: Manifest) -> Operators:
-        if foreign and wanted == "auto":
-            return foreign.operators
-        return choose_operators(wanted, manifest.target).kind
-
-    return Wish(
-        budget,
-        options["goal"],
-        options["context"],
-        options["batch"] or (4 if options["goal"] == "batch" else 1),
-        operators,
-        options["attention"],
-        options["threads"] or (profile.threads if profile else default_threads()),
-        foreign,
-        foreign.device if foreign else options["device"],
+    load = replace(
+        make_load_options(options),
+        threads=options["threads"] or (profile.threads if profile else None),
+        device=foreign.device if foreign else options["device"],
     )
+    batch = options["batch"] or (4 if options["goal"] == "batch" else 1)
+    return PlanRequest(budget, options["goal"], batch, load, foreign)
 
 
 def _show(plan: Plan, everything: bool) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.plan import Option
 from edgespec.planning.profile.record import Profile
 from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
+from edgespec.runtimes.options import LoadOptions
 
 WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
 HEADS = ("medusa", "blockwise", "paradecode")
@@ -21,31 +21,28 @@ def is_bundle(source: str) -> bool:
     return (Path(source) / MANIFEST).is_file()
 
 
-def bundle_option(source: str, methods: Sequence[str] = (), how: dict[str, Any] | None = None) -> Option:
+def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | None = None) -> Option:
     """A bundle that is there; only its manifest is read, and what was measured with it.
 
     Args:
         source: its folder.
         methods: which of its methods; none = all.
-        how: device, threads, operators and attention it was calibrated with on this machine; None = do not look.
+        load: how it is to be loaded on this machine; None = on another one.
 
     Raises:
         BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method or an attention that it does not have.
     """
     from edgespec.planning.profile.cache import find_profile
-    from edgespec.runtimes.files.attention import choose_attention
-    from edgespec.runtimes.files.operators import choose_operators
 
     manifest = read_manifest(Path(source))
-    device = "cpu" if how is None else how["device"]
-    if device != "cpu" and device not in manifest.target.graphs:
-        raise BundleError(f"{source}: has no graphs for {device}", f"export it again with `--device {device}`")
-    if how is not None and how["attention"] is not None:  # what loading would refuse
-        choose_attention(
-            manifest.target, choose_operators(how["operators"], manifest.target).kind, how["attention"], None
-        )
-    profile = None if how is None else find_profile(Path(source), **how)
+    profile = None
+    if load is not None:
+        if load.device != "cpu" and load.device not in manifest.target.graphs:
+            why = f"export it again with `--device {load.device}`"
+            raise BundleError(f"{source}: has no graphs for {load.device}", why)
+        load.resolve(manifest)  # what loading would refuse
+        profile = find_profile(manifest, load)
     if unknown := [name for name in methods if name not in manifest.methods]:
         raise InvalidRequest(
             f"method {unknown[0]!r} is not in {source}; it has: {', '.join(manifest.methods)}",

@@ -3,36 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from edgespec.decoding.settings import Settings
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
-from edgespec.planning.memory.allowance import Admission, Allowance
-from edgespec.planning.use import Use
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
+from edgespec.planning.memory.allowance import Admission
 
 
-def make_allowance(engine: Engine, threads: int, budget: str | int | None) -> Allowance:
-    """What an engine may take; nothing of its model need be loaded yet.
-
-    Raises:
-        InvalidRequest: a budget that is none, or larger than the machine.
-    """
-    native = engine.operators.kind == "native"
-    use = Use(
-        operators=engine.operators.kind,
-        context=engine.context,
-        attention=engine.attention.name if native else None,
-        threads=threads,
-        strict=engine.strict,
-        device=engine.device,
-    )
-    return Allowance(engine.bundle.manifest, use, budget)
-
-
-def admit(engine: Engine, choice: MethodChoice, prompt: int, settings: Settings) -> tuple[MethodChoice, Admission]:
+def admit(
+    engine: LoadedBundle, choice: MethodChoice, prompt: int, settings: Settings
+) -> tuple[MethodChoice, Admission]:
     """How a request of ``prompt`` tokens may run.
 
     Raises:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 from edgespec.decoding.loop import Ask, run_pass
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.sessions import Session, SessionPool
@@ -22,9 +23,6 @@ from edgespec.runtimes.files.kv import LONGEST_PASS
 from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
 
 Answer = Chunk | Exception
 
@@ -44,12 +42,16 @@ class BatchSessions:
         slots = iter(self.batch.slots)
         self.pool: SessionPool = SessionPool(lambda: make(next(slots)), width)
 
+    def close(self) -> None:
+        """Free them and what they lie on."""
+        self.pool.close()
+        self.batch.close()
+
 
 class Batches:
     """Batches of an engine; idle sessions are kept by width, with what their drafters have learned."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self) -> None:
         self._idle: dict[int, BatchSessions] = {}
 
     @property
@@ -57,15 +59,17 @@ class Batches:
         """Bytes of KV allocated by idle ones."""
         return sum(sessions.batch.kv_bytes for sessions in list(self._idle.values()))
 
-    def clear(self) -> None:
-        """Drop the idle ones."""
+    def close(self) -> None:
+        """Free all."""
+        for sessions in self._idle.values():
+            sessions.close()
         self._idle.clear()
 
-    def run(self, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
+    def run(self, engine: LoadedBundle, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
         """Complete prompts, as many at a time as were asked for or fit the memory."""
-        engine = self._engine
-        width = self._width(prompts, settings)
-        sessions = self._take(width) if engine.operators.kind == "native" and len(prompts) > 1 else None
+        engine = engine.usable
+        width = _width(engine, prompts, settings)
+        sessions = self._take(engine, width) if engine.operators.kind == "native" and len(prompts) > 1 else None
         pool = sessions.pool if sessions else None
         try:
             return run_batch(
@@ -76,23 +80,24 @@ class Batches:
                 engine.lock,
             )
         finally:
-            if sessions:
+            if sessions and engine.closed:
+                sessions.close()
+            elif sessions:
                 self._idle[width] = sessions
 
-    def _width(self, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
-        """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-        engine = self._engine
-        longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
-        method = heaviest(engine.choose_for(settings))
-        tokens = min(engine.context, longest)
-        return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
-
-    def _take(self, width: int) -> BatchSessions:
+    def _take(self, engine: LoadedBundle, width: int) -> BatchSessions:
         """Idle sessions of a batch of that width, or new ones."""
-        engine = self._engine
         with engine.lock:
             idle = self._idle.pop(width, None)
         return idle or BatchSessions(engine.model, width, engine.context, engine.new_session)
+
+
+def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
+    """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
+    longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
+    method = heaviest(engine.choose_for(settings))
+    tokens = min(engine.context, longest)
+    return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
 
 def run_batch(
@@ -129,6 +134,7 @@ def run_batch(
                     del running[number]
                     stream.end()
                     results[number] = stream.result
+                    stream.close()
         return [results[number] for number in range(count)]
     finally:
         for stream in running.values():

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import common_prefix
+from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.chat import Message
-
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-    from edgespec.engine.request import Stream
+from edgespec.runtimes.text.codec import TextCodec
 
 
 class Conversation:
@@ -31,14 +29,15 @@ class Conversation:
 
     def __init__(
         self,
-        engine: Engine,
+        codec: TextCodec,
+        start: Callable[..., Stream],
         messages: Sequence[Message] = (),
         settings: Settings | None = None,
         *,
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._engine, self._settings = engine, settings
+        self._codec, self._start, self._settings = codec, start, settings
         self.messages = [dict(message) for message in messages]
         self.tools, self.options = tools, dict(template_options or {})
         self._prompt: list[int] = []
@@ -62,8 +61,8 @@ class Conversation:
             InvalidRequest: the template refuses the messages, or there is no room; the question is not kept then.
         """
         asked = [*self.messages, {"role": "user", "content": content}] if content is not None else list(self.messages)
-        prompt = self._engine.codec.chat(asked, self.tools, options=self.options)
-        stream = self._engine.stream(prompt, self._settings, **changes)
+        prompt = self._codec.chat(asked, self.tools, options=self.options)
+        stream = self._start(prompt, self._settings, **changes)
         self.messages, self._prompt = asked, prompt
         return stream
 
@@ -83,7 +82,7 @@ class Conversation:
         """Tokens of the conversation with this answer; none if the template refuses it."""
         try:
             messages = [*self.messages, _answer(text)]
-            return self._engine.codec.chat(messages, self.tools, options=self.options, generation_prompt=False)
+            return self._codec.chat(messages, self.tools, options=self.options, generation_prompt=False)
         except InvalidRequest:
             return []
 

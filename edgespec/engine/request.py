@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
@@ -13,6 +12,7 @@ from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.engine.admission import admit
+from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError
@@ -20,16 +20,13 @@ from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
 
-if TYPE_CHECKING:
-    from edgespec.engine.engine import Engine
-
 
 class Stream:
     """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
 
     def __init__(
         self,
-        engine: Engine,
+        engine: LoadedBundle,
         prompt: Sequence[int],
         settings: Settings,
         cancel: threading.Event | None = None,
@@ -65,8 +62,9 @@ class Stream:
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
         settings = self._settings
-        self._session.chunk = self._admission.chunk
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
+            self._engine.require_open()
+            self._session.chunk = self._admission.chunk
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)
@@ -188,7 +186,11 @@ class Stream:
 
         Args:
             beside: requests whose passes run together with this one's, itself included.
+
+        Raises:
+            InvalidRequest: the engine was closed.
         """
+        self._engine.require_open()
         if self._cancel.is_set():
             self._finish = "cancelled"
             return None

@@ -76,3 +76,6 @@ class RunningBatch:
         for stream in self.streams:
             stream.close()
         self.streams.clear()
+        if self._sessions is not None:
+            self._sessions.close()
+            self._sessions = None

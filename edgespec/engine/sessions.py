@@ -22,6 +22,7 @@ from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.proposer import Custom, Proposer
 from edgespec.engine.methods import MethodChoice, own_choice
+from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.expectations import Ratios
 from edgespec.runtimes.files.manifest import Manifest
@@ -164,6 +165,13 @@ class Session:
         """Bytes of KV allocated."""
         return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
 
+    def close(self) -> None:
+        """Free the slots and all that the drafters hold, whoever still has this session."""
+        for slot in (self.target, self._draft_slot):
+            if slot is not None:
+                slot.close()
+        vars(self).clear()
+
     def _open_draft(self) -> Slot:
         if self._draft_slot is None:
             self._draft_slot = open_slot(self._draft())
@@ -235,6 +243,8 @@ class SessionPool:
             if session in self._busy:
                 self._busy.remove(session)
                 self._idle.append(session)
+                for old in self._idle[: -self._most_idle]:
+                    old.close()
                 del self._idle[: -self._most_idle]
 
     def drop(self, session: Session) -> None:
@@ -242,6 +252,7 @@ class SessionPool:
         with self._lock:
             if session in self._busy:
                 self._busy.remove(session)
+                session.close()
 
     def kv_bytes(self) -> int:
         """Bytes of KV of all sessions."""
@@ -260,6 +271,21 @@ class SessionPool:
             return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
 
     def clear(self) -> None:
-        """Drop the idle sessions."""
+        """Free the idle sessions."""
         with self._lock:
+            for session in self._idle:
+                session.close()
             self._idle.clear()
+
+    def close(self) -> None:
+        """Free all sessions, those in use too: whoever has one must not use it any more."""
+        self.clear()
+        with self._lock:
+            for session in self._busy:
+                session.close()
+            self._busy.clear()
+            self._make = _closed
+
+
+def _closed() -> Session:
+    raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")

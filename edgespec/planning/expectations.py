@@ -9,9 +9,8 @@ from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import expected_tokens
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed, speed_of
-from edgespec.planning.use import Use
-from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import Attention, Manifest, Operators
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.options import RunOptions
 
 _TYPICAL = 1024  # tokens of a request, prompt and answer: a bundle's context may be many times what is ever held
 
@@ -24,38 +23,23 @@ class Ratios:
     draft: Mapping[str, float]
 
 
-def predictions(
-    manifest: Manifest,
-    operators: Operators,
-    threads: int,
-    context: int,
-    *,
-    device: DeviceName = "cpu",
-    attention: Attention | None = None,
-    strict: bool = True,
-    profile: Profile | None = None,
-) -> dict[str, Speed]:
+def predictions(manifest: Manifest, run: RunOptions, profile: Profile | None = None) -> dict[str, Speed]:
     """Predicted speed by method; plain decoding and methods of which nothing is known are not in it.
 
     Args:
         manifest: of the bundle.
-        operators: stock or native, as chosen.
-        threads: of ONNX Runtime.
-        context: most tokens of a sequence.
-        device: where passes run.
-        attention: how keys are kept.
-        strict: whether rows have the same bits in every pass.
+        run: how it is run.
         profile: of this bundle on this device; None = it was not calibrated: what the export predicted.
     """
     if profile is None:
         return exported(manifest)
-    use = Use("ar", operators, min(context, _TYPICAL), attention, threads=threads, strict=strict, device=device)
+    run = replace(run, context=min(run.context, _TYPICAL))
     found = {}
     for name in manifest.methods:
         if name == "ar":
             continue
         try:
-            found[name] = speed_of(manifest, replace(use, method=name), profile)
+            found[name] = speed_of(manifest, replace(run, method=name), profile)
         except EdgespecError:  # of this method nothing is known
             continue
     return found

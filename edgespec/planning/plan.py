@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -12,8 +12,10 @@ from edgespec.planning.memory.budget import show_bytes
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed, speed_of
-from edgespec.planning.use import Use
-from edgespec.runtimes.files.manifest import Attention, Manifest, Operators
+from edgespec.runtimes.files.manifest import Manifest, Operators
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.options import LoadOptions, RunOptions
+from edgespec.runtimes.ort.session import default_threads
 
 Goal = Literal["chat", "batch", "memory", "quality", "auto"]
 GOALS: tuple[Goal, ...] = ("auto", "chat", "batch", "memory", "quality")
@@ -32,7 +34,7 @@ class Option:
         name: the bundle's folder, or the model's name.
         export: options of ``edgespec export`` that make it; None = it is there.
         needs: by method: what has to be made or given first, in words.
-        profile: what was measured with this very bundle; None = the wish's.
+        profile: what was measured with this very bundle; None = the request's.
     """
 
     manifest: Manifest
@@ -43,30 +45,31 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Wish:
+class PlanRequest:
     """What is asked of a plan.
 
     Attributes:
         budget: bytes.
         goal: what matters most.
-        context: tokens to hold; None = ``CONTEXT``, or what fits.
         batch: sequences together.
-        operators: those of this machine, by manifest.
-        attention: how keys are kept; None = the bundle's default, and int8 where only that fits.
-        threads: of ONNX Runtime.
-        profile: the device; None = nothing was measured of it.
-        device: where passes run.
+        load: how bundles are loaded, its budget apart.  A context of None = ``CONTEXT``, or what fits; an attention of
+            None = the bundle's default, and int8 where only that fits.
+        profile: another device; None = this one.
     """
 
     budget: int
     goal: Goal = "auto"
-    context: int | None = None
     batch: int = 1
-    operators: Callable[[Manifest], Operators] = lambda manifest: "native"
-    attention: Attention | None = None
-    threads: int = 2
+    load: LoadOptions = field(default_factory=LoadOptions)
     profile: Profile | None = None
-    device: Literal["cpu", "webgpu"] = "cpu"
+
+    def operators(self, manifest: Manifest) -> Operators:
+        """Those that a bundle is run on there."""
+        if self.load.device != "cpu":
+            return "stock"
+        if self.profile is not None and self.load.operators == "auto":
+            return self.profile.operators
+        return choose_operators(self.load.operators, manifest.target).kind
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ class PlannedRun:
     """
 
     option: Option
-    use: Use
+    use: RunOptions
     memory: Memory
     speed: Speed
     fits: bool
@@ -117,14 +120,14 @@ class Plan:
     """The answer.
 
     Attributes:
-        wish: what was asked for.
+        request: what was asked for.
         candidates: all that were considered, those that fit first, the best first.
         pick: the best that fits; None = nothing does.
         reason: why, in words.
         hints: what would make it fit, or what else could be had.
     """
 
-    wish: Wish
+    request: PlanRequest
     candidates: tuple[PlannedRun, ...]
     pick: PlannedRun | None
     reason: str
@@ -133,8 +136,8 @@ class Plan:
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
         return {
-            "budget": self.wish.budget,
-            "goal": self.wish.goal,
+            "budget": self.request.budget,
+            "goal": self.request.goal,
             "pick": None if self.pick is None else self.pick.as_dict(),
             "reason": self.reason,
             "hints": list(self.hints),
@@ -145,7 +148,7 @@ class Plan:
     def _profiles(self) -> list[Profile]:
         """What the speeds rest on, each once."""
         options = {id(candidate.option): candidate.option for candidate in self.candidates}.values()
-        used = [option.profile or self.wish.profile for option in options]
+        used = [option.profile or self.request.profile for option in options]
         return list({id(profile): profile for profile in used if profile is not None}.values())
 
 
@@ -154,7 +157,7 @@ def _identified(profile: Profile) -> dict[str, Any]:
     return {"machine": profile.machine.model_dump(), "bundle": profile.name, "created": profile.created}
 
 
-def make_plan(options: Sequence[Option], wish: Wish) -> Plan:
+def make_plan(options: Sequence[Option], request: PlanRequest) -> Plan:
     """Choose among ways to run ``options`` within a budget.
 
     Raises:
@@ -162,32 +165,32 @@ def make_plan(options: Sequence[Option], wish: Wish) -> Plan:
     """
     if not options:
         raise InvalidRequest("nothing to plan for: expected at least one bundle or model")
-    if wish.batch < 1:
-        raise InvalidRequest(f"batch {wish.batch}: expected at least one sequence")
+    if request.batch < 1:
+        raise InvalidRequest(f"batch {request.batch}: expected at least one sequence")
     most = max(option.manifest.target.facts.context for option in options)
-    if wish.context is not None and not 1 < wish.context <= most:
-        raise InvalidRequest(f"context {wish.context}: expected 2 to {most}, what the model was made for")
-    for context in _contexts(wish, most):
-        tried = [_candidate(option, use, wish) for option in options for use in _uses(option, wish, context)]
+    if request.load.context is not None and not 1 < request.load.context <= most:
+        raise InvalidRequest(f"context {request.load.context}: expected 2 to {most}, what the model was made for")
+    for context in _contexts(request, most):
+        tried = [_candidate(option, use, request) for option in options for use in _uses(option, request, context)]
         if any(candidate.fits for candidate in tried):
             break
-    ranked = tuple(sorted(tried, key=lambda candidate: _order(candidate, wish.goal)))
+    ranked = tuple(sorted(tried, key=lambda candidate: _order(candidate, request.goal)))
     fitting = [candidate for candidate in ranked if candidate.fits]
     if not fitting:
-        return Plan(wish, ranked, None, *_nothing_fits(ranked, options, wish))
-    pick = _pick(fitting, wish.goal)
+        return Plan(request, ranked, None, *_nothing_fits(ranked, options, request))
+    pick = _pick(fitting, request.goal)
     ranked = (pick, *(candidate for candidate in ranked if candidate is not pick))
-    return Plan(wish, ranked, pick, *_why(pick, fitting, ranked, wish, most))
+    return Plan(request, ranked, pick, *_why(pick, fitting, ranked, request, most))
 
 
-def largest_context(option: Option, use: Use, wish: Wish) -> int:
+def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> int:
     """Most tokens that fit the budget when run in this way; 0 = not even ``LEAST_CONTEXT``."""
     low, high = 0, option.manifest.target.facts.context
-    if _peak(option, replace(use, context=high), wish) <= wish.budget:
+    if _peak(option, replace(use, context=high), request) <= request.budget:
         return high
     while high - low > 64:
         middle = (low + high) // 2
-        fits = _peak(option, replace(use, context=middle), wish) <= wish.budget
+        fits = _peak(option, replace(use, context=middle), request) <= request.budget
         low, high = (middle, high) if fits else (low, middle)
     return low if low >= LEAST_CONTEXT else 0
 
@@ -195,33 +198,33 @@ def largest_context(option: Option, use: Use, wish: Wish) -> int:
 # -- candidates --------------------------------------------------------------------------------------------------------
 
 
-def _contexts(wish: Wish, most: int) -> Iterable[int]:
+def _contexts(request: PlanRequest, most: int) -> Iterable[int]:
     """Contexts to try, the wanted one first; halves of it only where nobody asked for one."""
-    context = wish.context or min(CONTEXT, most)
+    context = request.load.context or min(CONTEXT, most)
     yield context
-    while wish.context is None and context > LEAST_CONTEXT:
+    while request.load.context is None and context > LEAST_CONTEXT:
         context = max(LEAST_CONTEXT, context // 2)
         yield context
 
 
-def _uses(option: Option, wish: Wish, context: int) -> Iterable[Use]:
+def _uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOptions]:
     """Ways to run one bundle."""
     manifest = option.manifest
-    operators = wish.operators(manifest) if wish.device == "cpu" else "stock"
+    operators, threads = request.operators(manifest), request.load.threads or default_threads()
     for method, part in manifest.methods.items():
-        if wish.device != "cpu" and method == "swift":  # chooses its graph while it runs
+        if request.load.device != "cpu" and method == "swift":  # chooses its graph while it runs
             continue
-        use = Use(
+        use = RunOptions(
             method,
             operators,
             min(context, manifest.target.facts.context),
-            wish.attention,
-            batch=wish.batch,
-            threads=wish.threads,
-            device=wish.device,
+            request.load.attention,
+            batch=request.batch,
+            threads=threads,
+            device=request.load.device,
         )
         yield replace(use, gamma=max(part.gamma, use.gamma)) if method in ("speculative", "medusa") else use
-        if wish.attention is None and operators == "native" and _coarser(manifest):
+        if request.load.attention is None and operators == "native" and _coarser(manifest):
             yield replace(use, attention="int8")
 
 
@@ -231,16 +234,16 @@ def _coarser(manifest: Manifest) -> bool:
     return manifest.target.origin == "edgespec" and (part is None or part.default in ("f32", "f16"))
 
 
-def _candidate(option: Option, use: Use, wish: Wish) -> PlannedRun:
-    profile = option.profile or wish.profile
+def _candidate(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
+    profile = option.profile or request.profile
     memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
     speed = speed_of(option.manifest, use, profile)
-    coarser = use.attention is not None and wish.attention is None
-    return PlannedRun(option, use, memory, speed, memory.peak <= wish.budget, coarser)
+    coarser = use.attention is not None and request.load.attention is None
+    return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser)
 
 
-def _peak(option: Option, use: Use, wish: Wish) -> int:
-    profile = option.profile or wish.profile
+def _peak(option: Option, use: RunOptions, request: PlanRequest) -> int:
+    profile = option.profile or request.profile
     return memory_of(option.manifest, use, profile.process_bytes if profile else None).peak
 
 
@@ -284,17 +287,17 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
 
 
 def _why(
-    pick: PlannedRun, fitting: Sequence[PlannedRun], ranked: Sequence[PlannedRun], wish: Wish, most: int
+    pick: PlannedRun, fitting: Sequence[PlannedRun], ranked: Sequence[PlannedRun], request: PlanRequest, most: int
 ) -> tuple[str, tuple[str, ...]]:
     """The reason, and hints."""
     goals = {
         "auto": "the fastest that fits",
         "chat": "the fastest for one sequence that fits",
-        "batch": f"the most tokens a second for {wish.batch} sequences",
+        "batch": f"the most tokens a second for {request.batch} sequences",
         "memory": "the least memory",
         "quality": "the finest format that fits, and the fastest with it",
     }
-    words = [goals[wish.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(wish.budget)}"]
+    words = [goals[request.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
     if pick.use.method == "ar":
         words.append("no method is predicted to be clearly faster than plain decoding")
     else:
@@ -303,13 +306,13 @@ def _why(
     if better:
         best = max(better, key=lambda one: one.rate)
         words.append(f"{best.format} {best.use.method} would be faster but needs {show_bytes(best.memory.peak)}")
-    if wish.context is None and pick.use.context < min(CONTEXT, most):
+    if request.load.context is None and pick.use.context < min(CONTEXT, most):
         words.append(f"context cut to {pick.use.context} tokens to fit")
     if pick.approximates:
         words.append("with the bundle's own keys nothing fits: int8 keys and values change its text a little")
     if pick.speed.assumed:
         words.append(f"assumed: {', '.join(pick.speed.assumed)}")
-    hints = [f"room for {largest_context(pick.option, pick.use, wish)} tokens of context in this budget"]
+    hints = [f"room for {largest_context(pick.option, pick.use, request)} tokens of context in this budget"]
     for one in ranked:
         need = one.option.needs.get(one.use.method)
         if need and one.fits and one.rate > WORTH * pick.rate and not one.approximates:
@@ -318,25 +321,27 @@ def _why(
     return "; ".join(words), tuple(hints)
 
 
-def _nothing_fits(ranked: Sequence[PlannedRun], options: Sequence[Option], wish: Wish) -> tuple[str, tuple[str, ...]]:
+def _nothing_fits(
+    ranked: Sequence[PlannedRun], options: Sequence[Option], request: PlanRequest
+) -> tuple[str, tuple[str, ...]]:
     """What is closest, and what would make it fit."""
     closest = min(ranked, key=lambda candidate: candidate.memory.peak)
     own = min((one for one in ranked if not one.approximates), key=lambda one: one.memory.peak)
     reason = (
-        f"nothing fits {show_bytes(wish.budget)}: closest is {own.format} {own.use.method} with a context of "
+        f"nothing fits {show_bytes(request.budget)}: closest is {own.format} {own.use.method} with a context of "
         f"{own.use.context} tokens, which needs {show_bytes(own.memory.peak)}"
     )
     hints = []
     coarser = replace(own.use, attention="int8")
-    if room := largest_context(closest.option, closest.use, wish):
+    if room := largest_context(closest.option, closest.use, request):
         hints.append(
             f"a shorter context: --context {room} fits with {closest.format} {closest.use.method}"
             + (" and --attention int8" if closest.approximates else "")
         )
-    elif wish.attention not in (None, "int8") and _peak(own.option, coarser, wish) <= wish.budget:
+    elif request.load.attention not in (None, "int8") and _peak(own.option, coarser, request) <= request.budget:
         hints.append("keys and values in 8 bits: --attention int8")
-    if wish.batch > 1:
-        alone = _peak(own.option, replace(own.use, batch=1), wish)
+    if request.batch > 1:
+        alone = _peak(own.option, replace(own.use, batch=1), request)
         hints.append(f"one sequence at a time needs {show_bytes(alone)}")
     finest = min(PRECISION.index(option.manifest.target.format) for option in options)
     if finest > 0:

@@ -28,8 +28,8 @@ def plot_plan(plan: Plan, path: Path) -> None:
         left = [start + width for start, width in zip(left, widths, strict=True)]
     peaks = [candidate.memory.peak / 2**20 for candidate in shown]
     axes.plot(peaks, range(len(shown)), "k|", markersize=12, label="peak")
-    axes.axvline(plan.wish.budget / 2**20, color="#c0392b", linewidth=1.2, label="budget")
-    axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.wish.budget / 2**20, 2 * max(peaks))))
+    axes.axvline(plan.request.budget / 2**20, color="#c0392b", linewidth=1.2, label="budget")
+    axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.request.budget / 2**20, 2 * max(peaks))))
     axes.invert_yaxis()
     axes.set_xlabel("MiB resident: private and mapped, context full")
     axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))

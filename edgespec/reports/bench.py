@@ -85,31 +85,6 @@ def bootstrap(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tu
     return medians[edge], medians[-1 - edge]
 
 
-def bench(
-    engine: Engine,
-    prompts: Sequence[Prompt],
-    settings: Settings,
-    methods: Sequence[str],
-    repeats: int,
-    progress: Callable[[int, int, str], None] | None = None,
-) -> list[MethodFigures]:
-    """Measure methods against the fastest plain decoding of the same bundle.
-
-    The baseline runs the bundle's plain graph (no gates, no padding) in a session of its own.
-    Baseline and methods take turns on every prompt, so that a slow moment of the machine hits all of them; a ratio is
-    made of neighbours in time.
-
-    Args:
-        engine: the loaded bundle.
-        prompts: texts or token ids.
-        settings: sampling, length and gamma of every run.
-        methods: which methods.
-        repeats: rounds over all prompts, after one that is not timed.
-        progress: called with (done, of, what).
-    """
-    return bench_all([Entry(engine, methods)], prompts, settings, repeats, progress=progress)
-
-
 @dataclass(frozen=True)
 class Entry:
     """A bundle to measure: its engine, and which methods."""
@@ -200,17 +175,7 @@ def bench_all(
 def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
     """Plain decoding of a bundle, which is number ``base``, and its methods."""
     engine, bundle = entry.engine, entry.engine.bundle
-    native = engine.operators.kind == "native"  # one graph: its plain decoding is the fastest
-    plain = Engine(
-        bundle,
-        threads=engine.model.threads,
-        context=engine.context,
-        strict=False,
-        operators=engine.operators.kind,
-        device=engine.device,
-        graph="native" if native else "plain",
-        share=engine if native or not engine.strict or engine.device != "cpu" else None,
-    )
+    plain = engine.plain()
     target = bundle.manifest.target
     size = bundle.manifest.files[target.weights].size
     expected = [engine.generate(prompt, settings.changed(method="ar")).tokens for prompt in prompts]

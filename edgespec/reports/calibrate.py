@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import datetime, timezone
 from time import perf_counter
 from typing import Any
@@ -16,16 +16,16 @@ from edgespec.decoding.target import GreedyTarget
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
+from edgespec.planning.memory.allowance import OFF
 from edgespec.planning.memory.budget import available_memory
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Profile, Trial, manifest_hash, prompts_digest
 from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
 from edgespec.reports.measuring import Clock, take_turns
 from edgespec.reports.trials import run_trials
-from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.operators import WantedOperators
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.slot import Slot
 
@@ -37,42 +37,29 @@ FEWEST_DEPTHS = 2  # timed however long they take: what grows with depth is a li
 ON_DEVICE = 512  # deepest on a device whose memory must be filled by a real prefill
 KV_SHARE = 0.25  # of the memory that is free: keys and values of the deepest pass take no more
 PREFILL = 128  # tokens of a timed prefill
+Prompts = Sequence[Sequence[int]]
 Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
-
-
-@dataclass(frozen=True)
-class CalibrateOptions:
-    """How a bundle is loaded, as ``load`` has it, and how long measuring may take.
-
-    Attributes:
-        seconds: of measuring; divided among its parts, each of which makes its fewest turns however long they take.
-        trials: whether whole methods are tried.
-        prompts: what they are tried on, as token ids; empty = the bundle's own prompts.
-    """
-
-    threads: int | None = None
-    context: int | None = None
-    strict: bool = True
-    operators: WantedOperators = "auto"
-    device: DeviceName = "cpu"
-    attention: str | None = None
-    seconds: float = SECONDS
-    trials: bool = True
-    prompts: tuple[tuple[int, ...], ...] = ()
 
 
 def calibrate(
     bundle: Bundle,
-    options: CalibrateOptions | None = None,
+    options: LoadOptions | None = None,
+    *,
+    seconds: float = SECONDS,
+    prompts: Prompts = (),
+    trials: bool = True,
     process: int = 0,
-    progress: Progress | None = None,
+    progress: Progress = lambda *_: None,
     clock: Clock = perf_counter,
 ) -> Profile:
     """Measure a bundle on this machine.
 
     Args:
         bundle: opened.
-        options: how it is run.
+        options: how it is loaded; no budget is kept.
+        seconds: of measuring; divided among its parts, each of which makes its fewest turns however long they take.
+        prompts: what methods are tried on, as token ids; empty = the bundle's own prompts.
+        trials: whether whole methods are tried.
         process: resident bytes of a process before a bundle is opened (``process_bytes``).
         progress: told of every stage.
         clock: seconds.
@@ -80,32 +67,36 @@ def calibrate(
     Raises:
         EdgespecError: the bundle cannot be run in this way.
     """
-    return Calibrator(bundle, options or CalibrateOptions(), progress or (lambda *_: None), clock).run(process)
+    with Calibrator(bundle, options, seconds=seconds, prompts=prompts, progress=progress, clock=clock) as made:
+        return made.run(process, trials)
 
 
 class Calibrator:
-    """The parts of a calibration, one after the other."""
+    """The parts of a calibration, one after the other; arguments as for ``calibrate``."""
 
-    def __init__(self, bundle: Bundle, options: CalibrateOptions, progress: Progress, clock: Clock) -> None:
-        self.bundle, self.options, self.progress, self.clock = bundle, options, progress, clock
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: LoadOptions | None = None,
+        *,
+        seconds: float = SECONDS,
+        prompts: Prompts = (),
+        progress: Progress = lambda *_: None,
+        clock: Clock = perf_counter,
+    ) -> None:
+        self.bundle, self.seconds, self.prompts, self.progress, self.clock = bundle, seconds, prompts, progress, clock
         self.notes: list[str] = []
-        how: dict[str, Any] = {"threads": options.threads, "context": options.context, "device": options.device}
-        self.engine = engine = Engine(
-            bundle, strict=options.strict, operators=options.operators, attention=options.attention, **how
-        )
-        # as in bench: native operators have one graph, whose plain decoding is the fastest
-        native = engine.operators.kind == "native"
-        shared = native or not options.strict or options.device != "cpu"
-        self.plain = Engine(
-            bundle,
-            strict=False,
-            operators=engine.operators.kind,
-            graph="native" if native else "plain",
-            share=engine if shared else None,
-            **how,
-        )
+        self.engine = Engine(bundle, replace(options or LoadOptions(), budget=OFF))
+        self.plain = self.engine.plain()
 
-    def run(self, process: int) -> Profile:
+    def __enter__(self) -> Calibrator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.plain.close()
+        self.engine.close()
+
+    def run(self, process: int, trials: bool) -> Profile:
         """Everything."""
         self.begun = self.clock()
         engine, manifest = self.engine, self.bundle.manifest
@@ -117,7 +108,7 @@ class Calibrator:
         prefill = self._prefill(slot, depths)
         del slot  # its cache may be as long as the context: one at a time
         drafts = self._drafts(depths)
-        trials = self._trials(plain[depths[0]]) if self.options.trials else {}
+        tried = self._trials(plain[depths[0]]) if trials else {}
         target, kind = manifest.target, engine.operators.kind
         weights = read_bytes(target, kind)
         return Profile(
@@ -133,13 +124,13 @@ class Calibrator:
             device=engine.device,
             threads=engine.model.threads,
             attention=engine.attention.name,
-            strict=self.options.strict or kind == "native",
+            strict=engine.run.strict,
             context=engine.context,
             passes=passes,
             plain=plain,
             drafts=drafts,
-            trials=trials,
-            prompts=prompts_digest(self.options.prompts),
+            trials=tried,
+            prompts=prompts_digest(self.prompts),
             prefill=prefill,
             bandwidth=weights / (plain[depths[0]] / 1000),
             rows_exact=exact,
@@ -278,11 +269,11 @@ class Calibrator:
     def _prompts(self) -> Sequence[list[int]]:
         room = self.engine.context - 2
         golden = [vector.prompt for vector in self.bundle.manifest.golden]
-        return [list(prompt) for prompt in self.options.prompts or golden if 0 < len(prompt) <= room]
+        return [list(prompt) for prompt in self.prompts or golden if 0 < len(prompt) <= room]
 
     def _seconds(self, part: str) -> float:
         """Time of a part: its share of what is left, so that those after it make up for one that took longer."""
-        left = max(0.0, self.options.seconds - (self.clock() - self.begun))
+        left = max(0.0, self.seconds - (self.clock() - self.begun))
         names = list(SHARES)
         return left * SHARES[part] / sum(SHARES[name] for name in names[names.index(part) :])
 

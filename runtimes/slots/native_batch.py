@@ -59,6 +59,12 @@ class NativeBatch:
         for number in range(width):
             self.slots.append(BatchSlot(self, number, context, reserve))
 
+    def close(self) -> None:
+        """Free all it holds, whoever still has this batch; it is of no use afterwards."""
+        for slot in (*self.slots, self._runner):
+            slot.close()
+        vars(self).clear()
+
     def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
         """Run the passes of several slots as one, as ``forward`` or ``forward_best`` of each of them would.
 

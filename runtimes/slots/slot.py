@@ -123,6 +123,10 @@ class Slot(ABC):
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
 
+    def close(self) -> None:
+        """Free all it holds, whoever still has this slot; it is of no use afterwards."""
+        vars(self).clear()
+
     def stand_in(self, tokens: int) -> None:
         """Hold so many tokens, of whatever keys and values: passes at a depth can be timed without a prefill.
 

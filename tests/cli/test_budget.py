@@ -14,8 +14,8 @@ from edgespec.engine.loading import load
 from edgespec.errors import BudgetError, InvalidRequest
 from edgespec.planning.memory.allowance import CHUNKS
 from edgespec.planning.memory.parts import Memory, memory_of
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Operators, read_manifest
+from edgespec.runtimes.options import RunOptions
 from tests.cli.conftest import Command
 from tests.conftest import OPERATORS, PROMPTS, THREADS
 
@@ -24,7 +24,7 @@ NEW = 24
 
 def peak(bundle: Path, method: str, operators: Operators, tokens: int, **more: Any) -> Memory:
     attention = more.pop("attention", None)
-    use = Use(method, operators, tokens, attention, threads=THREADS, **more)
+    use = RunOptions(method, operators, tokens, attention, threads=THREADS, **more)
     return memory_of(read_manifest(bundle), use)
 
 

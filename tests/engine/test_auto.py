@@ -19,21 +19,15 @@ from edgespec.engine.loading import load
 from edgespec.engine.methods import AUTO
 from edgespec.engine.sessions import Session
 from edgespec.planning.speed.prediction import Speed
-from edgespec.reports.bench import bench
+from edgespec.reports.bench import Entry, bench_all
 from edgespec.runtimes.files.manifest import FORMATS, Operators
-from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.conftest import PROMPTS
 
 PROMPT, NEW = PROMPTS[0], 60
 EVERY = 3  # rounds between two switches that are forced
 PROMISES = {"speculative": 1.9, "medusa": 1.8, "self-spec": 1.7, "blockwise": 1.6, "swift": 1.5, "paradecode": 1.4}
 
 Get = Callable[..., Engine]
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    """Everything here holds for both kinds."""
-    return use_operators(request)
 
 
 @pytest.fixture
@@ -195,7 +189,7 @@ def test_without_control_it_is_the_pick_alone(fresh: Get) -> None:
 def test_bench_measures_it_like_any_method(fresh: Get) -> None:
     made = fresh(promises={"speculative": 1.9})
     settings = Settings(max_new_tokens=24, ignore_eos=True)
-    figures = bench(made, [PROMPT], settings, [AUTO, "speculative"], repeats=1)
+    figures = bench_all([Entry(made, [AUTO, "speculative"])], [PROMPT], settings, repeats=1)
     plain, row, speculative = (one.as_dict() for one in figures)
     assert (plain["method"], row["method"], row["same_text"], row["runs"]) == ("plain", AUTO, 1, 1)
     assert 0 <= row["extra_bytes"] <= speculative["extra_bytes"]

@@ -12,19 +12,13 @@ from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel
-from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
-from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.conftest import PROMPTS
 from tests.support.toy import Scripted, chain
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 Get = Callable[..., Engine]
 NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
-
-
-@pytest.fixture(params=OPERATORS)
-def operators(request: pytest.FixtureRequest) -> Operators:
-    return use_operators(request)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -82,9 +76,8 @@ def test_a_pass_is_never_longer_than_the_node_takes(engine: Get, monkeypatch: py
 
 
 @NATIVE
-def test_lanes_of_a_batch_are_kept_and_dropped(engine: Get) -> None:
-    made = engine()
-    made.close()
+def test_sessions_of_a_batch_are_kept(fresh: Get) -> None:
+    made = fresh()
     before = made.kv_bytes()
     made.generate_batch(list(PROMPTS[:2]), batch=2, max_new_tokens=4)
     kept = made.kv_bytes()
@@ -92,7 +85,7 @@ def test_lanes_of_a_batch_are_kept_and_dropped(engine: Get) -> None:
     made.generate_batch(list(PROMPTS[:2]), batch=2, max_new_tokens=4)
     assert made.kv_bytes() == kept
     made.close()
-    assert made.kv_bytes() == before
+    assert made.kv_bytes() == 0
 
 
 def test_a_bad_prompt_ends_a_batch_and_the_next_one_works(engine: Get) -> None:

@@ -13,6 +13,7 @@ from edgespec.formulas.cost import WORTH, expected_tokens
 from edgespec.planning import expectations as auto
 from edgespec.planning.speed.prediction import Basis, Speed
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import manifest
 from tests.support.profiles import profile
 
@@ -24,7 +25,7 @@ def speed(gain: float, basis: Basis = "calibrated") -> Speed:
 
 
 def found(made: Manifest) -> dict[str, Speed]:
-    return auto.predictions(made, "native", 2, 512)
+    return auto.predictions(made, RunOptions())
 
 
 def test_without_a_profile_the_exports_predictions_count(cache: object) -> None:
@@ -53,7 +54,7 @@ def test_with_a_profile_it_is_this_devices(monkeypatch: pytest.MonkeyPatch) -> N
         return speed({"medusa": 1.3}.get(method, 0.9))
 
     monkeypatch.setattr(auto, "speed_of", speed_of)
-    predicted = auto.predictions(made, "native", 2, 16384, attention="f16", profile=measured)
+    predicted = auto.predictions(made, RunOptions(context=16384, attention="f16"), measured)
     assert set(predicted) == {"ngram", "speculative", "self-spec", "medusa"}
     assert {use.context for use in asked} == {1024}  # type: ignore[attr-defined]
     choice = choose_method(made, None, predictions=predicted)

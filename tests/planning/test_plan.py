@@ -10,11 +10,11 @@ import pytest
 from edgespec.errors import InvalidRequest
 from edgespec.planning import plan as planning
 from edgespec.planning.memory.parts import Memory, MemoryPart
-from edgespec.planning.plan import GOALS, Goal, Option, Plan, Wish, label, largest_context, make_plan
+from edgespec.planning.plan import GOALS, Goal, Option, Plan, PlanRequest, label, largest_context, make_plan
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.manifests import SIZES, manifest
 
 MIB = 1 << 20
@@ -33,11 +33,11 @@ def takes(form: str, method: str, context: int, int8: bool = False, batch: int =
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memory(found: Manifest, use: Use, process: int | None = None) -> Memory:
+    def memory(found: Manifest, use: RunOptions, process: int | None = None) -> Memory:
         total = takes(found.target.format, use.method, use.context, use.attention == "int8", use.batch)
         return Memory((MemoryPart("all", private=total),))
 
-    def speed(found: Manifest, use: Use, profile: Profile | None = None) -> Speed:
+    def speed(found: Manifest, use: RunOptions, profile: Profile | None = None) -> Speed:
         plain, gain = RATES[found.target.format], GAINS[use.method]
         return Speed(gain, plain * gain, plain, None, use.gamma, gain, None, "calibrated")
 
@@ -53,8 +53,12 @@ def options(*forms: Any, methods: tuple[str, ...] = METHODS) -> list[Option]:
     return [Option(manifest(form, methods), f"bundle-{form}") for form in forms]
 
 
-def planned(budget: int, *forms: Any, **wishes: Any) -> Plan:
-    return make_plan(options(*(forms or ("int4",))), Wish(budget, **wishes))
+def request(budget: int, goal: Goal = "auto", batch: int = 1, **load: Any) -> PlanRequest:
+    return PlanRequest(budget, goal, batch, LoadOptions(operators="native", **load))
+
+
+def planned(budget: int, *forms: Any, **changes: Any) -> Plan:
+    return make_plan(options(*(forms or ("int4",))), request(budget, **changes))
 
 
 def picked(plan: Plan) -> str:
@@ -73,7 +77,7 @@ def test_the_fastest_that_fits_is_picked() -> None:
 
 
 def test_plain_decoding_where_nothing_is_clearly_faster() -> None:
-    plan = make_plan(options("int4", methods=("ar", "ngram")), Wish(1000 * MIB))
+    plan = make_plan(options("int4", methods=("ar", "ngram")), request(1000 * MIB))
     assert picked(plan) == "int4 ar"  # 1.02x is no gain worth a method
     assert "no method is predicted to be clearly faster" in plan.reason
 
@@ -147,16 +151,16 @@ def test_the_hinted_context_fits() -> None:
 
 def test_largest_context() -> None:
     (option,) = options("int4")
-    use, wish = Use("ar"), Wish(takes("int4", "ar", 3000))
-    found = largest_context(option, use, wish)
-    assert takes("int4", "ar", found) <= wish.budget < takes("int4", "ar", found + 65)
-    assert largest_context(option, use, Wish(10**12)) == option.manifest.target.facts.context
-    assert largest_context(option, use, Wish(takes("int4", "ar", 100))) == 0
+    use, asked = RunOptions("ar"), request(takes("int4", "ar", 3000))
+    found = largest_context(option, use, asked)
+    assert takes("int4", "ar", found) <= asked.budget < takes("int4", "ar", found + 65)
+    assert largest_context(option, use, request(10**12)) == option.manifest.target.facts.context
+    assert largest_context(option, use, request(takes("int4", "ar", 100))) == 0
 
 
 def test_what_has_to_be_made_first_is_not_picked_but_hinted() -> None:
     (option,) = options("int4", methods=("ar", "medusa"))
-    plan = make_plan([replace(option, needs={"medusa": "needs trained heads"})], Wish(1000 * MIB))
+    plan = make_plan([replace(option, needs={"medusa": "needs trained heads"})], request(1000 * MIB))
     assert picked(plan) == "int4 ar"
     assert any("medusa: predicted 1.50x, but needs trained heads" in hint for hint in plan.hints)
 
@@ -168,17 +172,17 @@ def test_batches_count_their_keys() -> None:
 
 
 def test_swift_is_not_for_devices() -> None:
-    found = make_plan(options("int4", methods=("ar", "swift")), Wish(1000 * MIB, device="webgpu"))
+    found = make_plan(options("int4", methods=("ar", "swift")), request(1000 * MIB, device="webgpu"))
     assert [candidate.use.method for candidate in found.candidates] == ["ar"]
     assert {candidate.use.operators for candidate in found.candidates} == {"stock"}
 
 
-@pytest.mark.parametrize("wishes", [{"context": 1}, {"context": 9000}, {"batch": 0}])
-def test_nonsense_is_refused(wishes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"context": 1}, {"context": 9000}, {"batch": 0}])
+def test_nonsense_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
-        planned(1000 * MIB, **wishes)
+        planned(1000 * MIB, **changes)
     with pytest.raises(InvalidRequest, match="nothing to plan for"):
-        make_plan([], Wish(1))
+        make_plan([], request(1))
 
 
 def test_json_keys() -> None:

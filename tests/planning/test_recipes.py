@@ -25,8 +25,8 @@ from edgespec.planning.recipes import (
     recipe_table,
     recipes,
 )
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import FORMATS, Attention, Manifest, ModelFacts
+from edgespec.runtimes.options import RunOptions
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
 PARAMETERS = {  # as their authors count them
@@ -103,7 +103,7 @@ def test_a_recipe_fits_its_device(model: Callable[[str], Path], name: str) -> No
             manifest = planned(recipe, model(which), draft)
             attentions: set[Attention | None] = {recipe.run.attention, "f16"}  # what does not pass its gate is float16
             for attention in attentions:
-                use = Use(
+                use = RunOptions(
                     method=recipe.run.method,
                     operators=recipe.run.operators,
                     context=min(recipe.run.context, manifest.target.facts.context),

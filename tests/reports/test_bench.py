@@ -20,7 +20,7 @@ from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.reports import golden, proof
-from edgespec.reports.bench import BASELINE, MethodFigures, bench, bootstrap, check_plot, plot
+from edgespec.reports.bench import BASELINE, Entry, MethodFigures, bench_all, bootstrap, check_plot, plot
 from edgespec.reports.proof import Difference, MethodProof, check_golden, prove
 from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.opening import open_slot
@@ -185,7 +185,9 @@ def test_methods_take_turns(engine: Get) -> None:
     seen: list[tuple[int, int, str]] = []
     wanted = Settings(max_new_tokens=12, ignore_eos=True)
     prompts: list[Prompt] = [PROMPTS[0], engine().codec.encode(PROMPTS[1])]
-    found = bench(engine(), prompts, wanted, ["ngram", "self-spec"], 2, lambda *at: seen.append(at))
+    found = bench_all(
+        [Entry(engine(), ["ngram", "self-spec"])], prompts, wanted, 2, progress=lambda *at: seen.append(at)
+    )
     assert [figures.method for figures in found] == [BASELINE, "ngram", "self-spec"]
     assert [done for done, _, _ in seen] == list(range(1, 19))
     assert {of for _, of, _ in seen} == {18}

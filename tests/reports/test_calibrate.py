@@ -22,14 +22,14 @@ from edgespec.planning.profile.cache import find_profile, save_profile
 from edgespec.planning.profile.record import Profile, manifest_hash, prompts_digest
 from edgespec.planning.speed.prediction import speed_of
 from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
-from edgespec.planning.use import Use
-from edgespec.reports.calibrate import KV_SHARE, ROWS, SHARES, CalibrateOptions, Calibrator, calibrate
+from edgespec.reports.calibrate import KV_SHARE, ROWS, SHARES, Calibrator, calibrate
 from edgespec.reports.measuring import LEAST, MOST
 from edgespec.reports.trials import FEWEST_NEW, LEARN, run_trials
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET, THREADS, fixed_skip_set, use_operators
 from tests.reports.test_measuring import Ticks
@@ -52,10 +52,10 @@ def opened(bundles: Callable[..., Path]) -> Bundle:
     return Bundle.open(bundles("native"), check=False)
 
 
-def short(**changes: Any) -> CalibrateOptions:
+def short(seconds: float = 0.3, prompts: Any = OWN, context: int | None = 200, **load: Any) -> dict[str, Any]:
     """These bundles have no prompts of their own."""
-    values: dict[str, Any] = {"threads": THREADS, "seconds": 0.3, "context": 200, "prompts": OWN}
-    return CalibrateOptions(**values | changes)
+    options = LoadOptions(threads=THREADS, context=context, **load)
+    return {"options": options, "seconds": seconds, "prompts": prompts}
 
 
 # -- a bundle, with native and stock operators -------------------------------------------------------------------------
@@ -63,7 +63,9 @@ def short(**changes: Any) -> CalibrateOptions:
 
 def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
     stages: list[str] = []
-    made = calibrate(opened, short(operators=operators), 12345, lambda stage, *_: stages.append(stage))
+    made = calibrate(
+        opened, **short(operators=operators), process=12345, progress=lambda stage, *_: stages.append(stage)
+    )
     assert list(dict.fromkeys(stages)) == list(SHARES)
     assert Profile.model_validate_json(made.model_dump_json()) == made
     assert (made.operators, made.threads, made.context, made.process_bytes) == (operators, THREADS, 200, 12345)
@@ -90,10 +92,10 @@ def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
 
 
 def test_what_was_measured_predicts(opened: Bundle, operators: Any) -> None:
-    made = calibrate(opened, short(operators=operators))
+    made = calibrate(opened, **short(operators=operators))
     for method, found in made.trials.items():
         if method != "ar":
-            use = Use(method, operators, 200, threads=THREADS)
+            use = RunOptions(method, operators, 200, threads=THREADS)
             speed = speed_of(opened.manifest, use, made, depth=found.depth)
             assert speed.basis == "calibrated"
             assert speed.speedup == pytest.approx(found.speedup)
@@ -102,19 +104,19 @@ def test_what_was_measured_predicts(opened: Bundle, operators: Any) -> None:
 def test_prompts_are_the_bundles_or_ones_own(opened: Bundle) -> None:
     golden = [GoldenVector(prompt=list(prompt), method="ar", tokens=[1]) for prompt in OWN]
     known = Bundle(opened.path, opened.manifest.model_copy(update={"golden": golden}))
-    made = calibrate(known, short(prompts=()))
+    made = calibrate(known, **short(prompts=()))
     assert made.trials
     assert made.prompts == ""
-    other = calibrate(known, short())
+    other = calibrate(known, **short())
     assert other.prompts == prompts_digest(OWN) != prompts_digest(OWN[:1])
     assert other.trials
 
 
 def test_a_bundle_without_prompts(opened: Bundle) -> None:
-    made = calibrate(opened, short(prompts=()))
+    made = calibrate(opened, **short(prompts=()))
     assert made.trials == {}
     assert any("no prompts" in note for note in made.notes)
-    assert calibrate(opened, short(trials=False)).trials == {}
+    assert calibrate(opened, **short(), trials=False).trials == {}
 
 
 def test_a_method_that_fails_costs_only_itself(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +126,7 @@ def test_a_method_that_fails_costs_only_itself(opened: Bundle, monkeypatch: pyte
         raise RuntimeError("no heads today")
 
     monkeypatch.setattr(Medusa, "propose", broken)
-    made = calibrate(opened, short())
+    made = calibrate(opened, **short())
     assert "medusa" not in made.trials
     assert "ngram" in made.trials
     assert any("medusa failed" in note and "no heads today" in note for note in made.notes)
@@ -141,7 +143,7 @@ def test_passes_follow_the_clock(opened: Bundle, monkeypatch: pytest.MonkeyPatch
             return lambda: ran.update([rows])
 
         monkeypatch.setattr(calibrating, "_pass", counted)
-        made = Calibrator(opened, short(trials=False, seconds=seconds), lambda *_: None, Ticks(0.01))
+        made = Calibrator(opened, **short(seconds=seconds), clock=Ticks(0.01))
         made.begun = 0.0
         made._passes(open_slot(made.engine.model), [10])
         assert len(set(ran.values())) == 1  # each size as often as the others
@@ -159,7 +161,7 @@ def test_the_deepest_passes_are_left_out_when_time_is_up(
 ) -> None:
     monkeypatch.setattr(calibrating, "_pass", lambda slot, rows: lambda: None)
     # by the second of these clocks a depth's fewest turns take .05, and .11 are for all of them
-    made = Calibrator(opened, short(seconds=0.3), lambda *_: None, Ticks(step))
+    made = Calibrator(opened, **short(seconds=0.3), clock=Ticks(step))
     made.begun = 0.0
     passes, plain = made._passes(open_slot(made.engine.model), [5, 10, 20, 30])
     assert list(passes) == list(plain) == depths
@@ -169,7 +171,7 @@ def test_the_deepest_passes_are_left_out_when_time_is_up(
 
 def test_later_parts_have_what_is_left(opened: Bundle) -> None:
     now = [0.0]
-    made = Calibrator(opened, short(seconds=10.0), lambda *_: None, lambda: now[0])
+    made = Calibrator(opened, **short(seconds=10.0), clock=lambda: now[0])
     made.begun = 0.0
     assert made._seconds("passes") == pytest.approx(10 * SHARES["passes"])
     assert made._seconds("trials") == pytest.approx(10)
@@ -182,7 +184,7 @@ def test_later_parts_have_what_is_left(opened: Bundle) -> None:
 
 @pytest.mark.parametrize(("step", "timed"), [(100.0, 1), (1e-9, 4)])
 def test_trials_end_in_time(opened: Bundle, step: float, timed: int) -> None:
-    engine, prompts = Engine(opened, threads=THREADS), [[1, 2, 3], [4, 5], [6, 7, 8]]
+    engine, prompts = Engine(opened, LoadOptions(threads=THREADS)), [[1, 2, 3], [4, 5], [6, 7, 8]]
     told: list[int] = []
     found, failed = run_trials(
         engine, engine, ["ngram"], prompts, 10.0, 1e9, Ticks(step), lambda done, of, what: told.append(done)
@@ -193,7 +195,7 @@ def test_trials_end_in_time(opened: Bundle, step: float, timed: int) -> None:
 
 
 def test_depths_end_where_memory_does(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Calibrator(opened, short(context=None), lambda *_: None, Ticks(0.0))
+    made = Calibrator(opened, **short(context=None), clock=Ticks(0.0))
     context = opened.manifest.target.facts.context
     assert made._depths() == [64, 512, context - 18]
     assert not made.notes
@@ -206,10 +208,10 @@ def test_depths_end_where_memory_does(opened: Bundle, monkeypatch: pytest.Monkey
 
 
 def test_a_tiny_context(opened: Bundle) -> None:
-    made = calibrate(opened, short(context=20))
+    made = calibrate(opened, **short(context=20))
     assert set(made.passes) == {2}
     assert list(made.prefill) == [0]
-    tiny = calibrate(opened, short(context=8))
+    tiny = calibrate(opened, **short(context=8))
     assert max(tiny.passes[1]) == 5  # rows that fit
 
 
@@ -217,7 +219,7 @@ def test_a_tiny_context(opened: Bundle) -> None:
 
 
 def test_a_stand_in_is_a_slot_at_a_depth(opened: Bundle, operators: Any) -> None:
-    engine = Engine(opened, threads=THREADS, operators=operators)
+    engine = Engine(opened, LoadOptions(threads=THREADS, operators=operators))
     slot = open_slot(engine.model, context=400)
     slot.stand_in(300)
     assert len(slot.tokens) == 300
@@ -260,15 +262,15 @@ def test_a_device_is_measured_as_well(tmp_path: Path) -> None:
     )
     Exporter(options).run()
     opened = Bundle.open(options.output, check=False)
-    made = calibrate(opened, CalibrateOptions(threads=1, device="webgpu", seconds=0.1, context=300, prompts=OWN))
+    made = calibrate(opened, LoadOptions(threads=1, device="webgpu", context=300), seconds=0.1, prompts=OWN)
     assert (made.device, made.operators) == ("webgpu", "stock")
     assert made.machine.driver == devices.driver("webgpu")
     assert set(made.trials) == {"ar", "ngram", "speculative", "self-spec", "medusa"}  # swift cannot run there
     assert max(made.passes) <= 300 - max(ROWS) - 1
     save_profile(made)
-    assert find_profile(opened.manifest, threads=1, device="webgpu") == made
-    assert find_profile(opened.manifest, threads=1) is None
-    use = Use("speculative", "stock", 300, threads=1, device="webgpu")
+    assert find_profile(opened.manifest, LoadOptions(threads=1, device="webgpu")) == made
+    assert find_profile(opened.manifest, LoadOptions(threads=1)) is None
+    use = RunOptions("speculative", "stock", 300, threads=1, device="webgpu")
     assert speed_of(opened.manifest, use, made).basis == "calibrated"
-    cpu = Use("speculative", "stock", 300, threads=1)
+    cpu = RunOptions("speculative", "stock", 300, threads=1)
     assert speed_of(opened.manifest, cpu, made).basis == "scaled"

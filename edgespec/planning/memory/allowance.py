@@ -9,8 +9,8 @@ from edgespec.errors import BudgetError
 from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.memory.process import resident_now
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.options import RunOptions
 
 OFF = "off"
 LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
@@ -56,12 +56,12 @@ class Allowance:
         InvalidRequest: a budget that is none, or larger than the machine.
     """
 
-    def __init__(self, manifest: Manifest, use: Use, budget: str | int | None = None) -> None:
+    def __init__(self, manifest: Manifest, use: RunOptions, budget: str | int | None = None) -> None:
         self._manifest, self._use = manifest, use
         self.asked = budget is not None and budget != OFF
         self.limit: int | None = None
         self._mapped = self.asked
-        self._known: dict[Use, Memory] = {}
+        self._known: dict[RunOptions, Memory] = {}
         if budget == OFF:
             return
         found = available_memory()
@@ -173,12 +173,12 @@ class Allowance:
         plain = self._takes(replace(use, method="ar"))
         return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
 
-    def _takes(self, use: Use) -> int:
+    def _takes(self, use: RunOptions) -> int:
         """Bytes that count."""
         memory = self._memory(use)
         return memory.peak if self._mapped else memory.private
 
-    def _memory(self, use: Use) -> Memory:
+    def _memory(self, use: RunOptions) -> Memory:
         # requests differ by a token: whole blocks of KV are what is allocated anyway
         use = replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context))
         if use not in self._known:
@@ -189,10 +189,10 @@ class Allowance:
         assert self.limit is not None
         return f"and the budget is {show_bytes(self.limit)}" if self.asked else f"and {show_bytes(self.limit)} are free"
 
-    def _dropped(self, method: str, used: str, use: Use) -> str:
+    def _dropped(self, method: str, used: str, use: RunOptions) -> str:
         return f"{method} needs {show_bytes(self._takes(replace(use, chunk=CHUNKS[-1])))}, {self._of()}: {used} instead"
 
-    def _shorter(self, use: Use, busy: int = 0) -> str:
+    def _shorter(self, use: RunOptions, busy: int = 0) -> str:
         """How many tokens fit, as a hint."""
         assert self.limit is not None
         low, high = 0, use.context

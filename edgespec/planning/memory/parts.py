@@ -8,9 +8,9 @@ from typing import Any
 from edgespec.planning.memory import passes
 from edgespec.planning.memory import process as fixed
 from edgespec.planning.memory import weights as stored
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Manifest, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
+from edgespec.runtimes.options import RunOptions
 
 DRAFTING = ("speculative",)  # methods with a model of their own
 MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
@@ -80,7 +80,7 @@ class Memory:
         return figures | {"parts": [asdict(part) for part in self.parts]}
 
 
-def memory_of(manifest: Manifest, use: Use, process: int | None = None) -> Memory:
+def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -> Memory:
     """What running a bundle in this way takes; from its manifest alone, no file is opened.
 
     Args:
@@ -110,7 +110,7 @@ def memory_of(manifest: Manifest, use: Use, process: int | None = None) -> Memor
     return Memory(tuple(parts), loaded, opened)
 
 
-def is_native(part: ModelPart, use: Use) -> bool:
+def is_native(part: ModelPart, use: RunOptions) -> bool:
     """Whether a model's passes are native operators'."""
     return use.operators == "native" and use.device == "cpu" and NATIVE in part.graphs
 
@@ -121,13 +121,13 @@ def _tokenizer(manifest: Manifest) -> MemoryPart:
     return MemoryPart("tokenizer", kept, loading=loading, note=f"{manifest.target.facts.vocab} tokens at most")
 
 
-def _text(use: Use) -> MemoryPart:
+def _text(use: RunOptions) -> MemoryPart:
     """Tokens as Python keeps them, and the index of method ngram."""
     each = fixed.TEXT + (fixed.NGRAM if use.method == "ngram" else 0)
     return MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token")
 
 
-def _model(manifest: Manifest, part: ModelPart, use: Use, lead: str) -> list[MemoryPart]:
+def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> list[MemoryPart]:
     """Weights, session, keys and values, and scratch space of the target (``lead`` "") or the draft."""
     native, draft = is_native(part, use), bool(lead)
     method = manifest.methods.get(use.method)
@@ -157,7 +157,7 @@ def _model(manifest: Manifest, part: ModelPart, use: Use, lead: str) -> list[Mem
 
 
 def _weights(
-    part: ModelPart, weights: stored.WeightParts, use: Use, native: bool, groups: list[str], lead: str
+    part: ModelPart, weights: stored.WeightParts, use: RunOptions, native: bool, groups: list[str], lead: str
 ) -> list[MemoryPart]:
     """Matrices, mapped and used in place by native operators, packed into memory by stock ones; and tables."""
     context = min(use.context, part.facts.context)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.attention import default_attention, exact_attention
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, padded_dim
 from edgespec.runtimes.files.manifest import ModelPart
+from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
 HUGE = 2 << 20  # numpy asks for huge pages for arrays of twice this: a page that is touched is as large
@@ -20,7 +20,7 @@ DRAWN = 7  # rows of float64 that drawing a token takes for a moment
 PROBED = 5  # rows whose logits are compared to say whether rows are exact, and that control times
 
 
-def model_kv(part: ModelPart, use: Use, draft: bool) -> KvFormat:
+def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
     """How a model's native cache is kept; a draft's as exactly as its weights allow."""
     name = exact_attention(part) if draft else use.attention or default_attention(part)
     return ATTENTION[name]
@@ -34,7 +34,7 @@ class Kv:
     note: str
 
 
-def kv_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> Kv:
+def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> Kv:
     """Of all sequences of a batch."""
     facts, tokens = part.facts, min(use.context, part.facts.context)
     room = min(facts.context, tokens) + part.headroom
@@ -59,7 +59,7 @@ def _touched(used: int, there: int, pieces: int) -> int:
     return min(there, used + pieces * HUGE // 2)
 
 
-def native_scratch(part: ModelPart, use: Use, rows: int, draft: bool = False) -> int:
+def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = False) -> int:
     """Of the largest pass of native operators (native/pass.h, Scratch): the prefill's."""
     facts, form = part.facts, part.format
     tokens = min(use.context, facts.context)
@@ -89,7 +89,7 @@ def stock_scratch(part: ModelPart, rows: int) -> int:
     return 4 * (rows + 1) * activations  # and the dummy row of a gated graph
 
 
-def logits_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -> int:
+def logits_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> int:
     """Of rows of logits that leave the LM head, and what sampling makes of the target's."""
     columns = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
     drafts = use.method != "ar"
@@ -101,7 +101,7 @@ def logits_bytes(part: ModelPart, use: Use, native: bool, draft: bool = False) -
     return 4 * rows * columns + 8 * drawn * part.facts.vocab
 
 
-def head_logits(part: ModelPart, use: Use, native: bool, groups: list[str]) -> int:
+def head_logits(part: ModelPart, use: RunOptions, native: bool, groups: list[str]) -> int:
     """Of a group of heads; native operators give only the best."""
     columns = part.head_vocab.size if part.head_vocab else part.facts.vocab
     count = max((group.count for group in part.heads if group.name in groups), default=0)

@@ -6,59 +6,20 @@ import hashlib
 import json
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Profile, manifest_hash, read_profile, write_profile
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.attention import choose_attention
-from edgespec.runtimes.files.manifest import Attention, Manifest, Operators, read_manifest
-from edgespec.runtimes.files.operators import WantedOperators, choose_operators
+from edgespec.runtimes.files.manifest import Manifest, read_manifest
 from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.ort.session import default_threads
 
-
-@dataclass(frozen=True)
-class Setting:
-    """How a bundle is loaded, as far as its speed goes: nothing is left open.
-
-    ``strict`` is true of native operators, whose rows have the same bits anyway.
-    """
-
-    bundle: str
-    operators: Operators
-    threads: int
-    device: DeviceName
-    attention: Attention | None
-    strict: bool
-
-    @classmethod
-    def of(
-        cls,
-        manifest: Manifest,
-        operators: WantedOperators = "auto",
-        threads: int | None = None,
-        device: DeviceName = "cpu",
-        attention: str | None = None,
-        strict: bool = True,
-    ) -> Setting:
-        """What ``load`` makes of the same arguments.
-
-        Raises:
-            EdgespecError: it would refuse them.
-        """
-        kind = choose_operators("stock" if device != "cpu" else operators, manifest.target).kind
-        name = choose_attention(manifest.target, kind, attention).name
-        exact = strict or kind == "native"
-        return cls(manifest_hash(manifest), kind, threads or default_threads(), device, name, exact)
-
-    @classmethod
-    def of_profile(cls, profile: Profile) -> Setting:
-        """The setting that a profile was measured in."""
-        names = cls.__dataclass_fields__
-        return cls(**{name: getattr(profile, name) for name in names})
+HOW = ("operators", "threads", "device", "attention", "strict")
+"""What of the way that a bundle is run decides its speed: of ``RunOptions``, and of a profile."""
 
 
 def profile_folder() -> Path:
@@ -66,39 +27,29 @@ def profile_folder() -> Path:
     return cache_folder() / "profiles"
 
 
-def profile_path(setting: Setting) -> Path:
-    """The file of a setting on this machine, as its processor, its runtime and its operators are now."""
-    machine = this_machine(setting.device).model_dump(exclude={"memory"})
-    text = json.dumps([asdict(setting), machine], sort_keys=True)
+def profile_path(bundle: str, run: RunOptions | Profile) -> Path:
+    """The file of a bundle (``manifest_hash``) run in this way on this machine, as it is now."""
+    machine = this_machine(run.device).model_dump(exclude={"memory"})
+    text = json.dumps([bundle, _how(run), machine], sort_keys=True)
     return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
 
-def find_profile(
-    bundle: Path | Manifest | None,
-    operators: WantedOperators = "auto",
-    threads: int | None = None,
-    device: DeviceName = "cpu",
-    attention: str | None = None,
-    strict: bool = True,
-) -> Profile | None:
+def find_profile(bundle: Path | Manifest, options: LoadOptions) -> Profile | None:
     """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
 
-    Whatever else lies in the cache is no profile: nothing is raised.  A bundle of None stands for any: the latest
-    profile of this machine.
+    Whatever else lies in the cache is no profile: nothing is raised.
     """
-    if bundle is None:
-        return latest(threads, device)
     try:
         manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
-        setting = Setting.of(manifest, operators, threads, device, attention, strict)
-        path = profile_path(setting)
+        name, run = manifest_hash(manifest), options.resolve(manifest)
+        path = profile_path(name, run)
         profile = read_profile(path) if path.is_file() else None
     except (EdgespecError, OSError, ValueError):
         return None
-    return profile if profile is not None and not staleness(profile, setting) else None
+    return profile if profile is not None and not staleness(profile, name, run) else None
 
 
-def latest(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
+def latest_profile(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
     """The latest profile of this machine, whatever the bundle."""
     found = [
         profile
@@ -121,16 +72,16 @@ def save_profile(profile: Profile) -> Path:
     Raises:
         ProfileError: the cache cannot be written.
     """
-    path = profile_path(Setting.of_profile(profile))
+    path = profile_path(profile.bundle, profile)
     with suppress(OSError):  # writing says why
         path.parent.mkdir(parents=True, exist_ok=True)
     write_profile(profile, path)
     return path
 
 
-def staleness(profile: Profile, setting: Setting) -> list[str]:
-    """Why a profile is not that of this machine in this setting, in words; empty = it is."""
-    here = this_machine(setting.device)
+def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[str]:
+    """Why a profile is not that of this machine and bundle run in this way, in words; empty = it is."""
+    here = this_machine(run.device)
     reasons = [
         f"{what} {there}, here {mine}"
         for what, there, mine in (
@@ -145,38 +96,35 @@ def staleness(profile: Profile, setting: Setting) -> list[str]:
     ]
     if profile.machine.library != here.library and profile.machine.isa == here.isa:
         reasons.append("other native operators are installed now")
-    if profile.bundle != setting.bundle:
+    if profile.bundle != bundle:
         reasons.append(f"another bundle ({profile.name})")
-    theirs = Setting.of_profile(profile)
-    for name in ("operators", "threads", "device", "attention", "strict"):
-        there, mine = getattr(theirs, name), getattr(setting, name)
-        if there != mine:
-            reasons.append(f"{name} {there}, here {mine}")
-    return reasons
+    theirs = _how(profile)
+    return reasons + [f"{name} {theirs[name]}, here {mine}" for name, mine in _how(run).items() if theirs[name] != mine]
 
 
 def foreign(profile: Profile) -> list[str]:
     """Why a profile is not of this machine, in words; empty = it is.  Planning with one is planning for its device."""
-    return staleness(profile, Setting.of_profile(profile))
+    return staleness(profile, profile.bundle, profile)
 
 
-def why_none(setting: Setting, name: str) -> list[str]:
+def why_none(bundle: str, run: RunOptions, name: str) -> list[str]:
     """Why nothing that was kept will do, where something of a bundle of this name was kept.
 
     What is closest speaks: the one with the fewest reasons against it.  Files that are no profiles say so.
     """
-    path, found = profile_path(setting), []
+    path, found = profile_path(bundle, run), []
     if path.is_file():
         try:
-            return staleness(read_profile(path), setting)
+            return staleness(read_profile(path), bundle, run)
         except EdgespecError as error:
             return [f"the profile that was kept is unusable: {error.message}"]
     for profile in kept_profiles():
-        if profile.name != name and profile.bundle != setting.bundle:
-            continue
-        reasons = staleness(profile, setting)
-        if profile.bundle != setting.bundle:  # of the same name
-            others = staleness(profile, replace(setting, bundle=profile.bundle))
-            reasons = ["the bundle has changed", *others]
-        found.append(reasons)
+        if profile.bundle == bundle:
+            found.append(staleness(profile, bundle, run))
+        elif profile.name == name:
+            found.append(["the bundle has changed", *staleness(profile, profile.bundle, run)])
     return min(found, key=len, default=[])
+
+
+def _how(run: RunOptions | Profile) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in HOW}

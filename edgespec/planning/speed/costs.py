@@ -25,9 +25,9 @@ from edgespec.planning.speed.traffic import (
     layer_weights,
     read_bytes,
 )
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
+from edgespec.runtimes.options import RunOptions
 
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
 # nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
@@ -72,7 +72,7 @@ class Costs:
         return self.step_ms(method) / (self.plain + self.other)
 
 
-def is_of(profile: Profile, manifest: Manifest, use: Use) -> bool:
+def is_of(profile: Profile, manifest: Manifest, use: RunOptions) -> bool:
     """Whether a profile was measured with this very bundle, on these operators and this device."""
     return (
         profile.bundle == manifest_hash(manifest)
@@ -88,7 +88,7 @@ def plain_points(profile: Profile) -> list[tuple[float, float]]:
     return rising({depth: times[min(times)] for depth, times in profile.passes.items()})
 
 
-def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
+def calibrated(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) -> Costs:
     """Of a profile of this very bundle."""
     passes, plain = PassTimes(profile.passes), plain_points(profile)
     more = max(0.0, depth - passes.deepest)
@@ -114,7 +114,7 @@ def calibrated(manifest: Manifest, use: Use, profile: Profile, depth: float) -> 
     return found
 
 
-def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Costs:
+def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) -> Costs:
     """Of a profile of another bundle, by bytes; its verify curve where format and operators are the same."""
     target, passes = manifest.target, PassTimes(profile.passes)
     one, slope = passes.split(1)
@@ -159,7 +159,7 @@ def scaled(manifest: Manifest, use: Use, profile: Profile, depth: float) -> Cost
     return found
 
 
-def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
+def exported(manifest: Manifest, use: RunOptions, depth: float) -> Costs | None:
     """What the exporting machine measured; None = nothing, or with other operators."""
     times = {int(rows): float(ms) for rows, ms in manifest.cost.get("verify_ms", {}).items()}
     if not times or use.operators != manifest.target.layout or use.device != "cpu":
@@ -190,7 +190,7 @@ def exported(manifest: Manifest, use: Use, depth: float) -> Costs | None:
     )
 
 
-def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
+def assumed(manifest: Manifest, use: RunOptions, depth: float) -> Costs:
     """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
     target = manifest.target
     weights = read_bytes(target, use.operators)
@@ -211,7 +211,7 @@ def assumed(manifest: Manifest, use: Use, depth: float) -> Costs:
 
 
 def _moved(
-    manifest: Manifest, use: Use, points: Points, per_byte: float, before: float, depth: float
+    manifest: Manifest, use: RunOptions, points: Points, per_byte: float, before: float, depth: float
 ) -> Callable[[float], float]:
     """rows -> a pass at ``depth``, from those at depth ``before``."""
     facts, kv = manifest.target.facts, kv_token_bytes(manifest.target, use.operators, use.attention)
@@ -235,12 +235,12 @@ def _slower(there: Operators, here: Operators, form: Format) -> float:
     return 1.0 if there == here else known if here == "stock" else 1 / known
 
 
-def _padding(use: Use) -> float:
+def _padding(use: RunOptions) -> float:
     """A strict pass over a plain one."""
     return STRICT if use.operators == "stock" and use.strict and use.device == "cpu" else 1.0
 
 
-def _measured_padding(profile: Profile, use: Use) -> float:
+def _measured_padding(profile: Profile, use: RunOptions) -> float:
     """The same as a profile has it, at its first depth."""
     depth = min(profile.passes)
     plain = profile.plain.get(depth)
@@ -254,7 +254,7 @@ def _prefill(profile: Profile, depth: float) -> float | None:
     return 1000 / line(rising({at: 1000 / rate for at, rate in profile.prefill.items()}), depth)
 
 
-def _measured_step(manifest: Manifest, use: Use, profile: Profile, method: str, depth: float) -> float:
+def _measured_step(manifest: Manifest, use: RunOptions, profile: Profile, method: str, depth: float) -> float:
     """One draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
     if points := profile.drafts.get(method):
         return line(rising(points), depth)
@@ -265,13 +265,15 @@ def _measured_step(manifest: Manifest, use: Use, profile: Profile, method: str, 
     return _step_by_bytes(manifest, use, method, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
 
 
-def _step_by_bytes(manifest: Manifest, use: Use, method: str, depth: float, rate: float, per_kv_byte: float) -> float:
+def _step_by_bytes(
+    manifest: Manifest, use: RunOptions, method: str, depth: float, rate: float, per_kv_byte: float
+) -> float:
     """One draft step: its bytes of weights over ``rate``, and those of the keys and values that it reads."""
     weights, kv = _draft_bytes(manifest, use, method)
     return weights / rate + kv * depth * per_kv_byte
 
 
-def _draft_bytes(manifest: Manifest, use: Use, method: str) -> tuple[float, float]:
+def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[float, float]:
     """What one draft step reads: (bytes of weights, bytes a token before it)."""
     target, part, how = manifest.target, manifest.methods[method], use.operators
     weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)

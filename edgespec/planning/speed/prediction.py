@@ -14,8 +14,8 @@ from edgespec.planning.speed.costs import Costs
 from edgespec.planning.speed.gains import Guessing, best_gain, looking
 from edgespec.planning.speed.passes import PassTimes, line, rising
 from edgespec.planning.speed.priors import PRIORS, Text
-from edgespec.planning.use import GAMMA, Use
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
+from edgespec.runtimes.options import GAMMA, RunOptions
 
 # from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
 # exporting machine measured; formulas with assumptions alone
@@ -55,7 +55,12 @@ class Speed:
 
 
 def speed_of(
-    manifest: Manifest, use: Use, profile: Profile | None = None, *, depth: float | None = None, text: Text = "chat"
+    manifest: Manifest,
+    use: RunOptions,
+    profile: Profile | None = None,
+    *,
+    depth: float | None = None,
+    text: Text = "chat",
 ) -> Speed:
     """How fast a bundle decodes in this way on the device of ``profile``; None = nothing is known of the device.
 
@@ -134,7 +139,7 @@ def width_factor(costs: Costs, width: int) -> float:
 # -- parts -----------------------------------------------------------------------------------------------------------
 
 
-def _costs(manifest: Manifest, use: Use, profile: Profile | None, depth: float) -> tuple[Costs, Basis]:
+def _costs(manifest: Manifest, use: RunOptions, profile: Profile | None, depth: float) -> tuple[Costs, Basis]:
     """The best that is known of passes and drafts."""
     if profile is not None:
         if of.is_of(profile, manifest, use):
@@ -149,7 +154,7 @@ def _same_text(profile: Profile, manifest: Manifest) -> bool:
     return profile.facts == manifest.target.facts
 
 
-def _guessing(manifest: Manifest, use: Use, trial: Trial | None, text: Text, notes: list[str]) -> Guessing:
+def _guessing(manifest: Manifest, use: RunOptions, trial: Trial | None, text: Text, notes: list[str]) -> Guessing:
     """How a method guesses here: as in a trial, as the export measured, or as the literature has it."""
     method, part = use.method, manifest.methods[use.method]
     prior = PRIORS[method][text]

@@ -9,8 +9,8 @@ from edgespec.planning.memory import allowance as module
 from edgespec.planning.memory.allowance import CHUNKS, Allowance
 from edgespec.planning.memory.budget import Available
 from edgespec.planning.memory.parts import Memory, MemoryPart
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import manifest
 
 MIB = 1 << 20
@@ -25,7 +25,7 @@ def private(method: str, tokens: int, chunk: int, batch: int = 1) -> int:
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    def memory(found: Manifest, use: Use, process: int | None = None) -> Memory:
+    def memory(found: Manifest, use: RunOptions, process: int | None = None) -> Memory:
         return Memory((MemoryPart("all", private(use.method, use.context, use.chunk, use.batch), WEIGHTS),))
 
     monkeypatch.setattr(module, "memory_of", memory)
@@ -35,7 +35,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def allow(budget: str | int | None) -> Allowance:
-    return Allowance(manifest("int4", METHODS), Use(context=8192), budget)
+    return Allowance(manifest("int4", METHODS), RunOptions(context=8192), budget)
 
 
 def admit(found: Allowance, method: str = "speculative", tokens: int = 640, **more: int) -> module.Admission:

@@ -13,8 +13,8 @@ import pytest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.parts import memory_of
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import Operators, read_manifest
+from edgespec.runtimes.options import RunOptions
 from tests.conftest import OPERATORS, write_large
 from tests.support import hf
 
@@ -73,7 +73,7 @@ def limited(limit: int, code: str, *arguments: str) -> subprocess.CompletedProce
 
 
 def peak(bundle: Path, method: str, operators: Operators, context: int, batch: int = 1) -> int:
-    use = Use(method, operators, context, threads=1, batch=batch)
+    use = RunOptions(method, operators, context, threads=1, batch=batch)
     return memory_of(read_manifest(bundle), use).peak
 
 

@@ -19,11 +19,11 @@ from edgespec.planning.memory.parts import Memory, MemoryPart, memory_of
 from edgespec.planning.memory.passes import kv_bytes, native_scratch
 from edgespec.planning.memory.process import PROCESS, process_bytes, resident_now, split_process, tokenizer_bytes
 from edgespec.planning.memory.weights import looked_up, needs, weight_parts
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, FileEntry, Format, Manifest, ModelPart, Operators, read_manifest
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import LARGE, OPERATORS, Written, write_large
 from tests.support import hf
@@ -103,13 +103,13 @@ def test_heads_in_a_weight_file(exported: Callable[..., Path], operators: Operat
 
 
 def test_only_methods_with_heads_read_them(manifest: Manifest) -> None:
-    plain, medusa = (memory_of(manifest, Use(method)).part("weights").file for method in ("ar", "medusa"))
+    plain, medusa = (memory_of(manifest, RunOptions(method)).part("weights").file for method in ("ar", "medusa"))
     assert medusa - plain == sum(weight_parts(manifest.target, manifest.files).heads.values()) > 0
 
 
 def test_only_speculative_opens_the_draft(manifest: Manifest) -> None:
-    assert memory_of(manifest, Use("self-spec")).part("draft weights") == MemoryPart("draft weights")
-    assert memory_of(manifest, Use("speculative")).part("draft weights").file > 0
+    assert memory_of(manifest, RunOptions("self-spec")).part("draft weights") == MemoryPart("draft weights")
+    assert memory_of(manifest, RunOptions("speculative")).part("draft weights").file > 0
 
 
 def test_rows_that_a_text_looks_up() -> None:
@@ -132,7 +132,7 @@ def test_kv_is_what_a_slot_allocates(exported: Callable[..., Path], operators: O
     part = bundle.manifest.target
     graph = "native" if operators == "native" else part.main
     slot = open_slot(Model(bundle.path, part, graph, 1), context=context, reserve=context)
-    predicted = kv_bytes(part, Use(operators=operators, context=context), operators == "native").bytes
+    predicted = kv_bytes(part, RunOptions(operators=operators, context=context), operators == "native").bytes
     beyond = part.headroom + 128
     assert predicted <= slot.kv_bytes <= predicted * (context + beyond) / context
 
@@ -141,7 +141,7 @@ def test_kv_by_attention(manifest: Manifest) -> None:
     target, tokens = manifest.target, 1024
     sizes = []
     for name, kv in ATTENTION.items():
-        found = kv_bytes(target, Use(context=tokens, attention=name), native=True)
+        found = kv_bytes(target, RunOptions(context=tokens, attention=name), native=True)
         assert found.bytes == kv.nbytes(target.facts, tokens)
         sizes.append(found.bytes)
     assert sizes[0] == tokens * target.facts.kv_bytes_per_token == 2 * sizes[1]
@@ -155,7 +155,7 @@ def test_scratch_by_formula(manifest: Manifest) -> None:
     floats = 2 * (facts.hidden + attended) + facts.intermediate
     query = facts.heads * (48 + 5 * facts.head_dim)
     partial = facts.heads * 2 * (facts.head_dim + 16) * 4
-    assert native_scratch(part, Use(context=1024), 64) == 64 * (4 * floats + query + partial)
+    assert native_scratch(part, RunOptions(context=1024), 64) == 64 * (4 * floats + query + partial)
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def test_scratch_by_formula(manifest: Manifest) -> None:
 @pytest.mark.parametrize("operators", OPERATORS)
 @pytest.mark.parametrize("method", ["ar", "ngram", "speculative", "medusa"])
 def test_more_never_takes_less(manifest: Manifest, operators: Operators, method: str) -> None:
-    use = Use(method, operators, context=64, batch=1, gamma=1, chunk=16, greedy=False)
+    use = RunOptions(method, operators, context=64, batch=1, gamma=1, chunk=16, greedy=False)
     grid: dict[str, tuple[int, ...]] = {"context": (64, 100, 512, 1000), "batch": (1, 2, 8), "gamma": (1, 4, 16)}
     for name, values in (grid | {"chunk": (16, 64, 128)}).items():
         uses = [replace(use, **{name: value}) for value in values]  # type: ignore[arg-type]
@@ -176,12 +176,12 @@ def test_more_never_takes_less(manifest: Manifest, operators: Operators, method:
 
 def test_a_context_beyond_the_bundle_is_its_own(manifest: Manifest) -> None:
     most = manifest.target.facts.context
-    kv = [memory_of(manifest, Use(context=context)).part("kv") for context in (most, 2 * most)]
+    kv = [memory_of(manifest, RunOptions(context=context)).part("kv") for context in (most, 2 * most)]
     assert kv[0].private == kv[1].private
 
 
 def test_sums_and_keys(manifest: Manifest) -> None:
-    memory = memory_of(manifest, Use("speculative"))
+    memory = memory_of(manifest, RunOptions("speculative"))
     assert memory.after == memory.private + memory.file == sum(p.private + p.file for p in memory.parts)
     assert memory.peak >= memory.after > memory.loaded > 0
     assert list(memory.as_dict()) == ["peak", "after", "private", "file", "loaded", "opened", "parts"]
@@ -198,7 +198,7 @@ def test_the_worst_moment_of_loading_counts() -> None:
 
 
 def test_packing_needs_memory_beside_the_file(manifest: Manifest) -> None:
-    native, stock = (memory_of(manifest, Use(operators=operators)) for operators in ("native", "stock"))
+    native, stock = (memory_of(manifest, RunOptions(operators=operators)) for operators in ("native", "stock"))
     assert native.part("weights").private == 0
     assert stock.part("weights").private > native.part("weights").file
     assert stock.part("weights").loading > 0
@@ -211,7 +211,12 @@ def test_manifests_that_say_little(manifest: Manifest) -> None:
     target = manifest.target.model_copy(update={"origin": "optimum", "layout": "stock", "graphs": plain})
     optimum = manifest.model_copy(update={"target": target})
     for odd in (bare, optimum):
-        for use in (Use(), Use("speculative", "stock"), Use("medusa", device="webgpu"), Use("unknown")):
+        for use in (
+            RunOptions(),
+            RunOptions("speculative", "stock"),
+            RunOptions("medusa", device="webgpu"),
+            RunOptions("unknown"),
+        ):
             assert memory_of(odd, use).peak > PROCESS.all
 
 
@@ -219,7 +224,7 @@ def test_manifests_that_say_little(manifest: Manifest) -> None:
 
 
 def test_a_measured_process_is_used(manifest: Manifest) -> None:
-    usual, larger = memory_of(manifest, Use()), memory_of(manifest, Use(), PROCESS.all + 50 * MIB)
+    usual, larger = memory_of(manifest, RunOptions()), memory_of(manifest, RunOptions(), PROCESS.all + 50 * MIB)
     assert 50 * MIB <= larger.peak - usual.peak < 51 * MIB
     assert split_process(None) == PROCESS == split_process(PROCESS.all)
     assert split_process(1001).all == 1001
@@ -289,5 +294,5 @@ def test_predicted_is_what_a_process_takes(large: Path, method: str, context: in
     ran = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=Path(__file__).parents[3])
     assert ran.returncode == 0, ran.stderr
     measured = int(ran.stdout)
-    predicted = memory_of(read_manifest(large), Use(method, context=context, gamma=4), process_bytes()).peak
+    predicted = memory_of(read_manifest(large), RunOptions(method, context=context, gamma=4), process_bytes()).peak
     assert 0.98 * measured <= predicted <= 1.05 * measured, f"{predicted / MIB:.1f} MiB, measured {measured / MIB:.1f}"

@@ -14,10 +14,10 @@ from edgespec.errors import EdgespecError, ProfileError
 from edgespec.planning.profile import cache as profile_cache
 from edgespec.planning.profile import machine as machines
 from edgespec.planning.profile.cache import (
-    Setting,
     find_profile,
     foreign,
     kept_profiles,
+    latest_profile,
     profile_folder,
     profile_path,
     save_profile,
@@ -26,16 +26,22 @@ from edgespec.planning.profile.cache import (
 )
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Profile, manifest_hash, read_profile, write_profile
-from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.files.manifest import MANIFEST, Manifest
+from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.manifests import manifest
 from tests.support.profiles import ELSEWHERE, profile, trial
 
-HOW: dict[str, Any] = {"operators": "native", "threads": 2}
+HOW = LoadOptions(operators="native", threads=2)
 
 
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, native: None) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+def where(bundle: Manifest) -> tuple[str, RunOptions]:
+    """A bundle's name in the cache, and how it is run."""
+    return manifest_hash(bundle), HOW.resolve(bundle)
 
 
 @pytest.fixture
@@ -113,38 +119,38 @@ def test_a_profile_that_cannot_be_written(tmp_path: Path) -> None:
 
 def test_what_was_kept_is_found_by_its_manifest_or_its_folder(tmp_path: Path) -> None:
     bundle = manifest()
-    assert find_profile(bundle, **HOW) is None
+    assert find_profile(bundle, HOW) is None
     made = profile(bundle)
     path = save_profile(made)
     assert path.parent == profile_folder()
-    assert find_profile(bundle, **HOW) == made
+    assert find_profile(bundle, HOW) == made
     (tmp_path / MANIFEST).write_text(bundle.model_dump_json())
-    assert find_profile(tmp_path, **HOW) == made
-    assert find_profile(tmp_path / "none", **HOW) is None
+    assert find_profile(tmp_path, HOW) == made
+    assert find_profile(tmp_path / "none", HOW) is None
     assert list(kept_profiles()) == [made]
 
 
 @pytest.mark.parametrize("change", [{"threads": 3}, {"operators": "stock"}, {"attention": "int8"}])
 def test_another_setting_is_another_profile(change: dict[str, Any]) -> None:
     save_profile(profile(manifest()))
-    assert find_profile(manifest(), **HOW) is not None
-    assert find_profile(manifest(), **HOW | change) is None
+    assert find_profile(manifest(), HOW) is not None
+    assert find_profile(manifest(), HOW.changed(**change)) is None
 
 
 def test_strict_tells_stock_profiles_apart_only() -> None:
     save_profile(profile(manifest()))
-    assert find_profile(manifest(), **HOW, strict=False) is not None
+    assert find_profile(manifest(), HOW.changed(strict=False)) is not None
     save_profile(profile(manifest(), operators="stock", attention="f32"))
-    assert find_profile(manifest(), "stock", 2) is not None
-    assert find_profile(manifest(), "stock", 2, strict=False) is None
+    assert find_profile(manifest(), HOW.changed(operators="stock")) is not None
+    assert find_profile(manifest(), HOW.changed(operators="stock", strict=False)) is None
 
 
 def test_another_bundle_is_another_profile() -> None:
     save_profile(profile(manifest()))
     other = manifest("int8")
     assert manifest_hash(other) != manifest_hash(manifest())
-    assert find_profile(other, **HOW) is None
-    assert find_profile(None, threads=2) is not None  # any of this machine
+    assert find_profile(other, HOW) is None
+    assert latest_profile(2) is not None  # any of this machine
 
 
 @pytest.mark.parametrize(
@@ -162,81 +168,84 @@ def test_another_machine_is_another_profile(here: Callable[..., None], change: d
     bundle = manifest()
     save_profile(profile(bundle))
     here(**change)
-    assert find_profile(bundle, **HOW) is None
-    assert find_profile(None, threads=2) is None
-    (reason,) = why_none(Setting.of(bundle, **HOW), "bundle")
+    assert find_profile(bundle, HOW) is None
+    assert latest_profile(2) is None
+    (reason,) = why_none(*where(bundle), "bundle")
     assert str(next(iter(change.values()))) in reason or "other native operators" in reason
 
 
 def test_more_memory_is_the_same_machine(here: Callable[..., None]) -> None:
     save_profile(profile(manifest()))
     here(memory=1 << 40)
-    assert find_profile(manifest(), **HOW) is not None
+    assert find_profile(manifest(), HOW) is not None
 
 
 @pytest.mark.parametrize(
     "content", [b"", b'{"schema_version": 1, "machi', b"[]", b'{"schema_version": 7, "machine": {}}']
 )
 def test_rubbish_in_the_cache_is_no_profile(content: bytes) -> None:
-    setting = Setting.of(manifest(), **HOW)
+    at = where(manifest())
     path = save_profile(profile(manifest()))
-    assert path == profile_path(setting)
+    assert path == profile_path(*at)
     path.write_bytes(content)
-    assert find_profile(manifest(), **HOW) is None
-    assert find_profile(None, threads=2) is None
-    (reason,) = why_none(setting, "bundle")
+    assert find_profile(manifest(), HOW) is None
+    assert latest_profile(2) is None
+    (reason,) = why_none(*at, "bundle")
     assert reason.startswith("the profile that was kept is unusable")
 
 
 def test_a_file_under_another_ones_name_is_not_believed() -> None:
     path = save_profile(profile(manifest()))
     write_profile(profile(manifest(), machine=ELSEWHERE), path)
-    assert find_profile(manifest(), **HOW) is None
+    assert find_profile(manifest(), HOW) is None
 
 
 def test_a_folder_in_place_of_the_file() -> None:
-    profile_path(Setting.of(manifest(), **HOW)).mkdir(parents=True)
-    assert find_profile(manifest(), **HOW) is None
+    profile_path(*where(manifest())).mkdir(parents=True)
+    assert find_profile(manifest(), HOW) is None
 
 
 def test_what_load_would_refuse_has_no_profile() -> None:
-    assert find_profile(manifest(), attention="nonsense") is None
+    assert find_profile(manifest(), HOW.changed(attention="nonsense")) is None
     with pytest.raises(EdgespecError, match="unknown attention"):
-        Setting.of(manifest(), attention="nonsense")
+        HOW.changed(attention="nonsense").resolve(manifest())
 
 
 def test_the_latest_of_this_machine() -> None:
     for form, created in (("int4", "2026-03-01"), ("int8", "2026-05-01"), ("fp32", "2026-04-01")):
         save_profile(profile(manifest(form), created=created))  # type: ignore[arg-type]
-    found = find_profile(None, threads=2)
+    found = latest_profile(2)
     assert found is not None
     assert found.format == "int8"
-    assert find_profile(None, threads=7) is None
+    assert latest_profile(7) is None
 
 
 # -- why not -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_profile_of_a_phone_says_so() -> None:
-    reasons = staleness(profile(manifest(), machine=ELSEWHERE), Setting.of(manifest(), **HOW))
+    reasons = staleness(profile(manifest(), machine=ELSEWHERE), *where(manifest()))
     assert any("measured on aarch64 Phone 1" in reason for reason in reasons)
     assert any("onnxruntime 1.99.0, here " in reason for reason in reasons)
-    assert not staleness(profile(manifest()), Setting.of(manifest(), **HOW))
+    assert not staleness(profile(manifest()), *where(manifest()))
     assert foreign(profile(manifest(), machine=ELSEWHERE)) == reasons
     assert not foreign(profile(manifest(), threads=99))  # as many as anybody asks for
 
 
 def test_every_difference_of_setting_is_a_reason() -> None:
-    made, setting = profile(manifest()), Setting.of(manifest(), **HOW)
-    for change in ({"threads": 4}, {"operators": "stock"}, {"attention": "int8"}, {"bundle": "other"}):
-        (reason,) = staleness(made, replace(setting, **change))
+    made, (bundle, run) = profile(manifest()), where(manifest())
+    changes: tuple[dict[str, Any], ...] = ({"threads": 4}, {"operators": "stock"}, {"attention": "int8"})
+    for change in changes:
+        (reason,) = staleness(made, bundle, replace(run, **change))
         assert next(iter(change)) in reason
+    (reason,) = staleness(made, "other", run)
+    assert "another bundle" in reason
 
 
 def test_a_bundle_that_was_exported_again() -> None:
     save_profile(profile(manifest("int8")))
-    assert why_none(Setting.of(manifest("int4"), **HOW), "bundle") == ["the bundle has changed"]
-    assert why_none(Setting.of(manifest("int4"), **HOW), "another") == []
+    assert why_none(*where(manifest("int4")), "bundle") == ["the bundle has changed"]
+    assert why_none(*where(manifest("int4")), "another") == []
 
 
 # -- this machine ------------------------------------------------------------------------------------------------------

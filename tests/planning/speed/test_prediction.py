@@ -21,8 +21,8 @@ from edgespec.planning.speed.traffic import (
     layer_weights,
     read_bytes,
 )
-from edgespec.planning.use import Use
 from edgespec.runtimes.files.manifest import FORMATS, METHODS, HeadGroup, Manifest, MethodPart
+from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import FACTS, manifest, part
 from tests.support.profiles import passes, profile, trial
 
@@ -55,7 +55,7 @@ def unmeasured(*methods: str, form: Any = "int4", heads: bool = True) -> Manifes
 
 def of(found: Manifest, method: str, known: Profile | None = None, **changes: Any) -> Speed:
     text = {name: changes.pop(name) for name in ("depth", "text") if name in changes}
-    return speed_of(found, Use(method, **changes), known, **text)
+    return speed_of(found, RunOptions(method, **changes), known, **text)
 
 
 def test_plain_decoding_takes_its_pass() -> None:

@@ -10,7 +10,8 @@ import pytest
 from benchmarks.prediction import Row, best_predicted, compare, own_prompts, regret, summary, table
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.reports.calibrate import CalibrateOptions, calibrate
+from edgespec.reports.calibrate import calibrate
+from edgespec.runtimes.options import LoadOptions
 from tests.conftest import THREADS
 
 
@@ -59,8 +60,8 @@ def test_prompts_of_a_models_own_are_the_same_in_every_run(engine: Engine) -> No
 
 def test_a_small_run(engine: Engine) -> None:
     prompts = [[1, 2, 3], [4, 5, 6]]
-    options = CalibrateOptions(threads=THREADS, seconds=0.2, context=200, prompts=((7, 8, 9), (5, 6)))
-    profile = calibrate(engine.bundle, options)
+    options = LoadOptions(threads=THREADS, context=200)
+    profile = calibrate(engine.bundle, options, seconds=0.2, prompts=((7, 8, 9), (5, 6)))
     (found,) = compare(engine, profile, prompts, new=8, repeats=1, other=profile, methods=["ngram"])
     assert found.method == "ngram"
     assert set(found.predicted) == {"calibrated", "formula", "exported", "scaled"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
+from edgespec.drafters.ngram_store.build import build_store
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
@@ -23,6 +25,8 @@ from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.golden import Trial
 from edgespec.runtimes.devices.model import NARROW
 from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, fixed_skip_set
 from tests.support.device import HostModel
 
@@ -238,6 +242,22 @@ def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine) -> None:
     assert result.tokens == engine.generate("ROMEO:", method="ar", **settings).tokens
     assert result.device == "webgpu"
     assert not result.stats.monitor.drops
+
+
+def test_what_goes_on_on_the_cpu_is_loaded_as_it_was_asked_for(bundle: Path, on_host: None, tmp_path: Path) -> None:
+    store = tmp_path / "texts.store"
+    codec = TextCodec(bundle)
+    text = np.array(codec.encode("My lord, my lord, my lord, my lord, my lord, good night."), np.int32)
+    build_store(store, [text], codec.vocab_size, codec.vocabulary_sha256())
+    asked = LoadOptions(
+        threads=1, context=200, operators="stock", device="webgpu", device_precision="fp32", ngram_store=store,
+        strict=False, budget="3GiB", check=False,
+    )  # fmt: skip
+    lost = load(bundle, asked).off_device("a test")
+    assert lost.options == replace(asked, device="cpu", device_precision=None)
+    assert (lost.run.operators, lost.run.threads, lost.context, lost.strict) == ("stock", 1, 200, False)
+    assert lost.allowance.limit == 3 << 30
+    assert lost.store is not None
 
 
 def test_what_a_device_does_not_do(engine: Engine, bundles: Callable[..., Path]) -> None:

@@ -1,0 +1,251 @@
+"""A bundle in memory: its model, the sessions over it, and which method a request gets."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from edgespec.decoding.settings import Settings
+from edgespec.drafters.ngram_store.store import NGramStore
+from edgespec.drafters.proposer import proposer_name
+from edgespec.drafters.skip_search.store import forget_sets
+from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
+from edgespec.engine.sessions import Session, SessionPool, Times
+from edgespec.errors import InvalidRequest
+from edgespec.planning.expectations import predictions, ratios
+from edgespec.planning.memory.allowance import Allowance
+from edgespec.planning.profile.cache import find_profile
+from edgespec.planning.profile.record import Profile
+from edgespec.planning.speed.prediction import Speed
+from edgespec.runtimes.devices.model import DeviceModel
+from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
+from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
+from edgespec.runtimes.opening import open_draft, open_target, share_target
+from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.codec import TextCodec
+
+
+class LoadedBundle:
+    """What all requests to a bundle share.  Requests may come from several threads.
+
+    Attributes:
+        bundle: the opened bundle.
+        options: how it was asked to be loaded.
+        run: what that came to: operators, context, attention, threads, strict, device.
+        codec: its tokenizer.
+        operators: stock or native, and why.
+        attention: how keys and values are kept, and what self-drafts read.
+        approximations: what differs from the source model whatever the method.
+        store: n-grams of texts read earlier, for method ngram; None = none.
+        allowance: the memory it may take.
+        lock: held while the model is used: buffers are shared by all sessions.
+        sessions: KV slots and drafters, kept from request to request.
+        device_lost: why passes no longer run on the device; None = they do.
+
+    Args:
+        bundle: the opened bundle.
+        options: how it is loaded.
+        graph: which graph of the target; None = the one that can run every method.
+        share: use its model rather than a new one.
+    """
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        options: LoadOptions | None = None,
+        *,
+        graph: str | None = None,
+        share: LoadedBundle | None = None,
+    ) -> None:
+        self.bundle, self.options = bundle, options or LoadOptions()
+        manifest, target, options = bundle.manifest, bundle.manifest.target, self.options
+        self.run = run = options.resolve(manifest)
+        on_cpu = run.device == "cpu"
+        self.operators: OperatorChoice = choose_operators(options.operators if on_cpu else "stock", target)
+        self.attention: AttentionChoice = choose_attention(
+            target, run.operators, options.attention, options.draft_attention
+        )
+        if self.attention.draft and not {"self-spec", "swift"} & manifest.methods.keys():
+            raise InvalidRequest(
+                f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
+                "export it with `--method self-spec`",
+            )
+        self.strict, self.context, self.device = options.strict, run.context, run.device
+        self.codec = TextCodec(bundle.path)
+        self.store: NGramStore | None = None
+        if options.ngram_store is not None:
+            self.store = NGramStore(Path(options.ngram_store), check=options.check)
+            self.store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
+        self.eos = frozenset(manifest.tokenizer.eos)
+        self.lock = threading.RLock()
+        self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
+        self.allowance.admit_bundle(options.context)
+        if share is not None:
+            model = share_target(share.model, self.strict)
+        else:
+            name = graph or self.operators.graph(target, self.strict)
+            precision, kv = options.device_precision, self.attention.kv
+            model = open_target(bundle, run.device, precision, name, self.strict, run.threads, kv)
+        self._model: Model | None = model
+        self._draft: Model | None = None
+        self.approximations = [] if target.format == "fp32" else [f"{target.format} weights", "8-bit activations"]
+        if isinstance(model, DeviceModel):
+            self.approximations += model.approximations
+        elif run.operators == "native":
+            self.approximations += model.kv.approximations
+        self.sessions: SessionPool = SessionPool(self.new_session)
+        self.device_lost: str | None = None
+        self._off_device: LoadedBundle | None = None
+        self._rows_exact: bool | None = None
+        self._times: Times = {}
+
+    # -- what this bundle is -------------------------------------------------------------------------------------------
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods this bundle can run."""
+        return list(self.bundle.manifest.methods)
+
+    @property
+    def model(self) -> Model:
+        """The target.
+
+        Raises:
+            InvalidRequest: it was closed.
+        """
+        if self._model is None:
+            raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
+        return self._model
+
+    @property
+    def closed(self) -> bool:
+        """Whether ``close`` was called."""
+        return self._model is None
+
+    def require_open(self) -> None:
+        """Refuse to go on.
+
+        Raises:
+            InvalidRequest: it was closed.
+        """
+        _ = self.model
+
+    def choose(self, method: str | None) -> MethodChoice:
+        """The method for a request, with the reason."""
+        return self.choose_for(Settings(method=method))
+
+    def choose_for(self, settings: Settings) -> MethodChoice:
+        """The same for whole settings: a chain's proposers, or a proposer of the caller's own.
+
+        Raises:
+            InvalidRequest: a method or a proposer that this bundle does not have, or both a method and one's own.
+        """
+        check_branch(self.bundle.manifest, settings.drafts.branch)
+        if settings.proposer is None:
+            # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
+            known = None if settings.sampling.seeded_rejection else self.predictions
+            without = () if self.device == "cpu" else ("swift",)  # see check_device
+            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
+            check_device(self.device, choice)
+            return choice
+        if settings.method is not None or settings.drafts.proposers:
+            raise InvalidRequest(
+                "got a proposer of your own and a method: expected one of them", "leave out the method"
+            )
+        return own_choice(proposer_name(settings.proposer))
+
+    @cached_property
+    def profile(self) -> Profile | None:
+        """What ``edgespec calibrate`` found of this device with this bundle, run as here; None = nobody has."""
+        return find_profile(self.bundle.manifest, self.options)
+
+    @cached_property
+    def predictions(self) -> dict[str, Speed]:
+        """Predicted speeds by method, as this engine runs."""
+        return predictions(self.bundle.manifest, self.run, self.profile)
+
+    def forget_skip_sets(self) -> int:
+        """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.
+
+        Running sessions go on with what they have: do it after loading.
+        """
+        self.sessions.clear()
+        return forget_sets(self.bundle.manifest)
+
+    def rows_exact(self) -> bool:
+        """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""
+        if self._rows_exact is None and self._model is not None:
+            session = self.sessions.take([])
+            try:
+                with self.lock:
+                    self._rows_exact = self.strict and rows_exact(session.target)
+            finally:
+                self.sessions.give_back(session)
+        return bool(self._rows_exact)
+
+    @property
+    def exact_rows(self) -> bool:
+        """Whether methods must write plain decoding's very text: strict mode, on graphs that were made for it.
+
+        Of a graph that optimum made only the probe can say it; where it does not, near-ties may differ.
+        """
+        return self.strict and (self.bundle.manifest.target.origin == "edgespec" or self.rows_exact())
+
+    # -- memory, and losing it ---------------------------------------------------------------------------------------
+
+    @property
+    def usable(self) -> LoadedBundle:
+        """This one, or the one on the CPU once its device is lost."""
+        return self if self.device_lost is None else self.off_device(self.device_lost)
+
+    def off_device(self, reason: str) -> LoadedBundle:
+        """The same bundle on the CPU, loaded as this one otherwise; requests go there from now on."""
+        with self.lock:
+            self.device_lost = reason
+            if self._off_device is None:
+                options = replace(self.options, device="cpu", device_precision=None, context=self.context, check=False)
+                self._off_device = LoadedBundle(self.bundle, options)
+                self.sessions.clear()
+            return self._off_device
+
+    def kv_bytes(self) -> int:
+        """Bytes of KV allocated by all slots."""
+        return self.sessions.kv_bytes()
+
+    def new_session(self, target: Slot | None = None) -> Session:
+        """A session over a slot; None = a new one."""
+        bundle = self.bundle
+        return Session(
+            bundle.path,
+            bundle.manifest,
+            self.model,
+            self._draft_model,
+            self.context,
+            self._times,
+            self.store,
+            target,
+            ratios(self.profile),
+        )
+
+    def close(self) -> None:
+        """Free the model and all that lies on it, at once; a round at hand ends first.
+
+        Requests that are running end with an error at their next round, as does whatever is asked for later; results
+        of earlier ones stay.
+        """
+        with self.lock:
+            self.sessions.close()
+            self._model = self._draft = None
+            if self._off_device is not None:
+                self._off_device.close()
+
+    def _draft_model(self) -> Model:
+        if self._draft is None:
+            self._draft = open_draft(self.bundle, self.options, self.operators)
+        return self._draft

@@ -1,0 +1,121 @@
+"""How a bundle is loaded, and what that comes to with a bundle at hand."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.attention import choose_attention
+from edgespec.runtimes.files.manifest import Attention, Manifest, Operators, Precision
+from edgespec.runtimes.files.operators import WantedOperators, choose_operators
+from edgespec.runtimes.ort.session import default_threads
+from edgespec.runtimes.slots.slot import PREFILL_CHUNK
+
+LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
+GAMMA = 8  # most guesses a round that adaptive control takes
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """How a bundle is loaded.
+
+    Attributes:
+        threads: of ONNX Runtime; None = all processors this process may use.
+        context: most tokens of a sequence; None = what the bundle was exported for.  Memory grows with use.
+        strict: use the graph whose rows have the same bits in every pass; on stock operators it costs about 4 % of a
+            step, on native ones nothing.
+        check: compare the SHA-256 of every file first.
+        operators: auto, stock or native.
+        device: cpu, or webgpu where the bundle has graphs for it (``edgespec export --device webgpu``) and this machine
+            a GPU; its first use of a bundle is compared with the CPU.
+        device_precision: fp16 or fp32: which of its graphs for the device; None = fp16 where it has them and the
+            device float16 shaders, else fp32.
+        attention: how native operators keep keys and values: f32, f16, int8, int4, nomad or nomad2 (the last three
+            need tables: ``edgespec export --attention``); None = what the bundle was exported for.
+        draft_attention: int4, nomad or nomad2: self-drafts read such keys, verification those of ``attention``, so the
+            text stays that of plain decoding.
+        ngram_store: a file of ``edgespec ngram build``, where method ngram looks too.  It is only read: nothing of a
+            request is ever kept.
+        budget: the most memory that this process may take, as in "1.5GiB", mapped files included; requests get a
+            cheaper method, with the reason, or are refused where they would pass it.  None = what is free when loading,
+            of private memory; "off" = nothing is counted.
+    """
+
+    threads: int | None = None
+    context: int | None = None
+    strict: bool = True
+    check: bool = True
+    operators: WantedOperators = "auto"
+    device: DeviceName = "cpu"
+    device_precision: Precision | None = None
+    attention: Attention | None = None
+    draft_attention: Attention | None = None
+    ngram_store: str | os.PathLike[str] | None = None
+    budget: str | int | None = None
+
+    def changed(self, **changes: Any) -> LoadOptions:
+        """A copy with changes on top.
+
+        Raises:
+            InvalidRequest: an unknown name.
+        """
+        known = {field.name for field in fields(self)}
+        if unknown := changes.keys() - known:
+            raise InvalidRequest(f"unknown load option {min(unknown)!r}", f"options: {', '.join(sorted(known))}")
+        return replace(self, **changes)
+
+    def resolve(self, manifest: Manifest) -> RunOptions:
+        """What they come to with this bundle here; no file is opened.
+
+        Raises:
+            BundleError: operators that cannot run.
+            InvalidRequest: a context or an attention that the bundle does not have.
+        """
+        most, on_cpu = manifest.target.facts.context, self.device == "cpu"
+        if self.context is not None and not 1 < self.context <= most:
+            raise InvalidRequest(f"context {self.context}: expected 2 to {most}, what the bundle was exported for")
+        if on_cpu and self.device_precision is not None:
+            raise InvalidRequest(f"device precision {self.device_precision}: device cpu has none", "leave it out")
+        kind = choose_operators(self.operators if on_cpu else "stock", manifest.target).kind
+        return RunOptions(
+            operators=kind,
+            context=self.context or (most if on_cpu else min(most, LONGEST_ON_DEVICE)),
+            attention=choose_attention(manifest.target, kind, self.attention, self.draft_attention).name,
+            threads=self.threads or default_threads(),
+            strict=self.strict or kind == "native",
+            device=self.device,
+        )
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """One way to run a bundle, nothing left open: what memory and speed are predicted for.
+
+    Attributes:
+        method: the decoding method; ``ar`` = plain decoding.
+        operators: stock or native.
+        context: tokens held at once, prompt and answer.
+        attention: native operators: how keys and values are kept; None = what the bundle was exported for.
+        gamma: most guesses a round; of a tree its nodes.
+        batch: sequences decoded together.
+        threads: of ONNX Runtime.
+        chunk: rows of a prefill's pass.
+        greedy: whether only the likeliest token of a row is needed; False = whole rows of logits.
+        strict: whether a row has the same bits in every pass: always with native operators.
+        device: where passes run.
+    """
+
+    method: str = "ar"
+    operators: Operators = "native"
+    context: int = 512
+    attention: Attention | None = None
+    gamma: int = GAMMA
+    batch: int = 1
+    threads: int = 2
+    chunk: int = PREFILL_CHUNK
+    greedy: bool = True
+    strict: bool = True
+    device: DeviceName = "cpu"

@@ -1,0 +1,32 @@
+"""What the tests of the engine share: both kinds of operators, and engines that have seen nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.runtimes.files.manifest import Operators
+from tests.conftest import OPERATORS, use_operators
+
+Get = Callable[..., Engine]
+
+
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    """What is said of the engine holds for both kinds."""
+    return use_operators(request)
+
+
+@pytest.fixture
+def fresh(bundle: Callable[..., Path], operators: Operators) -> Callable[..., Engine]:
+    """An engine that has seen nothing."""
+
+    def get(form: str = "int4", **settings: Any) -> Engine:
+        return load(bundle(form), threads=1, check=False, **{"operators": operators, **settings})
+
+    return get

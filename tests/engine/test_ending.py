@@ -1,0 +1,206 @@
+"""Every way to end a text, and what stays of it for the next request."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.loading import load
+from edgespec.engine.result import Chunk
+from edgespec.engine.sessions import MOST_IDLE
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from tests.conftest import PROMPTS
+from tests.support import hf
+from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_max_new_tokens_is_kept_exactly(engine: Get, method: str, count: int) -> None:
+    made = engine()
+    result = ask(made, method=method, max_new_tokens=count, fallback=False)
+    assert result.finish == "length"
+    assert result.tokens == ask(made).tokens[:count]
+    assert result.stats.tokens == count
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_eos_ends_the_text_even_inside_an_accepted_draft(fresh: Get, method: str) -> None:
+    made = fresh()
+    plain = ask(made).tokens
+    for token in dict.fromkeys(plain[3:30:4]):
+        made.eos = frozenset({token})
+        result = ask(made, method=method, ignore_eos=False, fallback=False)
+        assert result.finish == "eos"
+        assert result.tokens == plain[: plain.index(token) + 1]
+        assert ask(made, method=method, ignore_eos=True).tokens == plain
+        assert (
+            ask(made, [*made.codec.encode(PROMPT), *result.tokens], method=method, max_new_tokens=5).tokens
+            == (plain[len(result.tokens) : len(result.tokens) + 5])
+        )
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_stop_string_ends_the_text_and_is_not_part_of_it(engine: Get, method: str) -> None:
+    made = engine()
+    plain = ask(made)
+    for start, length in ((4, 3), (20, 7), (31, 1)):
+        stop = plain.text[start : start + length]
+        assert len(stop) == length
+        result = ask(made, method=method, stop=stop, fallback=False)
+        assert result.finish == "stop"
+        assert result.text == plain.text[: plain.text.index(stop)]
+        assert result.tokens == plain.tokens[: len(result.tokens)]
+        assert stop in made.codec.decode(made.codec.encode(PROMPT) + result.tokens)
+    both = ask(made, method=method, stop=("never to be found", plain.text[20:27], plain.text[10:14]))
+    assert both.text == plain.text[: min(plain.text.index(plain.text[20:27]), plain.text.index(plain.text[10:14]))]
+    assert ask(made, method=method, stop=("never to be found",)).text == plain.text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_context_ends_the_text(fresh: Get, method: str) -> None:
+    made = fresh(context=70)
+    prompt = made.codec.encode(PROMPTS[18])[:50]
+    assert len(prompt) == 50
+    result = ask(made, prompt, method=method, max_new_tokens=500, fallback=False)
+    assert result.finish == "context"
+    assert len(result.tokens) == 20
+    assert result.tokens == ask(fresh(), prompt, max_new_tokens=20).tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_models_own_limit_ends_the_text(engine: Get, method: str) -> None:
+    made = engine()
+    limit = made.bundle.manifest.target.facts.context
+    prompt = (made.codec.encode(PROMPTS[18]) * 40)[: limit - 5]
+    assert len(prompt) == limit - 5
+    result = ask(made, prompt, method=method, max_new_tokens=500, fallback=False)
+    assert (result.finish, len(result.tokens)) == ("context", 5)
+    assert result.tokens == ask(made, prompt, max_new_tokens=5).tokens
+
+
+def test_cancel_ends_after_the_round_at_hand(engine: Get) -> None:
+    made, event = engine(), threading.Event()
+    expected = ask(made).tokens
+    seen: list[Chunk] = []
+
+    def hear(chunk: Chunk) -> None:
+        seen.append(chunk)
+        if len(seen) == 3:
+            event.set()
+
+    result = made.generate(PROMPT, method="ar", max_new_tokens=NEW, ignore_eos=True, on_chunk=hear, cancel=event)
+    assert result.finish == "cancelled"
+    assert result.tokens == expected[:3]
+    assert "".join(chunk.text for chunk in seen) == result.text
+    before = made.generate(PROMPT, cancel=event)
+    assert (before.tokens, before.text, before.finish) == ([], "", "cancelled")
+    stream = made.stream(PROMPT, method="speculative", max_new_tokens=NEW, ignore_eos=True)
+    next(stream)
+    stream.cancel()
+    assert all(chunk.round is None for chunk in stream)  # nothing but text that was held back
+    assert stream.result.finish == "cancelled"
+    assert stream.result.tokens == expected[: len(stream.result.tokens)]
+
+
+def test_a_draft_with_less_context_than_its_target(tmp_path: Path) -> None:
+    """It drafts as far as it reaches; then the target goes on alone."""
+    config = hf.CONFIGS["llama_tied_gqa"]
+    target = hf.write_checkpoint(tmp_path / "target", config, 3)
+    draft = hf.write_checkpoint(tmp_path / "draft", {**config, "max_position_embeddings": 64}, 3)
+    Exporter(ExportOptions(str(target), tmp_path / "b", ["speculative"], "fp32", draft=str(draft), threads=1)).run()
+    made = load(tmp_path / "b", threads=1)
+    result = ask(made, [5, 6, 7], method="speculative", adaptive=False, max_new_tokens=120)
+    assert result.tokens == ask(made, [5, 6, 7], max_new_tokens=120).tokens
+    assert result.stats.dropped_reason is None
+    assert 0 < result.stats.accepted < 64
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_second_turn_recomputes_nothing(fresh: Get, method: str) -> None:
+    made = fresh()
+    prompt = made.codec.encode(PROMPT)
+    first = ask(made, prompt, method=method)
+    assert first.stats.reused_tokens == 0
+    turn = [*prompt, *first.tokens, *made.codec.encode("\n\nQUEEN:\n")]
+    second = ask(made, turn, method=method)
+    assert second.stats.prompt_tokens == len(turn)
+    assert second.stats.reused_tokens == len(prompt) + len(first.tokens) - 1
+    alone = ask(fresh(), turn, method=method)
+    assert alone.stats.reused_tokens == 0
+    assert second.tokens == alone.tokens
+    again = ask(made, prompt, method="ar")  # back to the first turn: the longer cache is cropped
+    assert again.stats.reused_tokens == len(prompt) - 1
+    assert again.tokens == first.tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_closed_stream_leaves_a_sound_engine(fresh: Get, method: str) -> None:
+    made = fresh()
+    expected = ask(made, method="ar").tokens
+    for rounds in range(4):
+        stream = made.stream(PROMPT, method=method, max_new_tokens=NEW, ignore_eos=True, fallback=False)
+        for _ in range(rounds):
+            next(stream)
+        stream.close()
+        written = stream.result
+        assert written.finish == "cancelled"
+        assert written.tokens == expected[: len(written.tokens)]
+        assert len(written.tokens) >= rounds
+        assert not made.sessions._busy
+        assert ask(made, method=method).tokens == expected
+        assert ask(made, PROMPTS[3], method=method).tokens == ask(fresh(), PROMPTS[3]).tokens
+
+
+def test_an_unread_stream_can_be_closed(fresh: Get) -> None:
+    made = fresh()
+    stream = made.stream(PROMPT)
+    assert len(made.sessions._busy) == 1
+    stream.close()
+    assert stream.result.tokens == []
+    assert not made.sessions._busy
+
+
+def test_idle_conversations_are_kept_but_not_for_ever(fresh: Get) -> None:
+    made = fresh()
+    streams = [
+        made.stream(prompt, max_new_tokens=4, method="ar", ignore_eos=True) for prompt in PROMPTS[: MOST_IDLE + 2]
+    ]
+    before = made.kv_bytes()
+    assert before > 0
+    for stream in streams:
+        list(stream)
+    kept = made.kv_bytes()
+    assert len(made.sessions._idle) == MOST_IDLE
+    assert kept == sum(session.kv_bytes for session in made.sessions._idle)
+    last = PROMPTS[MOST_IDLE + 1]
+    assert ask(made, last).stats.reused_tokens == len(made.codec.encode(last)) - 1
+    made.sessions.clear()
+    assert made.kv_bytes() == 0
+    assert ask(made, last).stats.reused_tokens == 0
+
+
+def test_two_threads_at_once(fresh: Get) -> None:
+    made = fresh()
+    jobs = [(prompt, method) for prompt in PROMPTS[:4] for method in METHODS]
+    expected = {prompt: ask(made, prompt).tokens for prompt in PROMPTS[:4]}
+    got: dict[tuple[str, str], list[int]] = {}
+    failures: list[BaseException] = []
+
+    def work(mine: list[tuple[str, str]]) -> None:
+        try:
+            for prompt, method in mine:
+                got[prompt, method] = ask(made, prompt, method=method, fallback=False).tokens
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(jobs[at::2],)) for at in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert got == {(prompt, method): expected[prompt] for prompt, method in jobs}
