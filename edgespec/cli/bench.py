@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
 @group(
     OUTPUT,
     click.option("--verbose", is_flag=True, help="What to use when, and why what did not pay did not."),
+    click.option("--report", type=click.Path(path_type=Path), help="Write a page to show to others, an .html file."),
+    click.option("--compare", type=click.Path(path_type=Path), help="Output of `llama-bench -o json` for that page."),
     click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG."),
 )
 @json_option
@@ -66,6 +69,8 @@ def command(
     repeats: int,
     sequences: int,
     verbose: bool,
+    report: Path | None,
+    compare: Path | None,
     plot: Path | None,
     as_json: bool,
     **options: Any,
@@ -80,25 +85,33 @@ def command(
     edgespec bench demo-int4 demo-int8 --batch 4
     edgespec bench demo --max-new-tokens 64 --repeats 5 --json
     edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
+    edgespec bench demo --report demo.html
     """
     from edgespec.cli.prompts import read_prompts
     from edgespec.reports.advice import advise
     from edgespec.reports.bench import Entry, bench_all, check_plot
     from edgespec.reports.bench import plot as draw
+    from edgespec.reports.page import check_page, write_page
+    from edgespec.reports.page.compare import read_llama_bench
 
     settings = make_settings(None, options).changed(ignore_eos=True)
     if not settings.sampling.greedy and settings.sampling.seed is None:
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
+    if compare and not report:
+        raise click.UsageError("--compare belongs to --report")
     if plot:
         check_plot(plot)  # before minutes of measuring
+    if report:
+        check_page(report)
+    foreign = read_llama_bench(compare) if compare else []
     entries = []
     for bundle in dict.fromkeys(bundles):
         engine = open_engine(bundle, options)
         entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
-    with progress() as report:
+    with progress() as told:
         figures = bench_all(
-            entries, texts, settings, repeats, sequences, lambda done, of, what: report("bench", done, of, what)
+            entries, texts, settings, repeats, sequences, lambda done, of, what: told("bench", done, of, what)
         )
     rows = [figure.as_dict() for figure in figures]
     advice = advise(rows, {str(e.engine.bundle.path): e.engine.bundle.manifest.parity for e in entries})
@@ -124,6 +137,10 @@ def command(
         _show(rows, _padded(engine), engine.strict, settings.accept.approximations)
         if verbose:
             _explain(rows, engine.strict, advice)
+    if report:
+        engines = {str(entry.engine.bundle.path): entry.engine for entry in entries}
+        again = shlex.join(["edgespec", *sys.argv[1:]])
+        write_page(report, engines, figures, texts[0], settings, again, foreign)
     if plot:  # last: whatever goes wrong, the figures are out
         if len(entries) > 1:
             for figure in figures:

@@ -12,13 +12,12 @@ from __future__ import annotations
 from math import inf
 
 from edgespec.control.acceptance import LONGEST_WAIT, PRIOR, WAIT, Record
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
 from edgespec.decoding.monitor import Control
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass
-from edgespec.decoding.verify import reached
 from edgespec.formulas.cost import CostModel
 
 _PROBE = 2  # guesses of a probe
@@ -28,7 +27,7 @@ _REST = (
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
 
 
-class Adaptive:
+class Adaptive(Wrapper):
     """Decides how much of ``inner``'s guessing is worth verifying.
 
     A cheap drafter proposes first, and its proposal is cut according to its bucket; a costly one is told its budget,
@@ -37,17 +36,15 @@ class Adaptive:
 
     Args:
         inner: the drafter.
-        cost: c and v; learns from the clock unless ``frozen``.
+        cost: c and v; learns from the clock.
         gamma_max: most guesses, whatever the budget.
         fallback: False = always draft at least one guess.
-        frozen: use only the numbers ``cost`` was made of, never the clock: the same decisions in every run.
         prior: acceptance to start from, for example the one the bundle's manifest has measured.
 
     Attributes:
         plain: rounds without a guess, by decision or because the inner drafter had none.
         drafted: rounds with guesses.
         probes: those of them that were probes.
-        floor: speed that a proposal must promise: 1 is plain decoding's, more where another drafter would offer more.
         stake: plain steps that a round may lose if all its guesses are wrong.
     """
 
@@ -57,29 +54,22 @@ class Adaptive:
         cost: CostModel,
         gamma_max: int = 8,
         fallback: bool = True,
-        frozen: bool = False,
         prior: float = PRIOR,
     ) -> None:
-        self.inner = inner
+        super().__init__([inner])
+        self.inner, self.name = inner, inner.name
         self.cost = cost
         self.gamma_max = gamma_max
         self.fallback = fallback
-        self.frozen = frozen
         self.prior = prior
-        self.name = inner.name
         self.plain = self.drafted = self.probes = 0
-        self.floor = 1.0
+        self._floor = 1.0
         self.stake = inf
-        self.wants_hidden = bool(getattr(inner, "wants_hidden", False))
-        self.trees = bool(getattr(inner, "trees", False))
-        self._at_once = bool(getattr(inner, "steps_at_once", False))
-        self._cheap = bool(getattr(inner, "cheap", False))
-        self._inner_timed = getattr(inner, "timed", None)
-        self._inner_rows = getattr(inner, "rows", None)
+        self._at_once, self._cheap = inner.steps_at_once, inner.cheap
         self._records: dict[int, Record] = {}
         self._bucket = 0  # of the last proposal: where a costly drafter's next one is expected
-        self._steady = frozen  # of this request
-        self._costs = cost.given() if frozen else cost
+        self._steady = False  # this request is decided without the clock
+        self._costs = cost
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._control = Control()
         self._width = 1  # requests in a pass
@@ -88,32 +78,27 @@ class Adaptive:
 
     @property
     def proposer(self) -> str:
-        """Who made the last proposal."""
-        return str(getattr(self.inner, "proposer", self.inner.name))
+        return self.inner.proposer
 
-    def share(self, width: int) -> None:
-        """Decide for passes over the rows of so many requests like this one, which draft one after the other."""
+    def set_width(self, width: int) -> None:
         self._width = width
+        super().set_width(width)
 
     def watch(self, control: Control) -> None:
-        """Count and tell decisions there from now on."""
         self._control = control
-        if watch := getattr(self.inner, "watch", None):
-            watch(control)
+        super().watch(control)
+
+    def require(self, speed: float) -> None:
+        """Offer only proposals that promise this speed: plain decoding's, 1, or what another drafter would offer."""
+        self._floor = speed
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Pass on how this request samples; forget and freeze where it asks for a reproducible text."""
-        self._steady = self.frozen or params.seeded_rejection
+        self._steady = params.seeded_rejection
         self._costs = self.cost.given() if self._steady else self.cost
         if params.seeded_rejection:
             self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
-        if bind := getattr(self.inner, "bind", None):
-            bind(params, noise)
-
-    def begin(self, tokens: list[int]) -> None:
-        """Pass the prompt on."""
-        if begin := getattr(self.inner, "begin", None):
-            begin(tokens)
+        super().bind(params, noise)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """The inner drafter's proposal, as long as it pays to verify."""
@@ -148,14 +133,12 @@ class Adaptive:
     @property
     def _expected_bucket(self) -> int:
         """Of a costly drafter's next proposal: what it says, else that of the last one."""
-        bucket: int = getattr(self.inner, "bucket", self._bucket)
-        return bucket
+        known = self.inner.next_bucket
+        return self._bucket if known is None else known
 
     def _expected_rows(self, budget: int) -> list[int]:
         """[budget + 1]: rows of a pass over a costly drafter's guesses down to each depth."""
-        if self._inner_rows is not None:
-            return self._inner_rows(budget)
-        return [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
+        return self.inner.rows(budget) or [round(1 + self._nodes_per_depth * depth) for depth in range(budget + 1)]
 
     def _decide(self, bucket: int, rows: list[int]) -> int:
         """How deep to draft; ``rows[k]`` = rows of a pass over the guesses down to depth k."""
@@ -190,7 +173,7 @@ class Adaptive:
 
     def _best(self, record: Record, rows: list[int]) -> int:
         """The length of the highest predicted speed."""
-        best, gain, tried = 0, self.floor, 0.0
+        best, gain, tried = 0, self._floor, 0.0
         tokens = chance = 1.0
         for length in range(1, len(rows)):
             if rows[length] == rows[length - 1]:
@@ -216,7 +199,7 @@ class Adaptive:
 
     def price(self, proposal: Proposal) -> float:
         """Plain steps that a round over this proposal is expected to take, whatever is accepted."""
-        return self._steps(_deepest(proposal), len(proposal) + 1) if len(proposal) else 1.0
+        return self._steps(proposal.deepest, len(proposal) + 1) if len(proposal) else 1.0
 
     @property
     def steady(self) -> bool:
@@ -231,7 +214,7 @@ class Adaptive:
     def _expect(self, proposal: Proposal) -> tuple[float, float]:
         """Tokens, and time in plain steps, of a round over ``proposal``."""
         costs, record = self._costs, self._record(proposal.bucket)
-        depth = _deepest(proposal)
+        depth = proposal.deepest
         tokens = chance = 1.0
         for position in range(depth):
             chance *= record.rate(position)
@@ -249,11 +232,11 @@ class Adaptive:
         """Learn what was accepted; pass the round on."""
         if len(proposal):
             record = self._record(proposal.bucket)
-            tested = reached(proposal, verdict.path)
+            tested = proposal.tested(verdict.path)
             for position in range(tested):
                 record.learn(position, position < len(verdict.path))
             if proposal.parents is not None:
-                self._nodes_per_depth = len(proposal) / _deepest(proposal)
+                self._nodes_per_depth = len(proposal) / proposal.deepest
             if record.probing:
                 record.probing = False
                 if tested == len(verdict.path) and record.streak < _STREAK:
@@ -262,41 +245,23 @@ class Adaptive:
                     record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
         self.inner.observe(proposal, verdict, output)
 
-    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
-        """Learn what the round cost."""
+    def timed(self, proposal: Proposal, time: RoundTime) -> None:
+        """Learn what the round cost, whoever had rows in its pass."""
         if not self._steady:
-            steps = 1 if self._at_once else _deepest(proposal)
             typical = self._rested <= _REST
-            if proposal.resume is not None:  # part of the pass over the first row ran while drafting, too
-                if typical:
-                    self.cost.observe_round(len(proposal) + 1, steps, draft_ms + verify_ms)
-            else:
-                self.cost.observe_verify(len(proposal) + 1, verify_ms)
+            steps = 1 if self._at_once else proposal.deepest
+            if proposal.resume is None:
+                self.cost.observe_verify(time.rows, time.verify_ms)
                 if len(proposal) and typical:
-                    self.cost.observe_draft(steps, draft_ms)
-        if self._inner_timed is not None:
-            self._inner_timed(proposal, draft_ms, verify_ms)
-
-    def timed_shared(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
-        """Learn what a pass over several requests' rows took, and what drafting did."""
-        if not self._steady:
-            self.cost.observe_verify(rows, verify_ms)
-            if len(proposal) and proposal.resume is None and self._rested <= _REST:
-                self.cost.observe_draft(1 if self._at_once else _deepest(proposal), draft_ms)
-
-    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
-        """Another drafter's proposal was verified in a pass over so many rows: learn what that took."""
-        if not self._steady:
-            self.cost.observe_verify(rows, verify_ms)
-        if watched := getattr(self.inner, "watched", None):
-            watched(rows, draft_ms, verify_ms)
-        elif self._inner_timed is not None:
-            self._inner_timed(EMPTY, draft_ms, verify_ms)
+                    self.cost.observe_draft(steps, time.draft_ms)
+            elif typical:  # part of the pass over the first row ran while drafting, too
+                self.cost.observe_round(time.rows, steps, time.draft_ms + time.verify_ms)
+        super().timed(proposal, time)
 
     @property
     def reason(self) -> str:
         """Why it drafts, or does not, in words, and what the inner drafter adds."""
-        return "; ".join(filter(None, (self._decision, str(getattr(self.inner, "reason", "")))))
+        return "; ".join(filter(None, (self._decision, self.inner.reason)))
 
     @property
     def _decision(self) -> str:
@@ -314,22 +279,6 @@ class Adaptive:
             f"drafting did not pay: predicted {gain:.2f}x at acceptance {acceptance:.2f}; "
             f"{self.probes} probes in {self.plain + self.drafted} rounds"
         )
-
-    def used_summary(self) -> dict[str, object]:
-        """Counts and the reason, for the result and for JSON; the keys are stable."""
-        return {
-            "plain_rounds": self.plain,
-            "drafted_rounds": self.drafted,
-            "probes": self.probes,
-            "reason": self._decision,
-        } | getattr(self.inner, "used_summary", dict[str, object])()
-
-
-def _deepest(proposal: Proposal) -> int:
-    """Depth of the deepest guess."""
-    if proposal.parents is None:
-        return len(proposal)
-    return max(proposal.depth(i) for i in range(len(proposal)))
 
 
 def _rows(proposal: Proposal, budget: int) -> list[int]:

@@ -13,11 +13,12 @@ from math import inf
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.bandit import MISSED, PAYS, Candidate, Standing, Standings
+from edgespec.decoding.drafter import RoundTime, Wrapper
 from edgespec.decoding.monitor import PLAIN, Control, Switched
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.target import HeadTarget, Pass
+from edgespec.decoding.target import Pass
 
 CHECK = 16  # rounds between two judgements
 _SURE = 48  # rounds after which a measured gain is believed
@@ -28,7 +29,7 @@ _LOOK = 0.25  # plain steps that looking without a guess is counted as, at most
 _CATCH_UP = 0.5  # of a draft step: reading a token that was missed, at most
 
 
-class Switch:
+class Switch(Wrapper):
     """Drafts by the candidate that pays.
 
     What was learned stays from request to request, but for texts that depend on how much is guessed (rejection sampling
@@ -36,26 +37,23 @@ class Switch:
 
     Args:
         candidates: in order of preference.
-        target: the model, which is told whether hidden states are wanted; None = nobody wants any.
         fallback: False = the first candidate always drafts, and only a failure makes way for another.
 
     Attributes:
+        name: the method in use, ``plain`` if none is.
         entered: candidates in use in this request, in order.
         rounds: rounds with guesses by candidate, in this request.
-        wants_hidden: always False: the target is told when it matters.
     """
 
-    wants_hidden = False
-
-    def __init__(self, candidates: Sequence[Candidate], target: object = None, fallback: bool = True) -> None:
+    def __init__(self, candidates: Sequence[Candidate], fallback: bool = True) -> None:
         if not candidates:
             raise ValueError("expected at least one candidate, got none")
+        super().__init__([])  # the candidate in use, once it has begun
         self.candidates = list(candidates)
         self.fallback = fallback
-        self._heads = target if isinstance(target, HeadTarget) else None
         self._made: dict[int, Adaptive] = {}
         self._learned = self._standings = self._fresh()
-        self._drafter: Adaptive | None = None  # of the candidate in use, once it has begun
+        self._drafter: Adaptive | None = None  # the same
         self._control = Control()
         self._width = 1
         self._seen = 0  # rounds of this request
@@ -73,12 +71,12 @@ class Switch:
     def watch(self, control: Control) -> None:
         """Count and tell decisions there from now on."""
         self._control = control
+        super().watch(control)
 
-    def share(self, width: int) -> None:
+    def set_width(self, width: int) -> None:
         """Decide for passes over the rows of so many requests like this one."""
         self._width = width
-        if self._drafter is not None:
-            self._drafter.share(width)
+        super().set_width(width)
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """How this request samples; every candidate is in again."""
@@ -86,7 +84,7 @@ class Switch:
         self._standings = self._fresh() if params.seeded_rejection else self._learned
         for standing in self._standings.each:
             standing.out, standing.read = False, 0
-        self._drafter = None
+        self._use(None)
         self._seen = 0
         self.entered, self.rounds = [], {}
 
@@ -101,11 +99,9 @@ class Switch:
             past = f"in earlier requests {self.candidates[0].name} {first.past(standings.now)}"
             why = "which gave more in earlier requests" if better else past
             self._tell(self.candidates[0].name, which, why)
-        standings.take(which)
+        self._take(which)
         if which is not None:
             self._enter(which, tokens)
-        else:
-            self._want_hidden(None)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """What the candidate in use proposes, as far as its purse goes."""
@@ -138,17 +134,11 @@ class Switch:
                 self.rounds[active] = self.rounds.get(active, 0) + 1
             self._drafter.observe(proposal, verdict, output)
 
-    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+    def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """Count what the round took and brought, and judge now and then."""
         if self._drafter is not None:
-            self._drafter.timed(proposal, draft_ms, verify_ms)
-            self._count(proposal, draft_ms, verify_ms)
-
-    def timed_shared(self, proposal: Proposal, draft_ms: float, verify_ms: float, rows: int) -> None:
-        """The same of a pass that others share: its time is not this request's, so expected costs are counted."""
-        if self._drafter is not None:
-            self._drafter.timed_shared(proposal, draft_ms, verify_ms, rows)
-            self._count(proposal, None, verify_ms)
+            self._drafter.timed(proposal, time)
+            self._count(proposal, time)
 
     def lose(self, why: str) -> bool:
         """The candidate in use has failed: leave it out of this request; False = there is no other."""
@@ -159,26 +149,29 @@ class Switch:
         standings.each[active].put_off(standings.now, why)
         left = [at for at, standing in enumerate(standings.each) if not standing.out]
         if not left:
-            standings.take(None)
+            self._take(None)
             return False
         self._change(self._again() if self.fallback else left[0], why)
         return True
 
     # -- what is decided -----------------------------------------------------------------------------------------------
 
-    def _count(self, proposal: Proposal, draft_ms: float | None, verify_ms: float) -> None:
-        """Add a round of the candidate in use."""
+    def _count(self, proposal: Proposal, time: RoundTime) -> None:
+        """Add a round of the candidate in use.
+
+        The time of a pass that others share is not this request's: expected costs are counted instead.
+        """
         standings, drafter = self._standings, self._drafter
         assert drafter is not None
         assert standings.active is not None
         mine = standings.each[standings.active]
         took = expected = drafter.price(proposal)
         plain_ms = drafter.cost.plain_ms
-        if draft_ms is not None and plain_ms and not drafter.steady:
+        if not time.shared and plain_ms and not drafter.steady:
             if not len(proposal) and proposal.resume is None:
-                took = 1 + min(draft_ms / plain_ms, _LOOK)
+                took = 1 + min(time.draft_ms / plain_ms, _LOOK)
             else:
-                measured = (draft_ms + verify_ms) / plain_ms
+                measured = (time.draft_ms + time.verify_ms) / plain_ms
                 clipped = min(max(measured, took / _OFF), took * _OFF)
                 missed = standings.length - mine.read
                 if missed > MISSED:
@@ -238,16 +231,11 @@ class Switch:
 
     def _change(self, which: int | None, why: str) -> None:
         """Another candidate is in use from the next proposal on."""
-        active = self._standings.active
-        self._tell(PLAIN if active is None else self.candidates[active].name, which, why)
-        self._standings.take(which)
-        self._drafter = None
-        if which is None:
-            self._want_hidden(None)
+        self._tell(self.name, which, why)
+        self._take(which)
 
     def _tell(self, left: str, which: int | None, why: str) -> None:
-        taken = PLAIN if which is None else self.candidates[which].name
-        self._control.switches.append(Switched(self._seen, left, taken, why))
+        self._control.switches.append(Switched(self._seen, left, self._name(which), why))
 
     def _enter(self, which: int, tokens: list[int]) -> None:
         """Load a candidate if it is its first turn, and tell it what it needs to know."""
@@ -255,27 +243,28 @@ class Switch:
             self._made[which] = self.candidates[which].make()
         drafter = self._made[which]
         drafter.watch(self._control)
-        drafter.share(self._width)
+        drafter.set_width(self._width)
         drafter.bind(self._params, self._noise)
         drafter.begin(tokens)
         if self._standings.each[which].gain is not None:
             drafter.look()
-        self._want_hidden(drafter)
-        self._drafter = drafter
+        self._use(drafter)
         if which not in self.entered:
             self.entered.append(which)
 
-    def _want_hidden(self, drafter: Adaptive | None) -> None:
-        if self._heads is not None:
-            self._heads.keep_hidden = drafter is not None and drafter.wants_hidden
+    def _take(self, which: int | None) -> None:
+        """It is in use from now on; None = plain decoding."""
+        self._standings.take(which)
+        self.name = self._name(which)
+        self._use(None)
+
+    def _name(self, which: int | None) -> str:
+        return PLAIN if which is None else self.candidates[which].name
+
+    def _use(self, drafter: Adaptive | None) -> None:
+        self._drafter, self.inside = drafter, [] if drafter is None else [drafter]
 
     # -- saying it -----------------------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        """The method in use, ``plain`` if none is."""
-        active = self._standings.active
-        return PLAIN if active is None else self.candidates[active].name
 
     @property
     def proposer(self) -> str:
@@ -292,16 +281,6 @@ class Switch:
     def uses(self, method: str) -> bool:
         """Whether that method was in use in this request."""
         return any(self.candidates[at].name == method for at in self.entered)
-
-    @property
-    def drew(self) -> bool:
-        """Whether guesses of this request may have been drawn from a distribution."""
-        return any(self.candidates[at].draws for at in self.entered)
-
-    @property
-    def trees(self) -> bool:
-        """Whether they may have been trees."""
-        return any(self._made[at].trees for at in self.entered)
 
     @property
     def reason(self) -> str:

@@ -34,14 +34,12 @@ class Candidate:
         name: of the method.
         promise: predicted speed over plain decoding.
         make: builds its drafter, loading what that needs; called at its first turn.
-        draws: whether its guesses are drawn from a distribution when sampling.
         cheap: whether looking without guessing costs next to nothing.
     """
 
     name: str
     promise: float
     make: Callable[[], Adaptive]
-    draws: bool = False
     cheap: bool = False
 
 

@@ -5,31 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.rows import Rows
 from edgespec.errors import InvalidRequest
 
 Rule = Literal["exact", "typical", "top-k", "distance", "all"]
 FORMS = "exact, typical, typical:EPSILON,DELTA, top-k:K, distance:D or all"
-
-
-class JudgedRows(Protocol):
-    """What a rule may ask of the rows of a target pass (see ``sampling.RowSampler``)."""
-
-    def distribution(self, row: int) -> NDArray[np.float64]:
-        """float64 [vocab]: p, after temperature and truncation; one-hot where greedy."""
-        ...
-
-    def likeliest(self, row: int) -> int:
-        """The token of the largest logit, after bias and repetition penalty."""
-        ...
-
-    def rank(self, row: int, token: int) -> int:
-        """How many tokens come before ``token`` by logit, after bias and repetition penalty."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -111,7 +96,7 @@ class Accept:
         }
         return words[self.rule] + ([f"at least {self.min_block} guesses accepted"] if self.min_block else [])
 
-    def judge(self, rows: JudgedRows, row: int) -> Callable[[int], float | None]:
+    def judge(self, rows: Rows, row: int) -> Callable[[int], float | None]:
         """What a lossy rule says of guesses at a row: a merit, the larger the better, or None = refused.
 
         Raises:
@@ -132,3 +117,25 @@ class Accept:
 
 
 EXACT = Accept()
+
+
+def relax(proposal: Proposal, rows: Rows, accept: Accept, forced: int) -> Verdict:
+    """The longest path of guesses that a lossy rule accepts, the one of most merit among equally long ones.
+
+    Only rows of accepted guesses are looked at.
+    """
+    best, best_merit = list(range(forced)), 0.0
+    open_paths = [(best, 0.0)]  # depth first, the drafter's first choices first
+    while open_paths:
+        path, merit = open_paths.pop()
+        if (len(path), merit) > (len(best), best_merit):
+            best, best_merit = path, merit
+        node = path[-1] if path else -1
+        if not (below := proposal.children(node)):
+            continue
+        judge = accept.judge(rows, node + 1)
+        for child in reversed(below):
+            gained = judge(int(proposal.tokens[child]))
+            if gained is not None:
+                open_paths.append(([*path, child], merit + gained))
+    return Verdict(best, rows.choose(best[-1] + 1 if best else 0))

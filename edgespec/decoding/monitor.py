@@ -42,7 +42,7 @@ class Switched:
 
 @dataclass
 class Control:
-    """What adaptive control decided and expects (``drafters.adaptive``); a drafter fills it that has ``watch``.
+    """What adaptive control decided and expects ; drafters fill it (``Drafter.watch``).
 
     Attributes:
         expected: (tokens, time in plain steps) expected of the proposal at hand; None = nothing is expected.
@@ -118,7 +118,7 @@ class Shadow:
         }
 
 
-class Seen(NamedTuple):
+class RoundRecord(NamedTuple):
     """One round.
 
     Attributes:
@@ -160,7 +160,7 @@ class Monitor:
     control: Control = field(default_factory=Control)
     shadow: Shadow = field(default_factory=Shadow)
     drops: list[Drop] = field(default_factory=list)
-    recent: deque[Seen] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
+    recent: deque[RoundRecord] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
     plain_rounds: int = 0
     drafted_rounds: int = 0
     tokens: int = 0
@@ -168,7 +168,7 @@ class Monitor:
     _expected: tuple[float, float] = (0.0, 0.0)  # tokens and plain steps of the rounds below, as predicted
     _measured: tuple[float, float] = (0.0, 0.0)  # the same by the clock
 
-    def add(self, seen: Seen) -> None:
+    def add(self, seen: RoundRecord) -> None:
         """Count a round."""
         self.recent.append(seen)
         self.tokens += seen.tokens
@@ -185,7 +185,7 @@ class Monitor:
             taken = (seen.draft_ms + seen.verify_ms) / control.plain_ms
             self._measured = self._measured[0] + seen.tokens, self._measured[1] + taken
 
-    def _draft_work(self, seen: Seen) -> float:
+    def _draft_work(self, seen: RoundRecord) -> float:
         if not seen.drafted:
             return 0.0
         if self.control.step_cost is not None:

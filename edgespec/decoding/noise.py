@@ -18,8 +18,8 @@ _GOLDEN, _MIX1, _MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111
 # Streams: uses of randomness that must be independent of each other at one position.
 TARGET, RESIDUAL, ACCEPT, DRAFT = 0, 1, 1 << 20, 1 << 40  # ACCEPT + sibling, DRAFT + length at the start of the draft
 # BLOCK + length at the start of the block: a block is judged beyond the tokens that it commits, and the next one must
-# not see the same numbers there.  SIBLING * i is added for draw i of several with replacement.
-BLOCK, SIBLING = 1 << 30, 1 << 48
+# not see the same numbers there.
+BLOCK = 1 << 30
 
 
 def _mix(x: int) -> int:

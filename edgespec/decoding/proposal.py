@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Resume
 
+_OFF = 1e-3  # how far the probabilities of a guess may sum from 1
+
 
 @dataclass(frozen=True)
 class Proposal:
@@ -48,6 +50,67 @@ class Proposal:
             node, count = self.parent(node), count + 1
         return count
 
+    def children(self, node: int) -> Sequence[int]:
+        """Nodes whose parent is ``node`` (-1 = the pending token), in the drafter's order."""
+        if self.parents is None:
+            return range(node + 1, min(node + 2, len(self)))
+        return [i for i in range(node + 1, len(self)) if self.parents[i] == node]
+
+    def tested(self, path: Sequence[int]) -> int:
+        """Depths at which a guess was put to the test, given the accepted ``path``: its own and the refused one's."""
+        return len(path) + bool(self.children(path[-1] if path else -1))
+
+    def refused(self, path: Sequence[int]) -> list[int]:
+        """Tokens of the drafter's first choices below the accepted ``path``."""
+        tokens: list[int] = []
+        below = self.children(path[-1] if path else -1)
+        while below:
+            tokens.append(int(self.tokens[below[0]]))
+            below = self.children(below[0])
+        return tokens
+
+    @property
+    def deepest(self) -> int:
+        """Depth of the deepest guess; 0 = there is none."""
+        return len(self) if self.parents is None else max(map(self.depth, range(len(self))), default=0)
+
+    def check(self, vocab: int) -> None:
+        """Refuse what is no proposal over a vocabulary of ``vocab`` tokens; the empty one passes.
+
+        Raises:
+            ValueError: its shapes, tokens, tree or probabilities are wrong.
+        """
+        tokens, parents, probs = self.tokens, self.parents, self.probs
+        if tokens.ndim != 1 or tokens.dtype.kind not in "iu":
+            raise ValueError(f"guesses must be integers [n], got {tokens.dtype} {list(tokens.shape)}")
+        if not len(tokens):
+            return
+        if tokens.min() < 0 or tokens.max() >= vocab:
+            raise ValueError(f"a guess outside the vocabulary of {vocab}")
+        # before anything walks up the tree: in a circle it would walk for ever
+        if parents is not None and (
+            parents.shape != tokens.shape or (parents >= np.arange(len(parents))).any() or parents.min() < -1
+        ):
+            raise ValueError("parents must come before their children")
+        if probs is None:
+            return
+        if probs.shape != (len(tokens), vocab):
+            raise ValueError(f"draft probabilities must be of shape {(len(tokens), vocab)}, not {probs.shape}")
+        # NaN fails the comparisons too; with a q that is no distribution, rejection would change the text's
+        if not ((np.abs(probs.sum(1) - 1) < _OFF).all() and probs.min() >= 0):
+            raise ValueError("draft probabilities must be finite, at least 0 and sum to 1 for each guess")
+
+    def pruned(self, leaves: Sequence[int]) -> Proposal:
+        """The same without anything below ``leaves``."""
+        if self.parents is None:
+            return self.truncated(leaves[0] + 1) if leaves else self
+        dead: set[int] = set()
+        for node in range(len(self)):
+            parent = self.parent(node)
+            if parent in leaves or parent in dead:
+                dead.add(node)
+        return self._only([node for node in range(len(self)) if node not in dead])
+
     def truncated(self, budget: int) -> Proposal:
         """The same proposal without nodes deeper than ``budget``."""
         if self.parents is None:
@@ -56,7 +119,11 @@ class Proposal:
             probs = None if self.probs is None else self.probs[:budget]
             resume = None if self.resume is None else self.resume.truncated(budget + 1)
             return Proposal(self.tokens[:budget], None, probs, self.replacement, self.bucket, resume)
-        kept = [i for i in range(len(self)) if self.depth(i) <= budget]
+        return self._only([i for i in range(len(self)) if self.depth(i) <= budget])
+
+    def _only(self, kept: list[int]) -> Proposal:
+        """The tree of these nodes, ascending, whose parents are among them."""
+        assert self.parents is not None
         if len(kept) == len(self):
             return self
         new = {-1: -1} | {old: at for at, old in enumerate(kept)}

@@ -16,7 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.noise import TARGET, Noise, gumbel_of
-from edgespec.decoding.proposal import Proposal
 from edgespec.errors import EdgespecError, InvalidRequest
 
 _FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
@@ -92,9 +91,14 @@ class SamplingParams:
         return self.temperature == 0 and not self.adjusts
 
     @property
+    def rejects(self) -> bool:
+        """Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching."""
+        return self.temperature != 0 and self.acceptance == "rejection"
+
+    @property
     def seeded_rejection(self) -> bool:
         """Whether the seed decides the text together with how much is guessed: guesses use up random numbers."""
-        return self.seed is not None and not self.greedy and self.acceptance == "rejection"
+        return self.seed is not None and self.rejects
 
 
 @lru_cache(maxsize=4)
@@ -105,7 +109,8 @@ def _all_tokens(vocab: int) -> NDArray[np.int64]:
     return tokens
 
 
-def _not_finite(position: int | None = None) -> EdgespecError:
+def not_finite(position: int | None = None) -> EdgespecError:
+    """What a row of NaN, +inf or nothing but -inf is reported as."""
     where = "" if position is None else f" for position {position}"
     return EdgespecError(
         f"expected finite logits{where}, got NaN, +inf or nothing but -inf",
@@ -230,7 +235,7 @@ def support(
     row = adjusted(logits, params, prefix)
     best = int(row.argmax())  # a NaN wins every argmax, so looking at the winner is enough
     if not math.isfinite(row[best]):
-        raise _not_finite()
+        raise not_finite()
     if params.greedy:
         return Support(np.array([best], np.int64), np.zeros(1))
     ids = _all_tokens(len(row))
@@ -266,106 +271,9 @@ def log_softmax_at(logits: NDArray[np.float32], token: int) -> float:
     return at - math.log(float(np.exp(shifted, out=shifted).sum(dtype=np.float64)))
 
 
-class RowSampler:
-    """What sampling says about each row of one target pass.  Row 0 follows the pending token, row i + 1 node i.
-
-    Args:
-        logits: float32 [r, vocab], r = 1 + nodes of the proposal.
-        tokens: committed tokens.
-        proposal: what was verified.
-        params: how tokens are chosen.
-        noise: the request's randomness.
-        best: likeliest token [r] and its logit [r], where the pass gave only those; greedy requests need no more.
-    """
-
-    __slots__ = ("_best", "_plain", "block", "logits", "matching", "noise", "params", "proposal", "tokens")
-
-    def __init__(
-        self,
-        logits: NDArray[np.float32],
-        tokens: Sequence[int],
-        proposal: Proposal,
-        params: SamplingParams,
-        noise: Noise,
-        best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None,
-    ) -> None:
-        self.logits = logits
-        self._best = best
-        self.tokens = tokens
-        self.proposal = proposal
-        self.params = params
-        self.noise = noise
-        self._plain = params.plain_greedy
-        self.matching = params.temperature == 0 or params.acceptance == "coupled"
-        self.block = params.verification == "block"
-
-    def prefix(self, row: int) -> list[int]:
-        """Committed tokens and the guesses on the path to ``row``."""
-        path: list[int] = []
-        node = row - 1
-        while node >= 0:
-            path.append(int(self.proposal.tokens[node]))
-            node = self.proposal.parent(node)
-        return [*self.tokens, *reversed(path)]
-
-    def position(self, row: int) -> int:
-        """Index, in the sequence, of the token that ``row`` predicts."""
-        proposal = self.proposal
-        return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
-
-    def _seen(self, row: int) -> Sequence[int]:
-        # Only the repetition penalty reads the prefix; a long one is not copied for nothing.
-        return self.prefix(row) if self.params.repetition_penalty != 1 else ()
-
-    def _support(self, row: int) -> Support:
-        return support(self.logits[row], self.params, self._seen(row))
-
-    def choose(self, row: int) -> int:
-        """The token that plain decoding emits at ``row``.
-
-        Raises:
-            EdgespecError: the row has a NaN or infinite logit.
-        """
-        if self._plain:
-            return self.likeliest(row)
-        return self._support(row).draw(self.noise, self.position(row))
-
-    def distribution(self, row: int) -> NDArray[np.float64]:
-        """float64 [vocab]: p at ``row``.  Raises like ``choose``."""
-        probs = np.zeros(self.logits.shape[1])
-        if self._plain:
-            probs[self.likeliest(row)] = 1
-        else:
-            found = self._support(row)
-            probs[found.ids] = found.probs()
-        return probs
-
-    def likeliest(self, row: int) -> int:
-        """The token of the largest logit after bias and penalty, the lowest on a tie.  Raises like ``choose``."""
-        if self._best is not None:
-            best, logit = int(self._best[0][row]), float(self._best[1][row])
-        else:
-            logits = self.logits[row] if self._plain else adjusted(self.logits[row], self.params, self._seen(row))
-            best = int(logits.argmax())
-            logit = float(logits[best])
-        if not math.isfinite(logit):
-            raise _not_finite(self.position(row))
-        return best
-
-    def rank(self, row: int, token: int) -> int:
-        """How many tokens come before ``token`` by logit after bias and penalty, by id on a tie.
-
-        A forbidden token comes after all others.
-        Raises like ``choose``.
-        """
-        logits = adjusted(self.logits[row], self.params, self._seen(row))
-        if not math.isfinite(logits.max()):
-            raise _not_finite(self.position(row))
-        mine = logits[token]
-        if mine == -math.inf:
-            return len(logits)
-        return int((logits > mine).sum() + (logits[:token] == mine).sum())
-
-    def logprob(self, row: int, token: int) -> float:
-        """Log-probability of ``token`` at ``row`` by the model itself: before bias, penalty and truncation."""
-        return log_softmax_at(self.logits[row], token)
+def draw(p: NDArray[np.float64], u: float) -> int:
+    """A token from ``p`` float64 [vocab], which need not be normalised, by inversion of ``u`` in [0, 1)."""
+    mass = np.cumsum(p)
+    # "right" skips tokens of no mass; rounding may still reach past the end.
+    token = int(np.searchsorted(mass, u * mass[-1], side="right"))
+    return token if token < len(p) else int(np.flatnonzero(p)[-1])

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.decoding.accept import EXACT, Accept
+from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
-
-if TYPE_CHECKING:
-    from edgespec.drafters.proposer import Proposer
 
 MAX_NEW_TOKENS = 128
 MOST_CYCLES = 16
@@ -84,7 +82,7 @@ class Settings:
         batch: sequences that ``generate_batch`` decodes at once.
         shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
         accept: which guesses stand; anything but the default gives losslessness away.
-        proposer: any object with ``propose(tokens, budget)``, instead of a method (``drafters.custom.Proposer``).
+        proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
 
     Raises:
         InvalidRequest: a gamma or a batch below 1, a shadow below 0, or a proposer that cannot propose.

@@ -27,6 +27,8 @@ class Stats:
         verify_ms: time of the target passes over proposals (plain ones included).
         other_ms: the rest: sampling, acceptance, keeping the cache.
         dropped_reason: why the drafter was dropped for the rest of the request; None = it was not.
+        exact: every guess verified so far was matched with the tokens that plain decoding emits there.
+        lossless: every guess verified so far was judged by a rule that keeps plain decoding's distribution.
         monitor: acceptance of late, prediction against the clock, work per token, fall-backs, drops, checks.
     """
 
@@ -44,6 +46,8 @@ class Stats:
     verify_ms: float = 0.0
     other_ms: float = 0.0
     dropped_reason: str | None = None
+    exact: bool = True
+    lossless: bool = True
     monitor: Monitor = field(default_factory=Monitor)
 
     def record(self, emitted: int, drafted: int, accepted: int, reached: int) -> None:
@@ -53,7 +57,7 @@ class Stats:
             emitted: tokens emitted.
             drafted: guesses verified.
             accepted: guesses emitted.
-            reached: positions whose guess was put to the test (``verify.reached``).
+            reached: positions whose guess was put to the test (``Proposal.tested``).
         """
         self.rounds += 1
         self.tokens += emitted

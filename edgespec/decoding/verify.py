@@ -7,37 +7,15 @@ distribution, and where matching applies they are the tokens that plain decoding
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.accept import EXACT, Accept, JudgedRows
-from edgespec.decoding.noise import ACCEPT, BLOCK, RESIDUAL, Noise
+from edgespec.decoding.accept import EXACT, Accept, relax
+from edgespec.decoding.block import verify_block
+from edgespec.decoding.noise import ACCEPT, RESIDUAL, Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-
-
-class Rows(JudgedRows, Protocol):
-    """What verification asks of the rows of a target pass (see ``sampling.RowSampler``)."""
-
-    @property
-    def matching(self) -> bool:
-        """Whether sampled guesses too are verified by matching: greedy, or coupled sampling."""
-        ...
-
-    @property
-    def block(self) -> bool:
-        """Whether sampled chains are verified as a block."""
-        ...
-
-    def choose(self, row: int) -> int:
-        """The token that plain decoding emits there."""
-        ...
-
-    def position(self, row: int) -> int:
-        """Index, in the sequence, of the token that the row predicts."""
-        ...
+from edgespec.decoding.rows import Rows
+from edgespec.decoding.sampling import draw
 
 
 def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT) -> Verdict:
@@ -56,27 +34,22 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
         EdgespecError: a row that was needed has NaN or infinite logits.
     """
     chain = proposal.parents is None
-    forced = min(accept.min_block, len(proposal)) if chain else 0  # guesses that stand unseen
+    forced = min(accept.min_block, len(proposal)) if chain and accept.min_block else 0  # guesses that stand unseen
     if accept.rule != "exact":
-        return _relax(proposal, rows, accept, forced)
+        return relax(proposal, rows, accept, forced)
     if proposal.probs is None or rows.matching:
         return _match(proposal, rows, forced)
     if chain and rows.block:
-        return _block(proposal.tokens, proposal.probs, rows, noise, forced)
+        return verify_block(proposal.tokens, proposal.probs, rows, noise, forced)
     return _reject(proposal, proposal.probs, rows, noise, forced)
 
 
-def children(proposal: Proposal, node: int) -> Sequence[int]:
-    """Nodes whose parent is ``node`` (-1 = the pending token), in the drafter's order."""
-    if proposal.parents is None:
-        return range(node + 1, min(node + 2, len(proposal)))
-    return [i for i in range(node + 1, len(proposal)) if proposal.parents[i] == node]
+def keeps_text(proposal: Proposal, rows: Rows, accept: Accept) -> bool:
+    """Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.
 
-
-def reached(proposal: Proposal, path: Sequence[int]) -> int:
-    """Depths at which a guess was put to the test, given the accepted ``path``: its own and that of the refused one."""
-    last = path[-1] if path else -1
-    return len(path) + (1 if children(proposal, last) else 0)
+    A tree's rows are summed in another order than a chain's, so near-ties may differ.
+    """
+    return accept.lossless and proposal.parents is None and (proposal.probs is None or rows.matching)
 
 
 def _match(proposal: Proposal, rows: Rows, forced: int) -> Verdict:
@@ -98,7 +71,7 @@ def _match(proposal: Proposal, rows: Rows, forced: int) -> Verdict:
     node = -1
     while True:
         token = rows.choose(node + 1)
-        node = next((i for i in children(proposal, node) if proposal.tokens[i] == token), -1)
+        node = next((i for i in proposal.children(node) if proposal.tokens[i] == token), -1)
         if node < 0:
             return Verdict(nodes, token)
         nodes.append(node)
@@ -115,7 +88,7 @@ def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: Rows, noise: 
     node = forced - 1
     while True:
         row = node + 1
-        below = children(proposal, node)
+        below = proposal.children(node)
         if not below:
             return Verdict(path, rows.choose(row))  # bonus
         position = rows.position(row)
@@ -142,76 +115,5 @@ def _reject(proposal: Proposal, probs: NDArray[np.floating], rows: Rows, noise: 
             if left > 0:  # all zero: p and q are equal but for rounding, and p itself is the right fall-back
                 p = residual / left
         if node < 0:
-            return Verdict(path, _draw(p, noise.uniform(position, RESIDUAL)))
+            return Verdict(path, draw(p, noise.uniform(position, RESIDUAL)))
         path.append(node)
-
-
-def _block(
-    tokens: NDArray[np.int64],  # [n]
-    probs: NDArray[np.floating],  # [n, vocab]
-    rows: Rows,
-    noise: Noise,
-    forced: int,
-) -> Verdict:
-    """Block verification of a chain: Sun et al. arXiv 2403.10444, Algorithm 2.
-
-    The guesses are judged together: the longest beginning that passes stands, even where one before it did not.  On
-    average no fewer stand than by judging them one after the other.
-    """
-    start, length = rows.position(0), len(tokens)
-    stand = forced
-    held = 1.0  # p_i of the paper: the chance that at least the first i guesses stand
-    left: NDArray[np.float64] | None = None  # [vocab], not normalised: what follows if exactly `stand` guesses do
-    for i in range(forced, length + 1):
-        # a guess that q cannot have drawn is no evidence: the chain ends before it
-        ends = i == length or probs[i, tokens[i]] <= 0
-        residual, passes = None, held
-        if not ends:
-            p = rows.distribution(i)  # float64 [vocab]
-            q = np.asarray(probs[i], np.float64)  # [vocab]
-            residual = np.maximum(held * p - q, 0)
-            mass = float(residual.sum())
-            passes = mass / (mass + 1 - held) if mass > 0 or held < 1 else 1.0
-            if mass <= 0:  # p and q are equal but for rounding: p is the right fall-back
-                residual = p
-        if i == forced or noise.uniform(rows.position(i - 1), BLOCK + start) < passes:
-            stand, left = i, residual
-        if ends:
-            break
-        mine, drafts = held * float(p[tokens[i]]), float(q[tokens[i]])
-        held = 1.0 if mine >= drafts else mine / drafts
-        if held <= 0:
-            break  # nothing longer can stand, and its rows are not looked at
-    if left is None:
-        return Verdict(range(stand), rows.choose(stand))
-    return Verdict(range(stand), _draw(left, noise.uniform(rows.position(stand), RESIDUAL)))
-
-
-def _relax(proposal: Proposal, rows: Rows, accept: Accept, forced: int) -> Verdict:
-    """The longest path of guesses that a lossy rule accepts, the one of most merit among equally long ones.
-
-    Only rows of accepted guesses are looked at.
-    """
-    best, best_merit = list(range(forced)), 0.0
-    open_paths = [(best, 0.0)]  # depth first, the drafter's first choices first
-    while open_paths:
-        path, merit = open_paths.pop()
-        if (len(path), merit) > (len(best), best_merit):
-            best, best_merit = path, merit
-        node = path[-1] if path else -1
-        if not (below := children(proposal, node)):
-            continue
-        judge = accept.judge(rows, node + 1)
-        for child in reversed(below):
-            gained = judge(int(proposal.tokens[child]))
-            if gained is not None:
-                open_paths.append(([*path, child], merit + gained))
-    return Verdict(best, rows.choose(best[-1] + 1 if best else 0))
-
-
-def _draw(p: NDArray[np.float64], u: float) -> int:
-    """A token from ``p`` float64 [vocab], which need not be normalised, by inversion of ``u`` in [0, 1)."""
-    mass = np.cumsum(p)
-    # "right" skips tokens of no mass; rounding may still reach past the end.
-    token = int(np.searchsorted(mass, u * mass[-1], side="right"))
-    return token if token < len(p) else int(np.flatnonzero(p)[-1])

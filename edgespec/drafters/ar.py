@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import Pass
 from edgespec.drafters.parts import Parts
 from edgespec.runtimes.files.manifest import MethodPart
 
 
-class Plain:
+class Plain(Drafter):
     """Guesses nothing, so that every round is one token."""
 
     name = "ar"
@@ -17,9 +17,6 @@ class Plain:
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         return EMPTY
-
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Nothing to learn."""
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Plain:

@@ -33,8 +33,10 @@ class Blockwise(Medusa):
         cycles: passes that refine a block before it is verified; blocks are then as long as the budget.
     """
 
+    name = "blockwise"
+
     def __init__(self, target: HeadTarget, group: str, count: int, cycles: int = 0) -> None:
-        super().__init__(target, group, chain([[1.0]] * count, count), "blockwise")
+        super().__init__(target, group, chain([[1.0]] * count, count))
         self.cycles = cycles
         self.steps_at_once = not cycles
 
@@ -59,9 +61,8 @@ class Blockwise(Medusa):
         self, pending: int, block: NDArray[np.int64], margin: NDArray[np.float64], renewed: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """One cycle: [n], [n] -> the same with the ``renewed`` least certain guesses replaced."""
-        logits = self.target.forward(np.concatenate(([pending], block))).logits[
-            :-1
-        ]  # [n, vocab]: row i guesses block[i]
+        output = self.target.forward(np.concatenate(([pending], block)))
+        logits = output.logits[:-1]  # [n, vocab]: row i guesses block[i]
         two = np.partition(logits, -2, -1)[:, -2:]  # [n, 2]
         at = np.argsort(margin, kind="stable")[:renewed]
         block, margin = block.copy(), margin.copy()

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import HeadTarget, Pass
@@ -25,24 +26,23 @@ MOST_NODES = 16  # of a tree: beyond it rows cost more on a CPU than they bring
 _TOP = 10  # guesses of a head
 
 
-class Medusa:
+class Medusa(Drafter):
     """Trees of heads' guesses.
 
     Args:
         target: the model with the heads.
         group: their name.
         paths: the tree, as ranks of the heads' guesses.
-        name: of the method.
     """
 
+    name = "medusa"
     wants_hidden = True
     steps_at_once = True  # drafting costs the same however deep the guesses reach
 
-    def __init__(self, target: HeadTarget, group: str, paths: Sequence[Path], name: str = "medusa") -> None:
-        self.name = name
+    def __init__(self, target: HeadTarget, group: str, paths: Sequence[Path]) -> None:
         self.target, self.group, self.paths = target, group, list(paths)
         self._parents, self._heads, self._ranks = layout(self.paths)
-        self.trees = not bool((self._parents == np.arange(len(self.paths)) - 1).all())
+        self._chain = bool((self._parents == np.arange(len(self.paths)) - 1).all())
         self._top = 1 + max((max(path) for path in self.paths), default=0)
         self._hidden: NDArray[np.float32] | None = None  # [1, hidden]: of the row that chose the pending token
 
@@ -56,7 +56,7 @@ class Medusa:
             return EMPTY
         ids, _ = self._best(self._top)  # [count, top]
         guesses = ids[self._heads, self._ranks]  # [nodes]
-        return Proposal(guesses, self._parents if self.trees else None).truncated(budget)
+        return Proposal(guesses, None if self._chain else self._parents).truncated(budget)
 
     def _best(self, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """([count, top], [count, top]): each head's best tokens and their logits."""
@@ -68,10 +68,11 @@ class Medusa:
             raise EdgespecError(f"expected finite logits of heads {self.group}, got NaN or infinity")
         return ids, values
 
-    def step_once(self) -> None:
-        """The heads once, to be timed."""
+    def step_once(self) -> bool:
+        """The heads once."""
         width = self.target.model.facts.hidden  # type: ignore[attr-defined]
         self.target.forward_heads(self.group, np.zeros((1, width), np.float32), max(self._top, 1))
+        return True
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Keep the hidden state of the row that chose the token now pending."""

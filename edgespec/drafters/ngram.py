@@ -43,9 +43,9 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import Pass
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.suffix import SuffixAutomaton
@@ -62,7 +62,7 @@ _SHORT = 2  # a match of the text no longer than this gives way to a longer one 
 Policy = Literal["map", "lookup", "automaton"]
 
 
-class NGram:
+class NGram(Drafter):
     """Guesses from the text itself, and from a store; the index costs O(n_max) and about 0.4 KB a token.
 
     The automaton's costs O(1) amortised and about 0.11 KB.
@@ -238,9 +238,6 @@ class NGram:
             tail = [*tail[1 - store.n_max :], hit.token]
             hit = store.likely(tail, self.share)
         return Proposal(np.array(guesses, np.int64), bucket=bucket)
-
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Nothing: only committed tokens are indexed, and ``propose`` is handed those."""
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> NGram:

@@ -20,11 +20,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
-from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import LayeredTarget, Pass, Resume
+from edgespec.decoding.target import LayeredTarget, Resume
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
@@ -33,7 +34,7 @@ _THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about 
 _MOST = 8  # tokens in flight
 
 
-class ParaDecode:
+class ParaDecode(Drafter):
     """Guesses from early exits, with the layers that made them kept for verification.
 
     Args:
@@ -124,11 +125,10 @@ class ParaDecode:
         if found.tokens is not None:
             logits = np.full(self.target.vocab_size, -np.inf, np.float32)
             logits[found.tokens] = found.logits[0, 0]
-        sampled = not self.params.greedy and self.params.acceptance == "rejection"
         choice = support(logits, self.params, prefix)
         # noise of its own for each round, as in chain.py
-        guesses.append(choice.draw(self.noise, len(prefix), DRAFT + committed if sampled else TARGET))
-        if sampled:
+        guesses.append(choice.draw(self.noise, len(prefix), DRAFT + committed if self.params.rejects else TARGET))
+        if self.params.rejects:
             q = np.zeros(self.target.vocab_size)
             q[choice.ids] = choice.probs()
             probs.append(q)
@@ -147,13 +147,11 @@ class ParaDecode:
         guesses.append(int(found.best[0][0, 0, 0]))
         return True
 
-    def step_once(self) -> None:
-        """The layers below the first exit, and the exit, to be timed."""
+    def step_once(self) -> bool:
+        """The layers below the first exit, and the exit."""
         hidden = self.target.forward_layers(np.zeros(1, np.int64), 0, 0, self.exits[0])
         self.target.forward_heads(f"exit.{self.exits[0]}", hidden)
-
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Nothing to learn."""
+        return True
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> ParaDecode:

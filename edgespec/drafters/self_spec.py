@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
@@ -23,7 +24,7 @@ _WANTED = 0.9  # acceptance rate to steer to
 _MATCHED_DECAY, _STOP_DECAY = 0.5, 0.9
 
 
-class SelfSpec:
+class SelfSpec(Drafter):
     """Draws chains from the target itself; stops after a guess it is not sure of.
 
     Reads the full model's KV of the committed tokens, and the draft's own for the guesses; the verifying pass
@@ -64,7 +65,7 @@ class SelfSpec:
         with rejection sampling the length of a draft decides which random numbers are used.
         """
         self.params, self.noise = params, noise
-        if params.seed is not None and not params.greedy and params.acceptance == "rejection":
+        if params.seeded_rejection:
             self.stop, self.matched = self._first_stop, 0.0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
@@ -105,9 +106,10 @@ class SelfSpec:
 
         return step
 
-    def step_once(self) -> None:
-        """One draft step, to be timed."""
+    def step_once(self) -> bool:
+        """One pass without the skip set."""
         self.target.forward_skipped(np.zeros(1, np.int64), 0, self.skip)
+        return True
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Move the threshold after a verification (the paper's equation for the adaptive exit)."""

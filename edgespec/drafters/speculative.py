@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.noise import Noise
-from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget, Pass, Target
+from edgespec.decoding.target import GreedyTarget, Target
 from edgespec.drafters.drawing.chain import draw_chain
 from edgespec.drafters.drawing.tree import draw_tree, rows_of, widths_of
 from edgespec.drafters.parts import Parts
@@ -22,7 +23,7 @@ from edgespec.runtimes.files.manifest import MethodPart
 _FEED = 4
 
 
-class DraftModel:
+class DraftModel(Drafter):
     """Draws chains or trees from a draft model.
 
     The draft's slot follows the committed tokens by longest common prefix, so that accepted, refused and never run
@@ -37,7 +38,6 @@ class DraftModel:
         params: how requests sample; the loop sets it for each (``bind``).
         noise: likewise.
         branch: guesses per node: None or (1,) = a chain, one number = a comb, several = a full tree by depth.
-        replacement: whether the siblings of a sampled tree are drawn with replacement; fewer are accepted then.
     """
 
     name = "speculative"
@@ -49,13 +49,10 @@ class DraftModel:
         params: SamplingParams | None = None,
         noise: Noise | None = None,
         branch: tuple[int, ...] | None = None,
-        replacement: bool = False,
     ) -> None:
         self.model = model
         self.vocab_size = vocab_size
         self.branch = branch or (1,)
-        self.trees = self.branch != (1,)
-        self.replacement = replacement
         columns: int = getattr(model, "columns", model.vocab_size)
         self._columns: NDArray[np.int64] | None = None  # [columns]: the token of each, where some have none
         if columns < model.vocab_size:
@@ -83,7 +80,8 @@ class DraftModel:
         if len(tokens) - known > _FEED:
             model.prefill(tokens[known:-1])
             known = len(tokens) - 1
-        return self._tree(tokens, known, length) if self.trees else self._chain(tokens, known, length)
+        draw = self._chain if self.branch == (1,) else self._tree
+        return draw(tokens, known, length)
 
     def _chain(self, tokens: list[int], known: int, length: int) -> Proposal:
         """Guesses one below the other; the slot holds ``known`` tokens."""
@@ -128,7 +126,7 @@ class DraftModel:
                 model.keep(path)
             return rows
 
-        return draw_tree(level, tokens, self.branch, length, self.vocab_size, self.params, self.noise, self.replacement)
+        return draw_tree(level, tokens, self.branch, length, self.vocab_size, self.params, self.noise)
 
     def _run(self, feed: Sequence[int], kept: int) -> NDArray[np.float32]:
         """Logits float32 [1, vocab] after a chain of rows, of which the slot keeps the first ``kept``."""
@@ -144,12 +142,10 @@ class DraftModel:
         whole[:, self._columns] = logits
         return whole
 
-    def step_once(self) -> None:
-        """One draft step, to be timed."""
+    def step_once(self) -> bool:
+        """One pass of the draft."""
         self.model.forward(np.zeros(1, np.int64))
-
-    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Nothing to learn: the next ``propose`` crops the slot to what was accepted."""
+        return True
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftModel:

@@ -13,12 +13,13 @@ from time import perf_counter
 
 import numpy as np
 
+from edgespec.decoding.drafter import RoundTime
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
-from edgespec.drafters.drawing.comb import Teeth, draw_comb
+from edgespec.drafters.drawing.comb import SiblingPolicy, draw_comb
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.skip_search.search import OnlineSearch
@@ -68,7 +69,6 @@ class Swift(SelfSpec):
         costs: the verify curve.
         share: most time that the search may take, as a share of the time of decoding.
         branch: most guesses per node by depth; siblings are offered where they pay.  None = chains.
-        always: offer siblings whether or not they pay; for tests.
         store: keeps what was found.
         params, noise, gamma_max: as for ``SelfSpec``.
         clock: seconds.
@@ -94,10 +94,7 @@ class Swift(SelfSpec):
         noise: Noise | None = None,
         gamma_max: int = 12,
         clock: Callable[[], float] = perf_counter,
-        always: bool = False,
     ) -> None:
-        self.always = always
-        self.trees = branch is not None and max(branch) > 1
         self.search, self.step_cost, self.costs = search, step_cost, costs
         self.share, self.branch, self.store, self.clock = share, branch, store, clock
         self.scoring = target if isinstance(target, ScoringTarget) else None
@@ -120,10 +117,10 @@ class Swift(SelfSpec):
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Draft as this request samples; a seeded text starts from the same set every time."""
         super().bind(params, noise)
-        self._steady = params.seed is not None and not params.greedy and params.acceptance == "rejection"
+        self._steady = params.seeded_rejection
         self._use(self.search.initial if self._steady else self.search.best)
-        if self.branch is None or self.always:
-            self._teeth = Teeth(self.branch or (1,))
+        if self.branch is None:
+            self._siblings = SiblingPolicy((1,))
             return
         costs = self.costs.given() if self._steady else self.costs
         step = self._given if self._steady else self.step_cost
@@ -134,7 +131,7 @@ class Swift(SelfSpec):
             return max(rate, 1.0) * (costs.v(rows + 1) - costs.v(rows))
 
         least = min(costs.v(rows + 1) - costs.v(rows) for rows in range(2, 2 + self.gamma_max))
-        self._teeth = Teeth(self.branch, price, least)
+        self._siblings = SiblingPolicy(self.branch, price, least)
 
     def begin(self, tokens: list[int]) -> None:
         """A request starts; another one may have found something meanwhile."""
@@ -156,20 +153,20 @@ class Swift(SelfSpec):
             self.params,
             self.noise,
             self.stop,
-            self._teeth,
-            self.bucket,
+            self._siblings,
+            self.next_bucket,
         )
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Move the threshold by what happened to the chain."""
         if proposal.parents is not None:
-            chain = int(proposal.parents.max()) + 2  # its nodes come first
+            chain = proposal.deepest  # its nodes come first
             accepted = sum(node < chain for node in verdict.path)
             proposal, verdict = Proposal(proposal.tokens[:chain]), Verdict(range(accepted), verdict.next_token)
         super().observe(proposal, verdict, output)
 
     @property
-    def bucket(self) -> int:
+    def next_bucket(self) -> int:
         """A number of the set in use: each has an acceptance of its own."""
         return 0 if self._steady else self._changes
 
@@ -180,20 +177,15 @@ class Swift(SelfSpec):
 
     # -- searching ---------------------------------------------------------------------------------------------------
 
-    def timed(self, proposal: Proposal, draft_ms: float, verify_ms: float) -> None:
+    def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """The round is over and its output read: learn what it took, and score a set if there is time for it."""
-        if len(proposal) and self._unit_ms > 0 and not self._steady:
-            steps = len(proposal) if proposal.parents is None else int(proposal.parents.max()) + 2
-            self.step_cost.observe(self.skip, draft_ms / steps / self._unit_ms)
-        self.watched(len(proposal) + 1, draft_ms, verify_ms)
-
-    def watched(self, rows: int, draft_ms: float, verify_ms: float) -> None:
-        """Likewise, whoever proposed."""
-        if self._steady:
+        if self._steady or time.shared:
             return
-        unit = verify_ms / self.costs.v(rows)
+        if len(proposal) and self._unit_ms > 0:
+            self.step_cost.observe(self.skip, time.draft_ms / proposal.deepest / self._unit_ms)
+        unit = time.verify_ms / self.costs.v(time.rows)
         self._unit_ms += (unit - self._unit_ms) * (0.1 if self._unit_ms else 1.0)
-        self.decoded_ms += draft_ms + verify_ms
+        self.decoded_ms += time.draft_ms + time.verify_ms
         if not self.search.stopped and self._may_score():
             start = self.clock()
             self._score()
@@ -255,19 +247,6 @@ class Swift(SelfSpec):
     def search_share(self) -> float:
         """Time of the search over the time of the rounds; 0 before the first."""
         return self.search_ms / self.decoded_ms if self.decoded_ms else 0.0
-
-    def used_summary(self) -> dict[str, object]:
-        """Counters of the search, for JSON; the keys are stable."""
-        return {
-            "candidates": self.search.candidates,
-            "passes": self.passes,
-            "search_ms": self.search_ms,
-            "search_share": self.search_share,
-            "skip": {"attention": list(self.skip.attention), "mlp": list(self.skip.mlp)},
-            "matchness": self.search.acceptance(self.skip),
-            "predicted_speedup": self.search.speed(self.skip),
-            "stopped": self.search.stopped,
-        }
 
 
 def matches(target: ScoringTarget, skip: SkipSet) -> int:

@@ -12,7 +12,8 @@ from functools import partial
 from time import perf_counter
 from typing import cast
 
-from edgespec.decoding.loop import Ask, run_pass
+from edgespec.decoding.loop import run_pass
+from edgespec.decoding.request import PassRequest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.loaded import LoadedBundle
@@ -167,7 +168,7 @@ def _tried(step: Callable[[], Chunk | None]) -> Answer:
 
 def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
     """A round of requests whose passes are one."""
-    gathered: list[tuple[Stream, Ask]] = []
+    gathered: list[tuple[Stream, PassRequest]] = []
     for stream in streams:
         try:
             asked = stream.ask(len(streams))
@@ -189,11 +190,11 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
         del gathered[: max(taken, 1)]
 
 
-def _alone(stream: Stream, asked: Ask) -> Chunk:
+def _alone(stream: Stream, asked: PassRequest) -> Chunk:
     return stream.answer(run_pass(stream.target, asked))
 
 
-def _together(gathered: Sequence[tuple[Stream, Ask]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
+def _together(gathered: Sequence[tuple[Stream, PassRequest]], batch: NativeBatch) -> Iterator[tuple[Stream, Answer]]:
     """Run passes as one, and hand each its part."""
     if len(gathered) == 1:
         ((stream, asked),) = gathered

@@ -16,7 +16,6 @@ CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from
-DRAWING = ("speculative", "self-spec", "swift", "paradecode")
 
 
 @dataclass(frozen=True)
@@ -40,11 +39,6 @@ class MethodChoice:
     proposers: tuple[MethodChoice, ...] = ()
     promise: float = 1.0
     candidates: tuple[MethodChoice, ...] = ()
-
-    @property
-    def draws(self) -> bool:
-        """Whether guesses are drawn from a distribution when sampling (then rejection sampling decides)."""
-        return self.name in DRAWING or any(proposer.draws for proposer in self.proposers)
 
     def uses(self, method: str) -> bool:
         """Whether it is that method, or a chain with it."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 
-from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
-from edgespec.decoding.loop import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.decoding.loop import rounds, run_pass
+from edgespec.decoding.request import DecodeOptions, PassRequest, Round
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
@@ -113,27 +113,19 @@ class Stream:
     @property
     def result(self) -> Result:
         """The result so far; complete once the stream has ended."""
-        engine, choice, settings = self._engine, self._choice, self._settings
-        sampling = settings.sampling
-        own = getattr(self._drafter, "inner", self._drafter)
-        auto = self._drafter if isinstance(self._drafter, Switch) else None
-        draws = auto.drew if auto else choice.draws or getattr(own, "drew", False)
-        drawn = not sampling.greedy and sampling.acceptance == "rejection" and draws
-        # a row's sums run in another order there: near-ties may differ
-        trees = getattr(self._drafter, "trees", False) or getattr(own, "trees", False)
-        same = settings.accept.lossless and not drawn and not trees
+        engine, settings, stats = self._engine, self._settings, self._stats
+        used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
-        used = auto.used if auto else choice.name
-        exact = engine.strict and same and self._lost is None and (used == "ar" or engine.rows_exact())
+        exact = engine.strict and stats.exact and self._lost is None and (used == "ar" or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
             finish=self._finish or "cancelled",
-            stats=self._stats,
+            stats=stats,
             method_requested=settings.method,
             method_used=used,
             reason=self._reason(),
-            lossless=settings.accept.lossless,
+            lossless=stats.lossless,
             exact=exact,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
@@ -181,7 +173,7 @@ class Stream:
         """Whether the last round was made."""
         return self._finish is not None
 
-    def ask(self, beside: int = 1) -> Ask | None:
+    def ask(self, beside: int = 1) -> PassRequest | None:
         """The pass that the next round wants; None = the request was cancelled.
 
         Args:
@@ -197,10 +189,9 @@ class Stream:
         if not self._stats.rounds:
             wanted = len(self._prompt) + self._settings.max_new_tokens
             self.target.reserve(min(self.target.context, wanted))
-        if isinstance(self._drafter, (Adaptive, Switch)):
-            self._drafter.share(beside)
+        self._drafter.set_width(beside)
         asked = next(self._rounds)
-        assert isinstance(asked, Ask)
+        assert isinstance(asked, PassRequest)
         return asked
 
     def answer(self, output: Pass) -> Chunk:
@@ -268,5 +259,5 @@ class Stream:
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
         drafts = reading if self._draft_attention else ""
-        parts = [self._choice.reason, drafts, getattr(self._drafter, "reason", ""), left]
+        parts = [self._choice.reason, drafts, self._drafter.reason, left]
         return "; ".join(part for part in parts if part)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from edgespec.decoding.loop import Round
+from edgespec.decoding.request import Round
 from edgespec.decoding.stats import Stats
 
 Finish = Literal["eos", "length", "context", "stop", "cancelled"]

@@ -15,12 +15,12 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
 from edgespec.control.bandit import Candidate
 from edgespec.control.chain import Compose
-from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
-from edgespec.drafters.proposer import Custom, Proposer
+from edgespec.drafters.proposer import Custom
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
@@ -124,10 +124,9 @@ class Session:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
-                Candidate(one.name, one.promise, partial(load, one), one.draws, one.name in CHEAP)
-                for one in choice.candidates
+                Candidate(one.name, one.promise, partial(load, one), one.name in CHEAP) for one in choice.candidates
             ]
-            self._switches[key] = Switch(candidates, self.target, fallback)
+            self._switches[key] = Switch(candidates, fallback)
         return self._switches[key]
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
@@ -185,9 +184,9 @@ class Session:
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
         """
-        cost = self._verify_costs(0.0 if getattr(inner, "cheap", False) else choice.part.draft_cost)
-        if step := getattr(inner, "step_once", None):
-            (ms,) = self._measured(choice.name, lambda _: step(), (1,)).values()
+        cost = self._verify_costs(0.0 if inner.cheap else choice.part.draft_cost)
+        if inner.step_once():
+            (ms,) = self._measured(choice.name, lambda _: inner.step_once(), (1,)).values()
             cost.observe_draft(1, ms, ENOUGH)
         elif choice.name in self._calibrated.draft:
             cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
@@ -208,7 +207,7 @@ class Session:
         """Time of a pass of one row, measured here and now."""
         return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
 
-    def _measured(self, name: str, run: Callable[[int], None], sizes: tuple[int, ...]) -> dict[int, float]:
+    def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
         """Times by size, measured once for all sessions of an engine."""
         if name not in self._times:
             self._times[name] = measure(run, sizes, repeats=3)

@@ -53,16 +53,6 @@ def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve)
     return expected_tokens(acceptance, gamma) / (gamma * c + v(gamma + 1))
 
 
-def best_gamma(acceptance: float | Sequence[float], c: float, v: Curve, gamma_max: int = 16) -> tuple[int, float]:
-    """(gamma, speedup) of the best gamma in 0..``gamma_max``; (0, 1.0) where drafting does not pay."""
-    best, gain = 0, 1.0 / v(1)
-    for gamma in range(1, gamma_max + 1):
-        here = speedup(acceptance, gamma, c, v)
-        if here > gain:
-            best, gain = gamma, here
-    return best, gain
-
-
 class CostModel:
     """c and v(n): given, and corrected by what is observed.
 
@@ -177,7 +167,7 @@ def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:
     return low + (high - low) * (n - left) / (right - left)
 
 
-def measure(run: Callable[[int], None], sizes: Sequence[int], repeats: int = 7) -> dict[int, float]:
+def measure(run: Callable[[int], object], sizes: Sequence[int], repeats: int = 7) -> dict[int, float]:
     """Time passes of several sizes in this process.
 
     The sizes take turns, so that a slow moment of the machine hits all of them, and the median of each is taken.

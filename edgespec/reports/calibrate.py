@@ -188,7 +188,7 @@ class Calibrator:
         with self._session() as session:
             names = [name for name in self.engine.methods if self._usable(name)]
             drafters = [drafter for name in names if (drafter := self._drafter(session, name))]
-            steps = {one.name: one.step_once for one in drafters if hasattr(one, "step_once")}
+            steps = {one.name: one.step_once for one in drafters}
             slots = [one.model for one in drafters if isinstance(getattr(one, "model", None), Slot)]
             found: dict[str, dict[int, float]] = {name: {} for name in steps}
             seconds = self._seconds("drafts") / len(wanted)
@@ -213,15 +213,13 @@ class Calibrator:
             self.engine.sessions.drop(session)
 
     def _drafter(self, session: Session, method: str) -> Any:
-        """A method's drafter without control; None = it does not draft here."""
+        """A method's drafter without control; None = it has no draft step here."""
         try:
             drafter: Any = session.drafter(self.engine.choose(method), None, False, True, DraftOptions())
-            if step := getattr(drafter, "step_once", None):
-                step()
+            return drafter if drafter.step_once() else None
         except Exception as error:  # as in a request: it costs the method, not the rest
             self.notes.append(f"{method} was not measured: {first_line(error)}")
             return None
-        return drafter
 
     def _prefill(self, slot: Slot, depths: list[int]) -> dict[int, float]:
         """Tokens a second, by depth."""

@@ -19,7 +19,7 @@ from rich.console import Console
 from edgespec.cli.method_settings import NAMES
 from edgespec.cli.run import coloured as round_text
 from edgespec.decoding.accept import Accept
-from edgespec.decoding.loop import Round
+from edgespec.decoding.request import Round
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load

@@ -11,7 +11,7 @@ import pytest
 from edgespec.decoding.accept import Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.verify import Rows
+from edgespec.decoding.rows import Rows
 from tests.cli.conftest import Command
 
 QUICK = ("--limit", 3, "--max-new-tokens", 32)

@@ -12,9 +12,12 @@ import pytest
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import CHECK, Switch
 from edgespec.control.bandit import AGAIN, CREDIT, FULL, LONGEST_AGAIN, SHARE, Candidate, Standing
+from edgespec.decoding.loop import decode
 from edgespec.decoding.monitor import PLAIN
 from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import HeadTarget
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, Rates, controlled, run, text
 from tests.support.toy import Scripted, emitted, exact, hash_logits, hash_target, plain
@@ -42,7 +45,7 @@ class Case:
         for name, rate, c, promise, prior, cheap in specs:
             guesser = Guesser(rate, c, self.clock, cheap=cheap, buckets=6 if cheap else 1, name=name, **how)
             self.guessers[name] = guesser
-            candidates.append(Candidate(name, promise, self._maker(guesser, c, prior), how.get("draws", False), cheap))
+            candidates.append(Candidate(name, promise, self._maker(guesser, c, prior), cheap))
         self.switch = Switch(candidates)
 
     def _maker(self, guesser: Guesser, c: float, prior: float) -> Callable[[], Adaptive]:
@@ -236,7 +239,7 @@ def test_nothing_drafted_means_the_one_in_use(monkeypatch: pytest.MonkeyPatch) -
         Scripted(lambda tokens, budget: Proposal(np.empty(0, np.int64))), INT4, 0.0), cheap=True)])  # fmt: skip
     run(monkeypatch, switch, Clock(), INT4, 20)
     assert switch.used == "ngram"
-    switch._standings.take(None)
+    switch._take(None)
     assert (switch.used, switch.name) == ("ar", PLAIN)
     with pytest.raises(ValueError, match="at least one candidate"):
         Switch([])
@@ -278,9 +281,6 @@ def _guess(name: str, seed: int, right: int) -> Callable[[], Adaptive]:
 
 @pytest.mark.parametrize("every", [1, 2, 3, 7])
 def test_the_text_is_plain_decodings_wherever_it_switches(every: int) -> None:
-    from edgespec.decoding.loop import DecodeOptions, decode
-    from edgespec.decoding.stats import Stats
-
     for seed in range(3):
         switch = Forced([Candidate(f"g{i}", 1.2, _guess(f"g{i}", seed, i)) for i in (2, 3, 5)], every)
         stats, options = Stats(), DecodeOptions(120, 5)
@@ -415,13 +415,11 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
     target = Heads(hash_logits(1, 11), 11, 64)
     assert isinstance(target, HeadTarget)
     wanting, not_wanting = (Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2))
-    wanting.wants_hidden = True  # type: ignore[attr-defined]
+    wanting.wants_hidden = True
     seen: list[bool] = []
     wanting.observe = lambda proposal, verdict, output: seen.append(target.keep_hidden)  # type: ignore[method-assign]
     switch = Forced([Candidate("a", 1.2, lambda: controlled(not_wanting, INT4, 0.0)),
                      Candidate("b", 1.2, lambda: controlled(wanting, INT4, 0.0))], 3)  # fmt: skip
-    switch._heads = target
-    from edgespec.decoding.loop import DecodeOptions, decode
 
     found = []
     for _ in decode(target, switch, [1], DecodeOptions(30, 3)):
@@ -435,11 +433,11 @@ def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pyt
 def test_a_width_reaches_whoever_is_in_use() -> None:
     controls = [controlled(Scripted(lambda tokens, budget: Proposal(np.array([1]))), STOCK, 0.1) for _ in range(2)]
     switch = Forced([Candidate(f"g{i}", 1.2, partial(controls.__getitem__, i)) for i in range(2)], 2)
-    switch.share(4)
+    switch.set_width(4)
     switch.bind(SamplingParams(), switch._noise)
     switch.begin([1])
     assert controls[0]._width == 4
-    switch.share(2)
+    switch.set_width(2)
     assert controls[0]._width == 2
     switch._change(1, "test")
     switch.propose([1], 2)

@@ -52,9 +52,7 @@ DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "chain of drafters": lambda target: Compose([NGram(), swift(target, (2,))]),
     "own proposer": lambda target: Custom(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
     "comb": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(2,)),
-    "comb with replacement": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3,), replacement=True),
     "full tree": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
-    "full tree with replacement": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(2, 2), replacement=True),
     "cut head": lambda target: DraftModel(CutTarget(DRAFT, [3, 0, 1]), VOCAB),
     "comb of a cut head": lambda target: DraftModel(CutTarget(DRAFT, [3, 0, 1]), VOCAB, branch=(2,)),
     "adaptive comb": lambda target: Adaptive(
@@ -70,8 +68,10 @@ def swift(target: TableTarget, branch: tuple[int, ...] | None) -> Swift:
     """Stops after most guesses, so that what stops a draft and how many siblings there are depend on the text."""
     target.layers = 4
     step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.04, 3: 1.05, 4: 1.2}, 0.2)
+    if branch:  # rows are free: siblings pay
+        costs = CostModel({1: 1.0, 2: 1.0}, 0.2)
     search = OnlineSearch(4, SkipSet((1,)), step, costs.v)
-    drafter = Swift(target, search, step, costs, branch=branch or (3,), always=branch is not None)
+    drafter = Swift(target, search, step, costs, branch=branch or (3,))
     drafter._first_stop = 0.5
     return drafter
 

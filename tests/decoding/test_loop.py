@@ -10,8 +10,9 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import DecodeOptions, Round, decode
+from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.request import DecodeOptions, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Resume

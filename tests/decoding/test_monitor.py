@@ -13,9 +13,10 @@ from edgespec.cli.stats import stats_lines
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding import guard, loop
 from edgespec.decoding.accept import Accept
-from edgespec.decoding.loop import DecodeOptions, decode
-from edgespec.decoding.monitor import PLAIN, WINDOW, Control, Monitor, Seen, Shadow
+from edgespec.decoding.loop import decode
+from edgespec.decoding.monitor import PLAIN, WINDOW, Control, Monitor, RoundRecord, Shadow
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.settings import SHADOW
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Resume
@@ -26,7 +27,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel
 from tests.conftest import PROMPTS
 from tests.support.reference import FunctionTarget
-from tests.support.toy import Scripted, chain, hash_logits, hash_target, plain
+from tests.support.toy import FixedCosts, Scripted, chain, hash_logits, hash_target, plain
 
 VOCAB = 11
 NOTHING = Pass(np.zeros((1, 1), np.float32))
@@ -56,44 +57,43 @@ def test_plain_decoding_is_the_measure_of_work() -> None:
 
 def test_refused_rows_and_draft_steps_are_work() -> None:
     monitor = Monitor(Control(steps=4, step_cost=0.25))
-    monitor.add(Seen("a", 1, 4, 0, 5, 1.0, 2.0))  # five rows and four steps for a token
+    monitor.add(RoundRecord("a", 1, 4, 0, 5, 1.0, 2.0))  # five rows and four steps for a token
     assert monitor.work_per_token == 6
-    monitor.add(Seen("a", 5, 4, 4, 5, 1.0, 2.0))
+    monitor.add(RoundRecord("a", 5, 4, 4, 5, 1.0, 2.0))
     assert monitor.work_per_token == 2
     by_time = Monitor()
-    by_time.add(Seen("a", 3, 2, 2, 3, 4.0, 6.0))  # a row takes 2 ms, so drafting was two rows
+    by_time.add(RoundRecord("a", 3, 2, 2, 3, 4.0, 6.0))  # a row takes 2 ms, so drafting was two rows
     assert by_time.work_per_token == pytest.approx(5 / 3)
 
 
 def test_layers_that_ran_while_drafting_are_not_counted_twice() -> None:
     monitor = Monitor(Control(steps=1, step_cost=0.5))
-    monitor.add(Seen("paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0))
+    monitor.add(RoundRecord("paradecode", 2, 1, 1, 2 * 0.5, 0.0, 1.0))
     assert monitor.work_per_token == 0.75
 
 
 def test_prediction_is_held_against_the_clock() -> None:
     monitor = Monitor(Control(expected=(3.0, 2.0), plain_ms=10.0))
-    monitor.add(Seen("a", 2, 2, 1, 3, 4.0, 16.0))
+    monitor.add(RoundRecord("a", 2, 2, 1, 3, 4.0, 16.0))
     assert (monitor.predicted_speedup, monitor.measured_speedup) == (1.5, 1.0)
-    monitor.add(Seen("a", 9, 2, 2, 3, 4.0, 16.0, alone=False))  # others' rows were in that pass
-    monitor.add(Seen(PLAIN, 1, 0, 0, 1, 0.0, 99.0))
+    monitor.add(RoundRecord("a", 9, 2, 2, 3, 4.0, 16.0, alone=False))  # others' rows were in that pass
+    monitor.add(RoundRecord(PLAIN, 1, 0, 0, 1, 0.0, 99.0))
     assert (monitor.predicted_speedup, monitor.measured_speedup) == (1.5, 1.0)
 
 
 def test_of_late_forgets() -> None:
     monitor = Monitor()
     for _ in range(5):
-        monitor.add(Seen("old", 2, 1, 1, 2, 0.0, 1.0))
+        monitor.add(RoundRecord("old", 2, 1, 1, 2, 0.0, 1.0))
     for _ in range(WINDOW - 2):
-        monitor.add(Seen("new", 1, 2, 0, 3, 0.0, 1.0))
+        monitor.add(RoundRecord("new", 1, 2, 0, 3, 0.0, 1.0))
     found = monitor.of_late()
     assert found["old"]["rounds"] == 2
     assert found["new"] == {"rounds": WINDOW - 2, "acceptance_rate": 0.0, "tokens_per_round": 1.0}
 
 
 def test_control_tells_what_it_expects_and_when_it_falls_back_and_comes_back() -> None:
-    adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), CostModel({1: 1.0, 2: 1.2}, 0.05))
-    adaptive.frozen = True
+    adaptive = Adaptive(Scripted(lambda tokens, budget: chain([0] * budget)), FixedCosts({1: 1.0, 2: 1.2}, 0.05))
     control = Control()
     adaptive.watch(control)
     rng = np.random.default_rng(0)
@@ -117,7 +117,7 @@ def test_control_tells_what_it_expects_and_when_it_falls_back_and_comes_back() -
 
 
 def test_expectation_is_that_of_the_formula() -> None:
-    adaptive = Adaptive(Scripted(right(4)), CostModel({1: 1.0, 2: 1.5}, 0.25), prior=0.5, fallback=False, frozen=True)
+    adaptive = Adaptive(Scripted(right(4)), CostModel({1: 1.0, 2: 1.5}, 0.25), prior=0.5, fallback=False)
     control = Control()
     adaptive.watch(control)
     assert len(adaptive.propose([1, 2], 1)) == 1
@@ -206,7 +206,7 @@ def test_a_drop_says_where(where: str) -> None:
     text, stats = watched(drafter)
     assert text == plain(hash_logits(4, VOCAB), VOCAB, [1, 2], 25)
     (drop,) = stats.monitor.drops
-    assert drop.where == {"watch": "begin", "bind": "begin", "proposer": "propose"}.get(where, where)
+    assert drop.where == ("propose" if where == "proposer" else where)
     assert drop.error == "RuntimeError: broken"
 
 

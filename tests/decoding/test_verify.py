@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
-from edgespec.decoding.sampling import RowSampler, SamplingParams
-from edgespec.decoding.verify import Rows, children, reached, verify
+from edgespec.decoding.rows import Rows, RowSampler
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.verify import verify
 from edgespec.errors import EdgespecError
 from tests.support.toy import chi_square, naive_distribution
 
@@ -33,7 +34,7 @@ def verify_lossy_example(proposal: Proposal, rows: Rows, noise: Noise, accept: A
     while True:
         row = path[-1] + 1 if path else 0
         p = rows.distribution(row)
-        below = [i for i in children(proposal, row - 1) if p[proposal.tokens[i]] > 0.15]
+        below = [i for i in proposal.children(row - 1) if p[proposal.tokens[i]] > 0.15]
         if not below:
             return Verdict(path, rows.choose(row))
         path.append(below[0])
@@ -275,13 +276,13 @@ def test_nan_in_a_row_that_is_needed_is_an_error(params: SamplingParams) -> None
         verify(proposal, rows, noise)
 
 
-def test_children_and_reached() -> None:
+def test_children_and_depths_tested() -> None:
     chain = Proposal(np.array([4, 5, 6]))
-    assert [list(children(chain, node)) for node in range(-1, 3)] == [[0], [1], [2], []]
-    assert [reached(chain, range(n)) for n in range(4)] == [1, 2, 3, 3]
+    assert [list(chain.children(node)) for node in range(-1, 3)] == [[0], [1], [2], []]
+    assert [chain.tested(range(n)) for n in range(4)] == [1, 2, 3, 3]
     tree = Proposal(np.array([4, 5, 6]), np.array([-1, -1, 1]))
-    assert [list(children(tree, node)) for node in range(-1, 3)] == [[0, 1], [], [2], []]
-    assert [reached(tree, path) for path in ([], [0], [1], [1, 2])] == [1, 1, 2, 2]
+    assert [list(tree.children(node)) for node in range(-1, 3)] == [[0, 1], [], [2], []]
+    assert [tree.tested(path) for path in ([], [0], [1], [1, 2])] == [1, 1, 2, 2]
 
 
 # -- blocks ------------------------------------------------------------------------------------------------------------

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet

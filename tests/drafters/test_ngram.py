@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import EMPTY
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
 from edgespec.errors import InvalidRequest

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Resume

@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.drafter import RoundTime
+from edgespec.decoding.loop import decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
 from edgespec.decoding.stats import Stats
@@ -32,8 +34,8 @@ RULES = (
 )
 
 
-def drafter(branch: tuple[int, ...], seed: int = 1, **more: object) -> DraftModel:
-    return DraftModel(FunctionTarget(hash_logits(seed, VOCAB), VOCAB), VOCAB, branch=branch, **more)  # type: ignore[arg-type]
+def drafter(branch: tuple[int, ...], seed: int = 1) -> DraftModel:
+    return DraftModel(FunctionTarget(hash_logits(seed, VOCAB), VOCAB), VOCAB, branch=branch)
 
 
 def levels(proposal: Proposal) -> list[list[int]]:
@@ -107,15 +109,14 @@ def test_a_full_tree_runs_once_a_level_and_leaves_its_first_choices_in_the_slot(
 
 
 @pytest.mark.parametrize("branch", BRANCHES)
-@pytest.mark.parametrize("replacement", [False, True])
-def test_children_are_drawn_from_the_q_they_come_with(branch: tuple[int, ...], replacement: bool) -> None:
+def test_children_are_drawn_from_the_q_they_come_with(branch: tuple[int, ...]) -> None:
     function, params = hash_logits(4, VOCAB), SamplingParams(0.7, top_k=5, repetition_penalty=1.5, seed=2)
-    tree = drafter(branch, 4, replacement=replacement)
+    tree = drafter(branch, 4)
     tree.bind(params, Noise(2))
     proposal = tree.propose([3, 1, 4], 4)
     assert proposal.probs is not None
     assert proposal.parents is not None
-    assert proposal.replacement is replacement
+    assert not proposal.replacement
     for node in range(len(proposal)):
         path, above = [3, 1, 4], []
         parent = proposal.parent(node)
@@ -128,8 +129,7 @@ def test_children_are_drawn_from_the_q_they_come_with(branch: tuple[int, ...], r
         assert wanted[proposal.tokens[node]] > 0
     for node in range(-1, len(proposal)):
         below = proposal.tokens[proposal.parents == node].tolist()
-        if not replacement:
-            assert len(set(below)) == len(below)  # fewer than asked for where q has no more
+        assert len(set(below)) == len(below)  # fewer than asked for where q has no more
     # the chain of first choices is the chain drafted without branching
     chain = drafter((1,), 4)
     chain.bind(params, Noise(2))
@@ -198,13 +198,13 @@ def test_adaptive_control_knows_the_rows_of_a_tree() -> None:
     target, chain = pair("draft model", 3)
     assert isinstance(chain, DraftModel)
     inner = DraftModel(chain.model, VOCAB, branch=(3, 2, 1))
-    control = Adaptive(inner, Cost({1: 1, 20: 1.2}, 0.01), 5, fallback=False, frozen=False)
+    control = Adaptive(inner, Cost({1: 1, 20: 1.2}, 0.01), 5, fallback=False)
     control._costs = control.cost
     text = emitted(target, control, [1], DecodeOptions(20, 5))
     assert text == plain(hash_logits(3, VOCAB), VOCAB, [1], 20)
     assert set(asked) - {1} == {4, 10, 16}  # 1: what the monitor compares with
     tree = inner.propose([1, 2], 5)
-    control.timed(tree, 3.0, 1.0)  # three steps, not fifteen
+    control.timed(tree, RoundTime(3.0, 1.0, 1 + len(tree)))  # three steps, not fifteen
     assert control.cost._draft_ms[-1] == pytest.approx(1.0)
 
 

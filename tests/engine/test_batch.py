@@ -11,10 +11,9 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.engine import batch as batches
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
-from edgespec.formulas.cost import CostModel
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from tests.conftest import PROMPTS
-from tests.support.toy import Scripted, chain
+from tests.support.toy import FixedCosts, Scripted, chain
 
 METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 Get = Callable[..., Engine]
@@ -103,8 +102,8 @@ def test_control_decides_for_the_whole_pass() -> None:
 
     def best(width: int) -> int:
         drafter = Scripted(lambda tokens, budget: chain([0] * budget))
-        adaptive = Adaptive(drafter, CostModel(flat_then_steep, 0.02), prior=0.6, frozen=True)
-        adaptive.share(width)
+        adaptive = Adaptive(drafter, FixedCosts(flat_then_steep, 0.02), prior=0.6)
+        adaptive.set_width(width)
         return adaptive._best(adaptive._record(0), list(range(1, 6)))
 
     assert best(1) == 3

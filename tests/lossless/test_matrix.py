@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.rows import Rows
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import Pass, SkipSet, Target
-from edgespec.decoding.verify import Rows
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.skip_search.search import OnlineSearch
@@ -328,9 +329,9 @@ def drafted_pairs(
         assert skip is not None
         drafter = SelfSpec(target, SkipSet(tuple(skip.attention), tuple(skip.mlp)), stop=0.0)
     elif method == "swift":
-        step, costs = StepCost(0.1, 0.1), CostModel()
+        step, costs = StepCost(0.1, 0.1), CostModel({1: 1.0, 2: 1.0})  # rows are free: siblings pay
         search = OnlineSearch(target.layers, SkipSet((1, 3), (1, 3)), step, costs.v)
-        drafter = Swift(target, search, step, costs, branch=(3,), always=True)
+        drafter = Swift(target, search, step, costs, branch=(3,))
         drafter._first_stop = 0.0
     seen: Counter[tuple[int, ...]] = Counter()
     accepted = 0

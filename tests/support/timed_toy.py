@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import Ask, DecodeOptions, Round, rounds, run_pass
+from edgespec.decoding.loop import rounds, run_pass
 from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.request import DecodeOptions, PassRequest, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
@@ -57,7 +58,7 @@ class Clock:
         return self.ms / 1000
 
 
-class Guesser:
+class Guesser(Drafter):
     """Guesses tokens that are right with a given chance, at a given cost.
 
     Args:
@@ -159,13 +160,13 @@ def run(
     costs: Mapping[str, float] | None = None,
 ) -> Run:
     """Decode ``new`` tokens; every pass takes what the curve says; ``costs``: of a guess by method, to be counted."""
-    monkeypatch.setattr("edgespec.decoding.loop.perf_counter", clock)
+    monkeypatch.setattr("edgespec.decoding.observer.perf_counter", clock)
     target, verify, made = FunctionTarget(logits, VOCAB, 1 << 14), CostModel(curve, 0.0), Run()
     options = DecodeOptions(new, 8, sampling=sampling or SamplingParams())
     driven = rounds(target, drafter, prompt, options, made.stats)
     start = clock.ms
     for item in driven:
-        assert isinstance(item, Ask)
+        assert isinstance(item, PassRequest)
         output = run_pass(target, item)
         item.ms = verify.v(len(item.tokens)) * STEP_MS
         clock.ms += item.ms

@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.loop import DecodeOptions, decode
+from edgespec.decoding.loop import decode
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass, Target
 from edgespec.drafters.ar import Plain
+from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget, TableTarget
 
 _MASK = (1 << 64) - 1
@@ -66,10 +68,11 @@ def plain(
     return tokens[len(prompt) :]
 
 
-class Scripted:
+class Scripted(Drafter):
     """A drafter that calls a function of (tokens, budget)."""
 
     name = "scripted"
+    wants_hidden: bool = False
 
     def __init__(self, guess: Callable[[list[int], int], Proposal]) -> None:
         self.guess = guess
@@ -102,7 +105,17 @@ def random_tree(rng: np.random.Generator, nodes: int, vocab: int, guess: Callabl
     return Proposal(np.array(tokens, np.int64), np.array(parents, np.int64))
 
 
-class SampledTree:
+class FixedCosts(CostModel):
+    """Costs that no clock corrects."""
+
+    def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
+        pass
+
+    def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
+        pass
+
+
+class SampledTree(Drafter):
     """Two levels of siblings, all drawn from a q of its own, with or without replacement."""
 
     name = "sampled-tree"

@@ -48,7 +48,7 @@ def draw_chain(
     """
     if length < 1:
         return EMPTY
-    sampled = not params.greedy and params.acceptance == "rejection"
+    sampled = params.rejects
     # A draft of its own for each round: where a later round drafts the same position again, it must not see the same
     # noise, on which what has happened since may depend.
     stream = DRAFT + len(tokens) if sampled else TARGET

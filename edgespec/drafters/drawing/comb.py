@@ -30,7 +30,7 @@ def paper_width(confidence: float, greedy: bool) -> int:
 
 
 @dataclass(frozen=True)
-class Teeth:
+class SiblingPolicy:
     """How many siblings to offer.
 
     Attributes:
@@ -66,7 +66,7 @@ def draw_comb(
     params: SamplingParams,
     noise: Noise,
     stop: float,
-    teeth: Teeth,
+    policy: SiblingPolicy,
     bucket: int = 0,
 ) -> Proposal:
     """Draw a chain of up to ``length`` guesses with siblings; arguments as for ``chain.draw_chain``.
@@ -75,7 +75,7 @@ def draw_comb(
     1903.06059).  How many are offered depends on the chain and the draft's distributions, never on their own draws.
 
     Args:
-        teeth: how many siblings.
+        policy: how many siblings.
         bucket: of the proposal.
 
     Raises:
@@ -83,23 +83,22 @@ def draw_comb(
     """
     if length < 1:
         return EMPTY
-    sampled = not params.greedy and params.acceptance == "rejection"
-    stream = DRAFT + len(tokens) if sampled else TARGET
+    stream = DRAFT + len(tokens) if params.rejects else TARGET
     prefix, levels = list(tokens), list[_Level]()
     reach = 1.0  # chance that the chain so far is accepted
     while len(levels) < length:
         logits = step(levels[-1].tokens[0] if levels else None)[:vocab]
-        most = _most(logits, len(levels), reach, params, teeth)
+        most = _most(logits, len(levels), reach, params, policy)
         if params.greedy:
             level = _ranked(logits, params, prefix, most)
         else:
-            level = _drawn(logits, params, prefix, noise, stream, most, sampled)
+            level = _drawn(logits, params, prefix, noise, stream, most, params.rejects)
         levels.append(level)
         prefix.append(level.tokens[0])
         reach *= level.sure
         if level.sure < stop:
             break
-    return _assemble(levels, _siblings(levels, teeth), bucket)
+    return _assemble(levels, _siblings(levels, policy), bucket)
 
 
 @dataclass(frozen=True)
@@ -119,13 +118,13 @@ def _most(
     depth: int,
     reach: float,
     params: SamplingParams,
-    teeth: Teeth,
+    policy: SiblingPolicy,
 ) -> _Most:
     top, spread = _log_mass(logits)
     confidence = math.exp(-spread)
-    width = teeth.most[min(depth, len(teeth.most) - 1)]
+    width = policy.most[min(depth, len(policy.most) - 1)]
     width = max(1, min(width, paper_width(confidence, params.greedy), len(logits)))
-    if teeth.price is not None and reach * (1 - confidence) <= teeth.least:
+    if policy.price is not None and reach * (1 - confidence) <= policy.least:
         width = 1  # not even all that is left would pay for a row
     return _Most(width, top, spread)
 
@@ -181,7 +180,7 @@ def _drawn(
     return _Level(found, chances, most.chance(float(logits[found[0]])), q)
 
 
-def _siblings(levels: list[_Level], teeth: Teeth) -> list[int]:
+def _siblings(levels: list[_Level], policy: SiblingPolicy) -> list[int]:
     """How many siblings the node at each depth gets."""
     counts = [0] * len(levels)
     reach, expected = 1.0, 1.0
@@ -192,7 +191,7 @@ def _siblings(levels: list[_Level], teeth: Teeth) -> list[int]:
         expected += reach
     rows = 1 + len(levels)
     for gain, depth in sorted(offers):
-        if rows > MOST_NODES or (teeth.price is not None and -gain <= teeth.price(len(levels), expected, rows)):
+        if rows > MOST_NODES or (policy.price is not None and -gain <= policy.price(len(levels), expected, rows)):
             break
         counts[depth] += 1
         rows += 1

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.noise import DRAFT, SIBLING, TARGET, Noise
+from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, support
 from edgespec.decoding.settings import MOST_NODES
@@ -50,7 +50,6 @@ def draw_tree(
     vocab: int,
     params: SamplingParams,
     noise: Noise,
-    replacement: bool = False,
 ) -> Proposal:
     """Draw a tree of up to ``length`` levels.
 
@@ -66,14 +65,13 @@ def draw_tree(
         vocab: the target's vocabulary, as for ``chain.draw_chain``.
         params: how the request samples.
         noise: its randomness.
-        replacement: whether drawn siblings may be equal.
 
     Raises:
         EdgespecError: the draft's logits are not finite.
     """
     if length < 1:
         return EMPTY
-    sampled = not params.greedy and params.acceptance == "rejection"
+    sampled = params.rejects
     stream = DRAFT + len(tokens) if sampled else TARGET  # see draw_chain
     guesses: list[int] = []
     parents: list[int] = []
@@ -94,11 +92,7 @@ def draw_tree(
             else:
                 found = support(logits, params, prefix)
                 position = len(tokens) + depth
-                if sampled and replacement:
-                    draws = [found.draw(noise, position, stream + SIBLING * i) for i in range(width)]
-                    chosen = np.array(draws, np.int64)
-                else:
-                    chosen = found.ids[best_of(found.logits + noise.gumbel(position, found.ids, stream), width)]
+                chosen = found.ids[best_of(found.logits + noise.gumbel(position, found.ids, stream), width)]
                 if sampled:
                     drawn_from += [(found.ids, found.probs())] * len(chosen)
             below += range(len(guesses), len(guesses) + len(chosen))
@@ -110,7 +104,7 @@ def draw_tree(
         probs = np.zeros((len(guesses), vocab))  # float64 [n, vocab]
         for q, (ids, chances) in zip(probs, drawn_from, strict=True):
             q[ids] = chances
-    return Proposal(np.array(guesses, np.int64), np.array(parents, np.int64), probs, replacement)
+    return Proposal(np.array(guesses, np.int64), np.array(parents, np.int64), probs, replacement=False)
 
 
 def _path(node: int, guesses: Sequence[int], parents: Sequence[int]) -> list[int]:

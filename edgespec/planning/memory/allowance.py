@@ -173,6 +173,10 @@ class Allowance:
         plain = self._takes(replace(use, method="ar"))
         return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
 
+    def memory(self, method: str) -> Memory:
+        """What a method takes, part by part, with the whole context full."""
+        return self._memory(replace(self._use, method=method))
+
     def _takes(self, use: RunOptions) -> int:
         """Bytes that count."""
         memory = self._memory(use)

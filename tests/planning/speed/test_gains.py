@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.target import Pass
-from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import best_tree
 from edgespec.planning.speed.curves import CURVES
 from edgespec.planning.speed.gains import Curve, Guessing, best_gain, drafting_share, looking
@@ -30,6 +30,7 @@ from edgespec.planning.speed.traffic import (
 from edgespec.runtimes.files.manifest import Format, HeadGroup, Operators, SkipSetPart
 from tests.support.manifests import FACTS, part
 from tests.support.profiles import passes
+from tests.support.toy import FixedCosts
 
 # -- lines -------------------------------------------------------------------------------------------------------------
 
@@ -165,7 +166,7 @@ def test_a_gain_near_the_break_even_is_mostly_lost() -> None:
     assert best_gain(none, 0.1, v).gamma == 0
 
 
-class Dice:
+class Dice(Drafter):
     """A drafter whose guesses are right with the same chance each."""
 
     name = "dice"
@@ -176,14 +177,11 @@ class Dice:
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         return Proposal(np.zeros(budget, np.int64))
 
-    def observe(self, *_: object) -> None:
-        """Nothing to learn."""
-
 
 def played(rate: float, c: float, v: Curve, most: int, at_once: bool, seed: int) -> float:
     """Speed of control over plain decoding on dice, after some texts to learn from; by the costs, no clock."""
     dice, points = random.Random(seed), {n: v(n) for n in range(1, most + 2)}
-    control = Adaptive(Dice(at_once), CostModel(points, c), most, frozen=True, prior=rate)
+    control = Adaptive(Dice(at_once), FixedCosts(points, c), most, prior=rate)
     time, tokens, output = 0.0, 0, Pass(np.zeros((1, 1), np.float32))
     for turn in range(300 + 1500):
         if turn == 300:

@@ -1,0 +1,175 @@
+"""A drafter around others hands everything on: nothing that the loop tells is lost on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.auto import Switch
+from edgespec.control.bandit import Candidate
+from edgespec.control.chain import Compose
+from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
+from edgespec.decoding.guard import Guard
+from edgespec.decoding.loop import decode
+from edgespec.decoding.monitor import Control
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
+from edgespec.formulas.cost import CostModel
+from tests.support.toy import Scripted, chain, hash_target
+
+OUTPUT = Pass(np.zeros((2, 11), np.float32))
+TIME = RoundTime(1.0, 2.0, 9, True)
+HOOKS: dict[str, tuple[Any, ...]] = {
+    "watch": (Control(),),
+    "set_width": (4,),
+    "bind": (SamplingParams(), Noise(1)),
+    "begin": ([1, 2],),
+    "observe": (chain([1]), Verdict((), 3), OUTPUT),
+    "timed": (chain([1]), TIME),
+}
+
+
+class Told(Drafter):
+    """Writes down what it is told."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, tuple[Any, ...]]] = []
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        return chain([1])
+
+    def watch(self, control: Control) -> None:
+        self.calls.append(("watch", (control,)))
+
+    def set_width(self, width: int) -> None:
+        self.calls.append(("set_width", (width,)))
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        self.calls.append(("bind", (params, noise)))
+
+    def begin(self, tokens: list[int]) -> None:
+        self.calls.append(("begin", (tokens,)))
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        self.calls.append(("observe", (proposal, verdict, output)))
+
+    def timed(self, proposal: Proposal, time: RoundTime) -> None:
+        self.calls.append(("timed", (proposal, time)))
+
+
+def adaptive(inner: Drafter) -> Adaptive:
+    return Adaptive(inner, CostModel({1: 1.0, 2: 1.01}, 0.0), fallback=False)
+
+
+def auto(inner: Drafter) -> Switch:
+    switch = Switch([Candidate("told", 2.0, lambda: adaptive(inner))])
+    switch.begin([1])
+    return switch
+
+
+WRAPPERS: dict[str, Callable[[Drafter], Wrapper]] = {
+    "wrapper": lambda inner: Wrapper([inner]),
+    "adaptive": adaptive,
+    "chain": lambda inner: Compose([inner]),
+    "chain of adaptive": lambda inner: Compose([adaptive(inner)]),
+    "auto": auto,
+    "guard": lambda inner: Guard(inner, Stats(), frozenset(), hash_target(1)),
+    "all of them": lambda inner: Guard(Compose([adaptive(Compose([inner]))]), Stats(), frozenset(), hash_target(1)),
+}
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("name", WRAPPERS)
+def test_every_hook_reaches_whoever_is_inside(name: str, hook: str) -> None:
+    inner = Told()
+    around = WRAPPERS[name](inner)
+    if name != "wrapper":
+        around.propose([1, 2], 2)  # the winner of the round is told about it
+    inner.calls.clear()
+    getattr(around, hook)(*HOOKS[hook])
+    if (name, hook) == ("auto", "bind"):  # kept until the candidate's turn
+        around.begin([1, 2])
+    assert hook in [called for called, _ in inner.calls]
+    told = dict(inner.calls)[hook]
+    if hook == "timed":
+        assert isinstance(told[1], RoundTime)
+        assert told[1][1:] == TIME[1:]
+    else:
+        assert told == HOOKS[hook]
+
+
+def test_all_hooks_are_looked_at() -> None:
+    """Each method that ``Wrapper`` hands on has a case above; ``require`` speaks to control alone."""
+    forwarded = {name for name in vars(Wrapper) if not name.startswith("_")} - {"tell", "wants_hidden", "require"}
+    assert forwarded == set(HOOKS)
+
+
+def test_a_chain_counts_the_probes_of_its_proposers() -> None:
+    """Guesses that never pay are drafted only to look again, and the statistics say how often."""
+    wrong = Scripted(lambda tokens, budget: chain([(tokens[-1] + 7) % 11] * budget))
+    control = Adaptive(wrong, CostModel({1: 1.0, 2: 2.0}, 1.0))
+    stats = Stats()
+    list(decode(hash_target(3), Compose([control]), [1], DecodeOptions(200, 4), stats))
+    assert control.probes > 2
+    assert stats.monitor.control.probes == control.probes
+
+
+def test_a_chain_in_a_batch_decides_for_the_batch() -> None:
+    """Alone two guesses pay; where four requests share a pass, eight more rows do not."""
+    curve = {1: 1.0, 3: 1.2, 4: 1.3, 12: 8.0}
+    sure = Scripted(lambda tokens, budget: chain([1] * budget))
+    control = Adaptive(sure, CostModel(curve, 0.0), prior=0.9)
+    both = Compose([control])
+    proposal = both.propose([1], 2)
+    assert len(proposal) == 2
+    both.observe(proposal, Verdict((0, 1), 3), Pass(np.zeros((3, 11), np.float32)))
+    both.set_width(4)
+    assert [len(both.propose([1], 2)) for _ in range(8)] == [0] * 8
+
+
+def test_a_proposers_bucket_is_its_own() -> None:
+    """Who proposed is remembered, not written into the proposal."""
+    first = Scripted(lambda tokens, budget: EMPTY)
+    second = Scripted(lambda tokens, budget: Proposal(np.array([1]), bucket=7))
+    both = Compose([first, second])
+    proposal = both.propose([1], 4)
+    assert proposal.bucket == 7
+    assert both.proposer == "scripted"
+    both.observe(proposal, Verdict((0,), 2), OUTPUT)
+    assert [len(seen) for seen, _ in first.seen] == [0]
+    assert [seen.bucket for seen, _ in second.seen] == [7]
+
+
+def test_a_proposal_that_is_none_costs_a_chain_that_proposer_alone() -> None:
+    bad = Scripted(lambda tokens, budget: chain([99]))  # no such token
+    bad.name = "bad"
+    good = Scripted(lambda tokens, budget: chain([1]))
+    both, stats = Compose([bad, good]), Stats()
+    list(decode(hash_target(3), both, [1], DecodeOptions(30, 4), stats))
+    assert stats.dropped_reason is None
+    assert [drop.method for drop in stats.monitor.drops] == ["chain"]
+    assert "outside the vocabulary" in both.failed["bad"]
+    assert both.won[1] > 20
+
+
+def test_a_drafter_that_cannot_say_what_it_wants_is_dropped() -> None:
+    class Broken(Told):
+        @property
+        def wants_hidden(self) -> bool:
+            raise RuntimeError("broken")
+
+    stats = Stats()
+    guard = Guard(Broken(), stats, frozenset(), hash_target(1))
+    assert guard.wants_hidden is False
+    assert stats.dropped_reason == "told failed in wants_hidden: RuntimeError: broken"
+    assert guard.propose([1], 2) is EMPTY

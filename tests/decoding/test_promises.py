@@ -1,0 +1,75 @@
+"""What a request promises of its text, ``exact`` and ``lossless``, is what the loop verified."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.accept import EXACT, Accept
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import decode
+from edgespec.decoding.noise import DRAFT, Noise
+from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.sampling import SamplingParams, support
+from edgespec.decoding.stats import Stats
+from tests.support.toy import PLAIN, Scripted, chain, hash_target
+
+VOCAB = 11
+SAMPLED = SamplingParams(1.0, seed=3)
+
+
+class Drawing(Drafter):
+    """A method that no list names: draws a token from a flat distribution, and says so."""
+
+    name = "drawing"
+
+    def bind(self, params: SamplingParams, noise: Noise) -> None:
+        self.params, self.noise = params, noise
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        flat = np.zeros(VOCAB, np.float32)
+        guess = support(flat, self.params, tokens).draw(self.noise, len(tokens), DRAFT + len(tokens))
+        return Proposal(np.array([guess]), None, np.full((1, VOCAB), 1 / VOCAB))
+
+
+def texts(drafter: Drafter, params: SamplingParams, accept: Accept = EXACT) -> tuple[list[int], list[int], Stats]:
+    """The text, plain decoding's, and the statistics."""
+    stats, options = Stats(), DecodeOptions(60, 4, sampling=params, accept=accept)
+    found = [token for made in decode(hash_target(2), drafter, [1], options, stats) for token in made.tokens]
+    wanted = [token for made in decode(hash_target(2), PLAIN, [1], options) for token in made.tokens]
+    return found, wanted, stats
+
+
+def test_a_new_method_that_draws_is_not_exact() -> None:
+    found, wanted, stats = texts(Drawing(), SAMPLED)
+    assert stats.drafted > 0
+    assert found != wanted
+    assert (stats.exact, stats.lossless) == (False, True)
+
+
+@pytest.mark.parametrize("params", [SamplingParams(), SamplingParams(1.0, seed=3, acceptance="coupled")])
+def test_the_same_method_is_exact_where_its_guesses_are_matched(params: SamplingParams) -> None:
+    found, wanted, stats = texts(Drawing(), params)
+    assert stats.drafted > 0
+    assert found == wanted
+    assert (stats.exact, stats.lossless) == (True, True)
+
+
+def test_a_method_that_had_no_guess_to_verify_is_exact() -> None:
+    found, wanted, stats = texts(Scripted(lambda tokens, budget: EMPTY), SAMPLED, Accept("all"))
+    assert found == wanted
+    assert (stats.exact, stats.lossless) == (True, True)
+
+
+def test_a_tree_promises_the_distribution_alone() -> None:
+    tree = Proposal(np.array([1, 2]), np.array([-1, -1]))
+    *_, stats = texts(Scripted(lambda tokens, budget: tree), SamplingParams())
+    assert (stats.exact, stats.lossless) == (False, True)
+
+
+@pytest.mark.parametrize("accept", [Accept("all"), Accept("top-k", k=2), Accept(min_block=1)])
+def test_a_lossy_rule_promises_nothing_once_it_has_judged_a_guess(accept: Accept) -> None:
+    found, wanted, stats = texts(Scripted(lambda tokens, budget: chain([4])), SamplingParams(), accept)
+    assert found != wanted
+    assert (stats.exact, stats.lossless) == (False, False)
