@@ -25,7 +25,17 @@ from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLIC = ["EdgespecError", "Engine", "LoadOptions", "Result", "SamplingParams", "Settings", "__version__", "load"]
+PUBLIC = [
+    "EdgespecError",
+    "Engine",
+    "Grammar",
+    "LoadOptions",
+    "Result",
+    "SamplingParams",
+    "Settings",
+    "__version__",
+    "load",
+]
 
 
 def names(cls: type) -> list[str]:
