@@ -46,8 +46,9 @@ FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 # what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
 FOREIGN_METHODS = ("ar", "ngram", "speculative")
 EMITTED = (
-    "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "olmo3",
-    "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
+    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+    "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "llama", "ministral3", "mistral", "nanochat",
+    "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 
 
