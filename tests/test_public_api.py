@@ -134,6 +134,7 @@ def test_settings() -> None:
         "shadow": None,
         "proposer": None,
         "accept": Accept(),
+        "grammar": None,
     }
     assert defaults(SamplingParams) == {
         "temperature": 0.0,
@@ -145,6 +146,7 @@ def test_settings() -> None:
         "seed": None,
         "acceptance": "rejection",
         "verification": "token",
+        "constraint": None,
     }
     assert defaults(Accept) == {
         "rule": "exact",
