@@ -194,6 +194,8 @@ def test_results() -> None:
         "verify_ms",
         "other_ms",
         "dropped_reason",
+        "exact",
+        "lossless",
         "monitor",
     ]
 
