@@ -101,23 +101,23 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
     present, wanted = known.entries(layout), known.entries("stock" if layout == "native" else "native")
     source = np.memmap(weights, np.uint8, "r")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with staged(target, folder=True, replace=False) as part:  # another process may be faster
-        with (part / weights.name).open("wb") as file:
-            convert = _to_stock if layout == "native" else _to_native
-            made = set()
-            for name, matrix in known.matrices.items():
-                for entry, pieces in convert(name, matrix.packed, source, present, wanted):
-                    made.add(entry.offset)
-                    file.seek(entry.offset)
-                    for piece in pieces:
-                        file.write(np.ascontiguousarray(piece).data)
-            for name, entry in wanted.items():
-                if name in present and present[name][1:] == entry[1:]:
-                    made.add(entry.offset)
-                    file.seek(entry.offset)
-                    file.write(source[present[name].offset : present[name].offset + entry.length].data)
-            if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
-                raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
+    # another process may be faster
+    with staged(target, folder=True, replace=False) as part, (part / weights.name).open("wb") as file:
+        convert = _to_stock if layout == "native" else _to_native
+        made = set()
+        for name, matrix in known.matrices.items():
+            for entry, pieces in convert(name, matrix.packed, source, present, wanted):
+                made.add(entry.offset)
+                file.seek(entry.offset)
+                for piece in pieces:
+                    file.write(np.ascontiguousarray(piece).data)
+        for name, entry in wanted.items():
+            if name in present and present[name][1:] == entry[1:]:
+                made.add(entry.offset)
+                file.seek(entry.offset)
+                file.write(source[present[name].offset : present[name].offset + entry.length].data)
+        if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
+            raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
 
 
 Pieces = Iterator[NDArray[Any]]
