@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
+from edgespec.drafters.registry import SELF_SPEC, needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import ARCHITECTURES, Architecture
 from edgespec.export.architectures.traits import traits
@@ -29,7 +30,7 @@ from edgespec.export.measuring.parity import parity_report
 from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import write_foreign
-from edgespec.export.options import GATED, ExportOptions
+from edgespec.export.options import ExportOptions
 from edgespec.export.planning.plan import describe_export
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
@@ -148,7 +149,7 @@ class Exporter:
 
     def _write_target(self, folder: Path) -> WrittenModel:
         scored = None if self.heads.tokens is None else write_tokens(folder, "", self.heads.tokens)
-        gated = bool(set(GATED) & set(self.methods))
+        gated = bool(set(needing("layers", "heads")) & set(self.methods))
         return self._write(folder, self.arch, "target", gated=gated, plan=self.heads.plan, head_vocab=scored)
 
     def _check_devices(self) -> None:
@@ -158,7 +159,7 @@ class Exporter:
         self, folder: Path, target: ModelPart, draft: ModelPart | None, methods: dict[str, MethodPart]
     ) -> tuple[ModelPart, ModelPart | None]:
         """Both models with graphs for the devices that were asked for."""
-        skip = methods["self-spec"].skip if "self-spec" in methods else None
+        skip = methods[SELF_SPEC].skip if SELF_SPEC in methods else None
         for device, precision in product(self.options.devices, self.options.device_precisions or ("fp32",)):
             target = add_device_graphs(folder, self.arch, target, device, skip, precision=precision)
             if draft is not None and isinstance(self.draft, Architecture):

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from edgespec.drafters.registry import needing
 from edgespec.errors import BundleError, ExportError
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.bundle.model import WrittenModel
@@ -16,7 +17,7 @@ from edgespec.export.optimum.strict import choose_strict
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
-from edgespec.runtimes.files.manifest import FOREIGN_METHODS, Layout, ModelPart
+from edgespec.runtimes.files.manifest import Layout, ModelPart
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
@@ -69,7 +70,7 @@ class ForeignExporter(Exporter):
         """
         options = self.options
         given: list[tuple[str, bool]] = [
-            *((f"--method {name}", True) for name in self.methods if name not in FOREIGN_METHODS),
+            *((f"--method {name}", True) for name in self.methods if name not in needing("text", "draft")),
             ("--format w8a8", options.format == "w8a8"),
             (f"--quantizer {options.quantizer}", bool(self.choice.quantizer and self.choice.quantizer.calibrated)),
             ("--attention", bool(options.attention)),
@@ -82,8 +83,8 @@ class ForeignExporter(Exporter):
             if wrong:
                 raise ExportError(
                     f"{option}: {path} goes through optimum, whose graph cannot be cut into layers or rewritten",
-                    f"such a model has the methods {', '.join(FOREIGN_METHODS)}, in int4, int8 (quantizers rtn, mse) "
-                    f"or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
+                    f"such a model has the methods {', '.join(needing('text', 'draft'))}, in int4, int8 (quantizers "
+                    f"rtn, mse) or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
                 )
 
 

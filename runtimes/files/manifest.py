@@ -21,10 +21,8 @@ Origin = Literal["edgespec", "optimum"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
-METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
-# what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
-FOREIGN_METHODS = ("ar", "ngram", "speculative")
+# architectures that edgespec emits itself, for all methods
 EMITTED = (
     "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "olmo3",
     "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
