@@ -24,7 +24,7 @@ class EdgespecError(Exception):
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What a library's error says, in a line."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 

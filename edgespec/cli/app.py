@@ -12,6 +12,7 @@ from edgespec import __version__
 
 # name -> one line for the overview; the module of the same name defines `command`
 COMMANDS = {
+    "pull": "Download a model from the hub.",
     "export": "Turn a Hugging Face model into a bundle.",
     "models": "Show which models can be exported, or what a model is.",
     "plan": "Say what fits a memory budget, how fast it will be, and why.",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.json_file import parse_json, read_json
 
 
 def template_options(given: Sequence[str]) -> dict[str, Any]:
@@ -22,7 +22,7 @@ def template_options(given: Sequence[str]) -> dict[str, Any]:
         if not equals or not key.isidentifier():
             raise InvalidRequest(f"--template-option {item!r}: expected KEY=VALUE", "as in enable_thinking=false")
         try:
-            found[key] = json.loads(value)
+            found[key] = parse_json(value)
         except ValueError:
             found[key] = value
     return found
@@ -37,12 +37,7 @@ def read_tools(file: Path | None) -> list[dict[str, Any]] | None:
     if file is None:
         return None
     hint = 'give a list such as [{"type": "function", "function": {"name": ..., "parameters": ...}}]'
-    try:
-        tools = json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"{file}: cannot be read: {error.strerror}", hint) from error
-    except ValueError as error:
-        raise InvalidRequest(f"{file}: not valid JSON: {error}", hint) from error
+    tools = read_json(file, InvalidRequest, hint)
     if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
         raise InvalidRequest(f"{file}: expected a list of JSON schemas", hint)
     return tools

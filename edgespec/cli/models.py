@@ -15,7 +15,7 @@ VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, g
 @click.option("--revision", help="Of a hub model.")
 @json_option
 def command(model: str | None, context: int | None, revision: str | None, as_json: bool) -> None:
-    """Show which architectures can be exported, or what a MODEL is.
+    """Show which architectures can be exported and which are refused, or what a MODEL is.
 
     MODEL is a local folder, a hub id, or builtin:NAME; its weights are not read, and need not be there.
 
@@ -32,13 +32,14 @@ def command(model: str | None, context: int | None, revision: str | None, as_jso
 
 def _show_all(as_json: bool) -> None:
     from edgespec.export.architectures import ARCHITECTURES, VERIFIED
+    from edgespec.export.architectures.refused import REFUSED
 
     kinds = [
         {"model_type": name, "examples": kind.example, "features": kind.features, "transformers": VERIFIED}
         for name, kind in ARCHITECTURES.items()
     ]
     if as_json:
-        emit_json({"architectures": kinds, "verified": VERIFIED_AS.format(VERIFIED)})
+        emit_json({"architectures": kinds, "verified": VERIFIED_AS.format(VERIFIED), "refused": REFUSED})
         return
     from rich.table import Table
 
@@ -50,6 +51,9 @@ def _show_all(as_json: bool) -> None:
     table_console().print(table)
     click.echo(f"verified, each: {VERIFIED_AS.format(VERIFIED)}")
     click.echo("rotary scaling: default, linear, dynamic, yarn, longrope, llama3")
+    click.echo("refused:")
+    for why, names in REFUSED.items():
+        click.echo(f"  {why}: {', '.join(names)}")
     click.echo("anything else: through optimum, with fewer methods (docs/models.md)")
 
 

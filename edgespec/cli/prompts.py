@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.json_file import parse_json
 
 if TYPE_CHECKING:
     from edgespec.engine.engine import Engine, Prompt
@@ -52,7 +52,7 @@ def _read(file: Path, what: str, hint: str, split: Callable[[str], list[str]]) -
     try:
         content = file.read_text("utf-8-sig")
         if file.suffix == ".jsonl":
-            texts = [_of_json(json.loads(line)) for line in content.splitlines() if line.strip()]
+            texts = [_of_json(parse_json(line)) for line in content.splitlines() if line.strip()]
         else:
             texts = [text for text in split(content) if text.strip()]
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.drafters.registry import METHODS, NGRAM, SPECULATIVE, needing
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.json_file import parse_json, validated
 from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
 
 Goal = Literal["chat", "batch", "memory", "quality"]
@@ -186,14 +186,10 @@ def read_recipe(name: str | Path) -> Recipe:
     else:
         raise InvalidRequest(f"there is no recipe {str(name)!r}", _known())
     try:
-        return Recipe.model_validate(json.loads(text))
-    except ValidationError as error:
-        first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
-        said = first["msg"].removeprefix("Value error, ")
-        raise InvalidRequest(f"{where}: {f'{at}: ' if at else ''}{said}", "see docs/recipes.md") from error
+        data = parse_json(text)
     except ValueError as error:
-        raise InvalidRequest(f"{where}: not valid JSON: {error}", "see docs/recipes.md") from error
+        raise InvalidRequest(f"{where}: not readable as JSON: {error}", "see docs/recipes.md") from error
+    return validated(Recipe, data, where, InvalidRequest, "see docs/recipes.md")
 
 
 def recipe_table() -> list[dict[str, str]]:

@@ -5,22 +5,36 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.apertus import Apertus
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.cohere import Cohere
+from edgespec.export.architectures.cohere2 import Cohere2
+from edgespec.export.architectures.ernie4_5 import Ernie45
+from edgespec.export.architectures.exaone4 import Exaone4
 from edgespec.export.architectures.falcon import Falcon
 from edgespec.export.architectures.gemma import Gemma
 from edgespec.export.architectures.gemma2 import Gemma2
 from edgespec.export.architectures.gemma3 import Gemma3
+from edgespec.export.architectures.glm import Glm
+from edgespec.export.architectures.glm4 import Glm4
 from edgespec.export.architectures.gpt2 import Gpt2
 from edgespec.export.architectures.gpt_neox import GptNeoX
 from edgespec.export.architectures.granite import Granite
+from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
+from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
 from edgespec.export.architectures.llama import Llama
+from edgespec.export.architectures.ministral3 import Ministral3
 from edgespec.export.architectures.mistral import Mistral
+from edgespec.export.architectures.nanochat import NanoChat
 from edgespec.export.architectures.olmo2 import Olmo2
 from edgespec.export.architectures.olmo3 import Olmo3
+from edgespec.export.architectures.phi import Phi
 from edgespec.export.architectures.phi3 import Phi3
 from edgespec.export.architectures.qwen2 import Qwen2
 from edgespec.export.architectures.qwen3 import Qwen3
+from edgespec.export.architectures.refused import reason
+from edgespec.export.architectures.seed_oss import SeedOss
 from edgespec.export.architectures.smollm3 import SmolLm3
 from edgespec.export.architectures.stablelm import StableLm
 from edgespec.export.architectures.starcoder2 import StarCoder2
@@ -47,6 +61,19 @@ KINDS: tuple[type[Architecture], ...] = (
     GptNeoX,
     StarCoder2,
     Falcon,
+    Apertus,
+    Cohere,
+    Cohere2,
+    Ernie45,
+    Exaone4,
+    Glm,
+    Glm4,
+    GraniteHybrid,
+    HunyuanDense,
+    Ministral3,
+    NanoChat,
+    Phi,
+    SeedOss,
 )
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
@@ -66,15 +93,18 @@ def architecture(source: Checkpoint) -> Architecture:
         source.config = config = {**shared, **text}
     name = describe(config)
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(
-            f"{source.path}: architecture {name!r} is not supported; supported: {', '.join(sorted(ARCHITECTURES))}",
-            "docs/architectures.md says how to add one",
-        )
+        raise UnsupportedModel(f"{source.path}: {unsupported(name)}", "docs/architectures.md says how to add one")
     kind = ARCHITECTURES[name]
     source = with_usual_prefix(source, kind.layers_at)
     made = kind(source)
     check_tensors(made, source)
     return made
+
+
+def unsupported(name: str) -> str:
+    """That a ``model_type`` is not supported, why if that is known, and what is."""
+    why = f" ({found})" if (found := reason(name)) else ""
+    return f"architecture {name!r} is not supported{why}; supported: {', '.join(sorted(ARCHITECTURES))}"
 
 
 def describe(config: dict[str, Any]) -> str:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
 from edgespec.export.architectures.rope import Rotary, rope_parameters
 from edgespec.export.architectures.settings import Settings
 from edgespec.export.architectures.shapes import ShapeOps
-from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own
+from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import ModelFacts
@@ -32,7 +35,8 @@ class Architecture:
             by Llama's name, below a layer in ``layer_names``.
         epsilon: the key of the norms' epsilon, and its value if config.json does not say.
         norm_weight_is_offset: norms multiply by 1 + weight.
-        layer_norms: norms are layer norms, with biases.
+        layer_norms: norms are layer norms.
+        norm_bias: layer norms have biases.
         attention_norm, mlp_norm, after_attention, after_mlp: modules of a layer; None = there is no such norm.
         gated_mlp: activation(gate) * up, not only activation(up).
         positions: the matrix of learnt positions.
@@ -40,6 +44,10 @@ class Architecture:
         context_default: the longest text, if config.json does not say.
         rope_theta: the base of angles if config.json does not say.
         rope_share: the share of a head that is rotated if config.json does not say.
+        pairs: which channels of a head turn together: each with the one half the turned channels further on
+            ("halves"), with its neighbour ("neighbours"), or as halves, but the other way round ("reversed").
+            Everything behind the architecture sees halves: rows of q and k are read in another order.
+        head_bias: the LM head has a bias.
     """
 
     model_type: ClassVar[str]
@@ -54,6 +62,7 @@ class Architecture:
     activation_default: ClassVar[str] = "silu"
     norm_weight_is_offset: ClassVar[bool] = False
     layer_norms: ClassVar[bool] = False
+    norm_bias: ClassVar[bool] = True
     attention_norm: ClassVar[str | None] = "input_layernorm"
     mlp_norm: ClassVar[str | None] = "post_attention_layernorm"
     after_attention: ClassVar[str | None] = None
@@ -64,6 +73,8 @@ class Architecture:
     context_default: ClassVar[int | None] = None
     rope_theta: ClassVar[float] = 10000.0
     rope_share: ClassVar[float] = 1.0
+    pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
+    head_bias: ClassVar[bool] = False
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)
@@ -157,7 +168,7 @@ class Architecture:
             inner = ops.gated(gate, up, self.activation)
         else:
             (up,) = ops.linear(h, self.linear(layer, MLP.format("up")))
-            inner = ops.activate(up, self.activation)
+            inner = ops.activate(up, self.activation, self.numbers(layer))
         (y,) = ops.linear(inner, self.linear(layer, MLP.format("down")))
         return y
 
@@ -166,6 +177,10 @@ class Architecture:
         return x if module is None else ops.norm(x, self.norm(f"{LAYERS}.{layer}.{module}"))
 
     # -- what subclasses decide --------------------------------------------------------------------------------------
+
+    def numbers(self, layer: int) -> str | None:
+        """Learnt numbers of a layer's activation."""
+        return None
 
     def inner_size(self, hidden: int) -> int:
         """Width of the MLP."""
@@ -256,11 +271,12 @@ class Architecture:
     @property
     def head(self) -> Linear:
         """The LM head; with tied embeddings the embedding matrix itself."""
-        return Linear(self.embedding if self.facts.tied else f"{HEAD}.weight")
+        weight = self.embedding if self.facts.tied else f"{HEAD}.weight"
+        return Linear(weight, f"{HEAD}.bias" if self.head_bias else None)
 
     def norm(self, name: str) -> Norm:
         """A norm of the kind that this architecture has."""
-        return Norm(f"{name}.weight", f"{name}.bias" if self.layer_norms else None, self.layer_norms)
+        return Norm(f"{name}.weight", f"{name}.bias" if self.layer_norms and self.norm_bias else None, self.layer_norms)
 
     def linear(self, layer: int, module: str) -> Linear:
         """A projection of a layer."""
@@ -283,8 +299,22 @@ class Architecture:
             for ours, theirs in self.names.items():
                 name(f"{LAYERS}.{layer}.{ours}", f"{self.layers_at}.{layer}.{theirs}")
         found |= self.derived(source)
+        if self.pairs != "halves":
+            self._pair_halves(source, found)
         if self.norm_weight_is_offset:
             for weight, shape in self.tensors.items():
                 if len(shape) == 1 and weight.endswith("norm.weight"):
                     found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
         return found
+
+    def _pair_halves(self, source: Checkpoint, found: dict[str, Extra]) -> None:
+        """Rows of q and k so that channels that turn together lie half the turned channels apart."""
+        size, turned = self.facts.head_dim, self.rotaries["rope"].dims
+        order = np.arange(size)
+        pairs = order[:turned].reshape(-1, 2).T if self.pairs == "neighbours" else np.roll(order[:turned], turned // 2)
+        order[:turned] = pairs.flatten()
+        for layer in range(self.facts.layers):
+            for part, heads in (("q", self.facts.heads), ("k", self.facts.kv_heads)):
+                rows: NDArray[np.int64] = (np.arange(heads)[:, None] * size + order).ravel()
+                for name in (given for given in vars(self.linear(layer, ATTENTION.format(part))).values() if given):
+                    found[name] = Rows(found.get(name, Own(source, name)), rows)

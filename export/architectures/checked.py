@@ -9,8 +9,8 @@ from edgespec.export.architectures.base import Architecture
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 
-# not weights: tables that old versions of transformers saved with the model, and scales of a quantized cache
-BUFFERS = re.compile(r"\.(inv_freq|masked_bias|attn\.bias|attention\.bias|[qkv]_scale|kv_scale)$")
+# not weights: tables that old versions of transformers saved with the model, scales of a quantized cache, an epsilon
+BUFFERS = re.compile(r"\.(act_fn\.eps|inv_freq|masked_bias|attn\.bias|attention\.bias|[qkv]_scale|kv_scale)$")
 LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 

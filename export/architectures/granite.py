@@ -31,6 +31,6 @@ class Granite(Architecture):
         for layer in range(self.facts.layers):
             for module in ("self_attn.o_proj", "mlp.down_proj"):
                 for kind in ("weight", "bias") if self.bias(module) else ("weight",):
-                    name = f"{LAYERS}.{layer}.{module}.{kind}"
-                    found[name] = Affine(Own(source, name), scale=times)
+                    stored = f"{LAYERS}.{layer}.{self.names.get(module, module)}.{kind}"
+                    found[f"{LAYERS}.{layer}.{module}.{kind}"] = Affine(Own(source, stored), scale=times)
         return found

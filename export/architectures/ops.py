@@ -14,7 +14,7 @@ from typing import Literal, Protocol, TypeVar
 
 X = TypeVar("X")
 Kind = Literal["attention", "mlp"]
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu"]
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": "silu",
@@ -24,8 +24,14 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu": "relu",
+    "relu2": "relu2",
+    "xielu": "xielu",
 }
-"""What config.json calls them: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation."""
+"""What config.json calls them: ``gelu`` with the error function, ``gelu_tanh`` by its tanh approximation.
+
+``relu2`` is the square of relu (arXiv 2109.08668).  ``xielu`` (arXiv 2411.13010) reads learnt numbers p, n, b: p x^2 +
+b x above zero, n (e^x - 1 - x) + b x below.
+"""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,7 @@ class AttentionRule:
         window: positions a row sees, itself included; 0 = all.
         cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
         q_norm, k_norm: norms of each head of q and k, before rotation.
+        late_norms: after it instead.
     """
 
     layer: int
@@ -65,6 +72,7 @@ class AttentionRule:
     cap: float = 0.0
     q_norm: Norm | None = None
     k_norm: Norm | None = None
+    late_norms: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,8 +125,8 @@ class Ops(Protocol[X]):
         """activation(gate) * up."""
         ...
 
-    def activate(self, x: X, activation: Activation) -> X:
-        """activation(x)."""
+    def activate(self, x: X, activation: Activation, numbers: str | None = None) -> X:
+        """activation(x); ``numbers`` [3]: those of ``xielu``."""
         ...
 
     def sublayer(self, kind: Kind, layer: int, x: X, body: Callable[[X], X]) -> X:

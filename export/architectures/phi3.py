@@ -2,10 +2,8 @@
 
 from collections.abc import Mapping
 
-import numpy as np
-
-from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.source.derived import Own, Rows
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.fused import stacked
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
@@ -24,16 +22,7 @@ class Phi3(Architecture):
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         facts = self.facts
-        query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
-        fused = {
-            "self_attn.qkv_proj": {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key},
-            "mlp.gate_up_proj": {"mlp.gate_proj": facts.intermediate, "mlp.up_proj": facts.intermediate},
-        }
-        found: dict[str, Extra] = {}
-        for layer in range(facts.layers):
-            for name, parts in fused.items():
-                whole, start = Own(source, f"{LAYERS}.{layer}.{name}.weight"), 0
-                for part, size in parts.items():
-                    found[f"{LAYERS}.{layer}.{part}.weight"] = Rows(whole, np.arange(start, start + size))
-                    start += size
-        return found
+        query, key, inner = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim, facts.intermediate
+        attention = {"self_attn.q_proj": query, "self_attn.k_proj": key, "self_attn.v_proj": key}
+        mlp = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
+        return stacked(source, facts.layers, {"self_attn.qkv_proj": attention, "mlp.gate_up_proj": mlp})

@@ -48,6 +48,16 @@ class Rotary:
         """Cosines and sines of the first positions, [positions, dims / 2] each, of a model used up to ``context``."""
         return rope_tables(self.parameters, self.dims, positions, context)
 
+    def growth(self, positions: int) -> NDArray[np.float32] | None:
+        """What queries of the first positions are multiplied by, [positions]; None where all are as they are.
+
+        1 + beta log(1 + floor(position / trained)), of Llama 4 and Ministral 3.
+        """
+        beta, trained = map(self.parameters.get, ("llama_4_scaling_beta", "original_max_position_embeddings"))
+        if not beta or not trained or positions <= trained:
+            return None
+        return (1 + beta * np.log1p(np.arange(positions) // trained)).astype(np.float32)
+
 
 def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
     """The rotary settings of a config.json, new form (``rope_parameters``) or old (``rope_theta``, ``rope_scaling``).
@@ -87,11 +97,13 @@ def checked(parameters: dict[str, Any]) -> dict[str, Any]:
             f"rope type {kind!r} is not supported; supported: {', '.join(NEEDED)}",
             "only the positional scaling stands in the way; open an issue with the config.json",
         )
-    for key in ["rope_theta", *NEEDED[kind]]:
+    grows = ["original_max_position_embeddings"] if parameters.get("llama_4_scaling_beta") else []
+    for key in ["rope_theta", *NEEDED[kind], *grows]:
         value = parameters.get(key)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise UnsupportedModel(f"config.json: rope type {kind} needs a number {key}, got {value!r}")
-    for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "partial_rotary_factor"):
+    for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "partial_rotary_factor",
+                "llama_4_scaling_beta", "alpha"):  # fmt: skip
         value = parameters.get(key)
         if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
             raise UnsupportedModel(f"config.json: expected a number {key}, got {value!r}")

@@ -27,7 +27,12 @@ def traits(arch: Architecture) -> list[str]:
     if without := sum(rule.rotary is None for rule in rules):
         found.append("learned positions" if arch.positions else f"{without} layers without positions")
     if rules[0].q_norm:
-        found.append("norms of each head")
+        found.append("norms of each head after rotation" if rules[0].late_norms else "norms of each head")
+    for rotary in arch.rotaries.values():
+        if rotary.growth(facts.context) is not None:
+            found.append(f"queries grow beyond position {rotary.parameters['original_max_position_embeddings']}")
+    if arch.head.bias:
+        found.append("LM head with a bias")
     if cap := rules[0].cap:
         found.append(f"scores capped at {cap:g}")
     if arch.logits.cap:

@@ -115,11 +115,14 @@ class GraphOps(GraphPieces):
     def gated(self, gate: str, up: str, activation: Activation) -> str:
         return self.graph.node("Mul", [self.activate(gate, activation), up])
 
-    def activate(self, x: str, activation: Activation) -> str:
+    def activate(self, x: str, activation: Activation, numbers: str | None = None) -> str:
         if activation == "silu":
             return self.silu(x)
-        if activation == "relu":
-            return self.graph.node("Relu", [x])
+        if numbers is not None:
+            return self.xielu(x, self.arch.source.read(numbers))
+        if activation in ("relu", "relu2"):
+            y = self.graph.node("Relu", [x])
+            return y if activation == "relu" else self.graph.node("Mul", [y, y])
         return self.graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
 
     def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:

@@ -48,17 +48,26 @@ class AttentionEmitter:
             kv: names of the new keys and values.
         """
         facts, graph = self.facts, self.graph
-        *tables, turned = self._tables[rule.rotary] if rule.rotary else ("", "", 0)
+        *tables, growth, turned = self._tables[rule.rotary] if rule.rotary else ("", "", "", 0)
         sizes_fit = facts.head_dim % ROTARY_INSIDE == 0 and turned % ROTARY_INSIDE == 0
-        inside = packed is not None and self.rotary_inside and sizes_fit and not rule.q_norm and not rule.k_norm
+        inside = packed is not None and self.rotary_inside and sizes_fit and not (rule.q_norm or rule.k_norm or growth)
         if packed is not None and inside:
             qkv = [self.ops.pad(packed, facts.heads + 2 * facts.kv_heads), "", ""]
         else:
-            q, k = self._normed(q, facts.heads, rule.q_norm), self._normed(k, facts.kv_heads, rule.k_norm)
-            heads = facts.heads, facts.kv_heads, facts.kv_heads
-            qkv = [self.ops.pad(x, count) for x, count in zip((q, k, v), heads, strict=True)]
+            heads, norms = (facts.heads, facts.kv_heads), (rule.q_norm, rule.k_norm)
+            both = [q, k]
+            if not rule.late_norms:
+                both = [self._normed(*each) for each in zip(both, heads, norms, strict=True)]
+            both = [self.ops.pad(x, count) for x, count in zip(both, heads, strict=True)]
             if turned:
-                qkv[:2] = [self._rotated(x, count, tables, turned) for x, count in zip(qkv[:2], heads, strict=False)]
+                both = [self._rotated(x, count, tables, turned) for x, count in zip(both, heads, strict=True)]
+            if rule.late_norms:
+                both = [self._normed(*each) for each in zip(both, heads, norms, strict=True)]
+            if growth:
+                last = graph.constant("int_2", np.array([2], np.int64))
+                by = graph.node("Unsqueeze", [graph.node("Gather", [growth, "pos"]), last])  # [1, A, 1]
+                both[0] = graph.node("Mul", [both[0], by])
+            qkv = [*both, self.ops.pad(v, facts.kv_heads)]
         rotary = [*tables, "pos"] if inside and turned else ["", "", ""]
         past = [f"past_key_values.{rule.layer}.{name}" for name in ("key", "value")]
         y = graph.node(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
 from edgespec.export.architectures.ops import Linear, Norm
@@ -56,6 +57,17 @@ class GraphPieces:
     def silu(self, x: str) -> str:
         """x * sigmoid(x), in one operator: QuickGelu with alpha 1."""
         return self.graph.node("QuickGelu", [x], domain=MICROSOFT, alpha=1.0)
+
+    def xielu(self, x: str, numbers: NDArray[np.float32]) -> str:  # numbers [3]
+        """p relu(x)^2 + n (e^low - 1 - low) + b x, low = min(x, 0)."""
+        graph = self.graph
+        above, below, slope = (graph.constant(f"number_{value:.9g}", np.float32(value)) for value in numbers)
+        zero, one = (graph.constant(f"number_{value}", np.float32(value)) for value in (0, 1))
+        high, low = graph.node("Relu", [x]), graph.node("Min", [x, zero])
+        bend = graph.node("Sub", [graph.node("Sub", [graph.node("Exp", [low]), one]), low])
+        terms = ((graph.node("Mul", [high, high]), above), (bend, below), (x, slope))
+        first, second, third = (graph.node("Mul", list(term)) for term in terms)
+        return graph.node("Add", [graph.node("Add", [first, second]), third])
 
     def same(self, x: str) -> str:
         """x under another name, as a branch needs it."""

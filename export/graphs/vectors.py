@@ -27,6 +27,7 @@ def stacked_bias(graph: GraphBuilder, plan: StoragePlan, parts: Sequence[Linear]
     return graph.constant(stacked_name(part.bias for part in parts), np.concatenate(pieces))
 
 
-def rope_vectors(graph: GraphBuilder, plan: StoragePlan, rotary: str) -> tuple[str, str, int]:
-    """The cosines and sines of all positions, and how many channels they turn."""
-    return graph.stored(f"{rotary}_cos"), graph.stored(f"{rotary}_sin"), plan.arch.rotaries[rotary].dims
+def rope_vectors(graph: GraphBuilder, plan: StoragePlan, rotary: str) -> tuple[str, str, str, int]:
+    """Cosines and sines of all positions, how queries grow there ("" = they do not), and how many channels turn."""
+    growth = graph.stored(f"{rotary}_growth") if f"{rotary}_growth" in plan.entries else ""
+    return graph.stored(f"{rotary}_cos"), graph.stored(f"{rotary}_sin"), growth, plan.arch.rotaries[rotary].dims

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.heads.description import CUT, HeadPlan, TrainedHeads, check_heads
+from edgespec.export.heads.description import CUT, CUT_BIAS, HeadPlan, TrainedHeads, check_heads
 from edgespec.export.heads.read import read_heads
 from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
 from edgespec.export.source.source import BUILTIN, resolve_heads
@@ -46,7 +46,7 @@ class HeadChoice:
                 cut = self.tokens is not None and name.endswith(".lm_head.weight")
                 extra[name] = Held(tensor.read(slice(None), None)[self.tokens]) if cut else tensor
         if self.tokens is not None:
-            extra[CUT] = ChosenRows(arch.source, arch.head.weight, self.tokens)
+            extra |= _cut_rows(arch, self.tokens)
         if extra:
             arch.source = ExtendedCheckpoint(arch.source, extra)
 
@@ -85,5 +85,11 @@ def choose_heads(
 
 def cut_draft(draft: Architecture, tokens: NDArray[np.int64]) -> HeadPlan:
     """Leave only some rows, int64 [size], of a draft's LM head."""
-    draft.source = ExtendedCheckpoint(draft.source, {CUT: ChosenRows(draft.source, draft.head.weight, tokens)})
+    draft.source = ExtendedCheckpoint(draft.source, _cut_rows(draft, tokens))
     return HeadPlan(cut=True, only=True)
+
+
+def _cut_rows(arch: Architecture, tokens: NDArray[np.int64]) -> dict[str, Extra]:
+    """The LM head's rows of these tokens, [size], and their biases."""
+    rows: dict[str, Extra] = {CUT: ChosenRows(arch.source, arch.head.weight, tokens)}
+    return rows if arch.head.bias is None else rows | {CUT_BIAS: Held(arch.source.read(arch.head.bias)[tokens])}

@@ -6,7 +6,6 @@ tensors, because some configurations are wrong about it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,11 +13,11 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import ValidationError
 
 from edgespec.errors import ExportError
 from edgespec.export.heads.description import DESCRIPTION, SCHEMA, TENSORS, HeadsFile, TrainedHeads, group_matrices
 from edgespec.export.source.extended import Extra, Held
+from edgespec.runtimes.files.json_file import read_json, read_object, validated
 
 PUBLISHED = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_heads.safetensors")
 
@@ -48,14 +47,8 @@ def read_description(folder: Path) -> HeadsFile:
         ExportError: not such a description.
     """
     path = folder / DESCRIPTION
-    try:
-        file = HeadsFile.model_validate(json.loads(path.read_text("utf-8")))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the description"
-        raise ExportError(f"{path}: {where}: {first['msg']}", "train the heads again") from error
-    except (ValueError, OSError) as error:
-        raise ExportError(f"{path}: not readable as JSON: {error}", "train the heads again") from error
+    again = "train the heads again"
+    file = validated(HeadsFile, read_json(path, ExportError, again), path, ExportError, again)
     if file.schema_version > SCHEMA:
         raise ExportError(f"{path}: schema {file.schema_version} is newer than this edgespec, which reads {SCHEMA}")
     return file
@@ -109,11 +102,8 @@ def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Traine
 
 
 def _configuration(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads((path.parent / "config.json").read_text("utf-8"))
-    except (ValueError, OSError):
-        return {}
-    return data if isinstance(data, dict) else {}
+    file = path.parent / "config.json"
+    return read_object(file, ExportError) if file.is_file() else {}
 
 
 def _check_shapes(heads: TrainedHeads, where: Path) -> None:

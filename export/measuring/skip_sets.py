@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import ExportError
+from edgespec.runtimes.files.json_file import read_json
 
 
 def read_skip_set(path: Path, layers: int) -> SkipSet:
@@ -23,12 +23,7 @@ def read_skip_set(path: Path, layers: int) -> SkipSet:
     if not file.is_file() and ":" in path.name:
         stem, _, name = str(path).rpartition(":")
         file = Path(stem)
-    try:
-        data = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ExportError(
-            f"{file}: cannot read a skip set: {error}", 'expected {"attention": [...], "mlp": [...]}'
-        ) from error
+    data = read_json(file, ExportError, 'expected {"attention": [...], "mlp": [...]}')
     if isinstance(data, dict) and "attention" not in data and "mlp" not in data:
         if name is None and len(data) == 1:
             name = next(iter(data))

@@ -99,11 +99,12 @@ class NativeOps:
         fields: dict[str, int | float] = {"dim": facts.head_dim, "heads": facts.heads, "kv": facts.kv_heads,
                                           "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
-            cos, sin, turned = rope_vectors(self.graph, self.storage, rule.rotary)
+            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
             fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
+            fields |= {"growth": program.input(growth)} if growth else {}
         if rule.q_norm and rule.k_norm:
             fields |= {"qnorm": program.vector(rule.q_norm.weight), "knorm": program.vector(rule.k_norm.weight),
-                       "eps": float(self.arch.eps)}  # fmt: skip
+                       "eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})  # fmt: skip
         if isinstance(q, Product) and isinstance(k, Product) and isinstance(v, Product) and q.x == k.x == v.x:
             parts = tuple(value.parts[value.part] for value in (q, k, v))
             act = self._acts(q.x, "hidden", parts)
@@ -134,9 +135,10 @@ class NativeOps:
                    bias=self.program.bias(parts[:1]), upbias=self.program.bias(parts[1:]))  # fmt: skip
         return out
 
-    def activate(self, x: Value, activation: Activation) -> Value:
+    def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
         out = self._as_floats(x, "mlp")
-        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0)
+        more = {"w": self.program.vector(numbers)} if numbers else {}
+        self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
         return out
 
     def sublayer(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value]) -> Value:

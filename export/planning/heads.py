@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.heads.description import CUT, DESCRIPTION, HeadPlan, HeadsFile
+from edgespec.export.heads.description import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile
 from edgespec.export.heads.read import read_description, read_heads
 from edgespec.export.source.extended import ExtendedCheckpoint
 from edgespec.export.source.source import BUILTIN, ConfigOnly, resolve_heads
@@ -62,9 +62,14 @@ class PlannedHeads:
             for group in groups:
                 shapes |= group_shapes(group, hidden, rows or arch.facts.vocab)
         if rows is not None and shapes:
-            shapes[CUT] = rows, hidden
+            shapes |= cut_shapes(arch, rows)
         if shapes:
             arch.source = ExtendedCheckpoint(arch.source, {name: Shaped(shape) for name, shape in shapes.items()})
+
+
+def cut_shapes(arch: Architecture, rows: int) -> dict[str, tuple[int, ...]]:
+    """The tensors of a cut LM head of so many rows."""
+    return {CUT: (rows, arch.facts.hidden)} | ({CUT_BIAS: (rows,)} if arch.head.bias else {})
 
 
 def group_shapes(group: HeadGroup, hidden: int, rows: int) -> dict[str, tuple[int, ...]]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import model_part, stock_graphs
-from edgespec.export.heads.description import CUT, HeadPlan
+from edgespec.export.heads.description import HeadPlan
 from edgespec.export.heads.vocab import check_size
 from edgespec.export.planning.files import device_graphs, head_tokens, model_files
-from edgespec.export.planning.heads import PlannedHeads, Shaped
+from edgespec.export.planning.heads import PlannedHeads, Shaped, cut_shapes
 from edgespec.export.planning.plan import model_bytes
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.extended import ExtendedCheckpoint
@@ -56,7 +56,7 @@ class PlannedModel:
     def as_draft(self) -> None:
         """A draft: its cut LM head is the only one."""
         if self.cut is not None:
-            extra = {CUT: Shaped((self.cut, self.arch.facts.hidden))}
+            extra = {name: Shaped(shape) for name, shape in cut_shapes(self.arch, self.cut).items()}
             self.arch.source = ExtendedCheckpoint(self.arch.source, extra)
             self.plan = HeadPlan(cut=True, only=True)
         self._describe(False, draft=True)

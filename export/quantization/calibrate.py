@@ -125,9 +125,9 @@ class CalibrationOps(NumpyOps):
             gate[s] = super().gated(gate[s], up[s], activation)
         return gate
 
-    def activate(self, x: Array, activation: Activation) -> Array:
+    def activate(self, x: Array, activation: Activation, numbers: str | None = None) -> Array:
         for s in range(len(x)):
-            x[s] = super().activate(x[s], activation)
+            x[s] = super().activate(x[s], activation, numbers)
         return x
 
     def head(self, x: Array, norm: Norm, head: Linear) -> Array:
@@ -184,7 +184,7 @@ class _Trace:
     def gated(self, gate: None, up: None, activation: Activation) -> None:
         self.last = ""
 
-    def activate(self, x: None, activation: Activation) -> None:
+    def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
         self.last = ""
 
     def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:

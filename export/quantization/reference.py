@@ -59,8 +59,9 @@ class NumpyOps:
     def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
         facts = self.arch.facts
         q, k = self._heads(q, facts.heads), self._heads(k, facts.kv_heads)
-        q = self._rotate(self.norm(q, rule.q_norm) if rule.q_norm else q, rule.rotary)
-        k = self._rotate(self.norm(k, rule.k_norm) if rule.k_norm else k, rule.rotary)
+        q, k = (self._placed_heads(x, norm, rule) for x, norm in ((q, rule.q_norm), (k, rule.k_norm)))
+        if rule.rotary and (growth := self.arch.rotaries[rule.rotary].growth(q.shape[1])) is not None:
+            q = q * growth[:, None]
         v = self._heads(v, facts.kv_heads)  # [kv_heads, T, head_dim]
         length, group = q.shape[1], facts.heads // facts.kv_heads
         hidden = np.triu(np.ones((length, length), bool), 1)
@@ -77,8 +78,8 @@ class NumpyOps:
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         return self.activate(gate, activation) * up
 
-    def activate(self, x: Array, activation: Activation) -> Array:
-        return ACTIVATE[activation](x)
+    def activate(self, x: Array, activation: Activation, numbers: str | None = None) -> Array:
+        return xielu(x, self.source.read(numbers)) if numbers else ACTIVATE[activation](x)
 
     def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
         y = x + body(x)
@@ -104,6 +105,11 @@ class NumpyOps:
     @staticmethod
     def _heads(x: Array, heads: int) -> Array:  # [1, T, heads * head_dim] -> [heads, T, head_dim]
         return x.reshape(x.shape[1], heads, -1).transpose(1, 0, 2)
+
+    def _placed_heads(self, x: Array, norm: Norm | None, rule: AttentionRule) -> Array:  # [heads, T, head_dim]
+        x = self.norm(x, norm) if norm and not rule.late_norms else x
+        x = self._rotate(x, rule.rotary)
+        return self.norm(x, norm) if norm and rule.late_norms else x
 
     def _rotate(self, x: Array, rotary: str | None) -> Array:  # [heads, T, head_dim]
         if rotary is None:
@@ -144,11 +150,24 @@ def relu(x: Array) -> Array:
     return np.maximum(x, 0)
 
 
+def relu2(x: Array) -> Array:
+    """The square of what is positive."""
+    return np.square(relu(x))
+
+
+def xielu(x: Array, numbers: Array) -> Array:  # numbers [3]: see ops.ACTIVATIONS
+    """What apertus calls xIELU."""
+    above, below, slope = numbers
+    low = np.minimum(x, 0)
+    return above * np.square(relu(x)) + below * (np.expm1(low) - low) + slope * x
+
+
 ACTIVATE: dict[Activation, Callable[[Array], Array]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
     "relu": relu,
+    "relu2": relu2,
 }
 
 

@@ -7,7 +7,7 @@ An architecture says with these how its checkpoint becomes the tensors that ever
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class Rows:
 
     Attributes:
         of: a matrix [n, k] or a vector [n].
-        ids: int64 [m], the rows; best in long runs.
+        ids: int64 [m], the rows; best in long runs, or close together.
     """
 
     of: Extra
@@ -71,6 +71,9 @@ class Rows:
     def read(self, rows: slice, columns: slice | None) -> Floats:
         """See Extra."""
         wanted = self.ids[rows]
+        first, last = int(wanted.min()), int(wanted.max())
+        if last - first < 2 * len(wanted):  # nearly all of a part, mixed
+            return self.of.read(slice(first, last + 1), columns)[wanted - first]
         runs = np.split(wanted, np.flatnonzero(np.diff(wanted) != 1) + 1)
         return np.concatenate([self.of.read(slice(int(run[0]), int(run[-1]) + 1), columns) for run in runs])
 
@@ -93,11 +96,31 @@ class Affine:
         return self.of.read(rows, columns) * np.float32(self.scale) + np.float32(self.shift)
 
 
-def origins(tensor: Extra) -> set[str]:
+@dataclass(frozen=True)
+class Normed:
+    """A matrix [n, k] with each row over the root of its mean square."""
+
+    of: Extra
+    eps: float
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, k]."""
+        return self.of.shape
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        x = self.of.read(rows, None)
+        y: Floats = x / np.sqrt(np.square(x).mean(-1, keepdims=True) + np.float32(self.eps))
+        return y if columns is None else y[:, columns]
+
+
+def origins(tensor: object) -> set[str]:
     """Names of the checkpoint's tensors that a tensor is made of."""
     if isinstance(tensor, Own):
         return {tensor.name}
-    return origins(tensor.of) if isinstance(tensor, Transposed | Rows | Affine) else set()
+    parts = vars(tensor).values() if is_dataclass(tensor) else ()
+    return set().union(*map(origins, parts))
 
 
 class DerivedCheckpoint(Overlay):

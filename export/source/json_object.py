@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
+from edgespec.runtimes.files import json_file
 
 
 def read_object(file: Path, hint: str) -> dict[str, Any]:
@@ -21,10 +21,4 @@ def read_object(file: Path, hint: str) -> dict[str, Any]:
     """
     if not file.is_file():
         raise ExportError(f"{file.parent}: has no {file.name}", hint)
-    try:
-        found = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file}: not valid JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise ExportError(f"{file}: expected a JSON object, got {type(found).__name__}")
-    return found
+    return json_file.read_object(file, ExportError)

@@ -81,9 +81,11 @@ class _Filler:
         elif content == "vector":
             yield name, [self.source.read(name)]
         elif content == "angles":
-            context = self.arch.facts.context
-            tables = self.arch.rotaries[name].tables(context + HEADROOM, context)
+            context, rotary = self.arch.facts.context, self.arch.rotaries[name]
+            tables = rotary.tables(context + HEADROOM, context)
             yield from ((f"{name}_{which}", [table]) for which, table in zip(("cos", "sin"), tables, strict=True))
+            if (growth := rotary.growth(context + HEADROOM)) is not None:
+                yield f"{name}_growth", [growth]
         else:  # learnt positions; zeros beyond what was learnt, where no token ever stands
             rows = self.arch.facts.context + HEADROOM
             learnt = self.source.read(name, slice(0, min(rows, self.source.shape(name)[0])))

@@ -102,6 +102,8 @@ class StoragePlan(WeightLayout):
             dims = self.arch.facts.context + HEADROOM, self.arch.rotaries[rotary].dims // 2
             for name in ("cos", "sin"):
                 self.add(f"{rotary}_{name}", dims, np.float32)
+            if self.arch.rotaries[rotary].growth(dims[0]) is not None:
+                self.add(f"{rotary}_growth", dims[:1], np.float32)
 
     def _positions(self, name: str | None) -> None:
         if name is not None:
@@ -161,7 +163,8 @@ class StockPlan(StoragePlan):
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 
-    def activate(self, x: None, activation: Activation) -> None: ...
+    def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
+        self._vectors(numbers)
 
     def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:
         body(x)
@@ -250,8 +253,9 @@ class NativePlan(StoragePlan):
         for part in parts:
             self._bias((part,))
 
-    def activate(self, x: _Waiting | None, activation: Activation) -> None:
+    def activate(self, x: _Waiting | None, activation: Activation, numbers: str | None = None) -> None:
         self._ready(x)
+        self._vectors(numbers)
 
     def sublayer(
         self, kind: Kind, layer: int, x: _Waiting | None, body: Callable[[_Waiting | None], _Waiting | None]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
+from edgespec.runtimes.files.json_file import read_json
 
 Described = dict[str, Any]  # of tokenizer.json
 
@@ -73,10 +73,7 @@ def _family(folder: Path, name: Any, model_type: str | None) -> str:
 
 
 def _read_vocab(file: Path) -> dict[str, int]:
-    try:
-        vocab = json.loads(file.read_text("utf-8"))
-    except ValueError as error:
-        raise ExportError(f"{file}: not valid JSON: {error}", "download it again") from error
+    vocab = read_json(file, ExportError, "download it again")
     if not isinstance(vocab, dict) or not vocab or not all(type(number) is int for number in vocab.values()):
         raise ExportError(f"{file}: expected an object of token ids", "download it again")
     return vocab

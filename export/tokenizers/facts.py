@@ -32,7 +32,8 @@ def tokenizer_facts(arch: Described, codec: TextCodec) -> TokenizerFacts:
     check_vocabulary(arch, codec, eos)
     bos = _ids(generation.get("bos_token_id")) or _ids(config.get("bos_token_id"))
     bos = bos or _ids(codec.token_id(codec.special("bos_token")))
-    return TokenizerFacts(bos=bos[0] if bos else None, eos=eos, chat_template=codec.chat_template is not None)
+    first = next((number for number in bos if number < arch.facts.vocab), None)
+    return TokenizerFacts(bos=first, eos=eos, chat_template=codec.chat_template is not None)
 
 
 def check_vocabulary(arch: Described, codec: TextCodec, eos: Sequence[int] = ()) -> None:

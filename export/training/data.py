@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import TrainingError
+from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.text.codec import TextCodec
 
 HELD_OUT_SHARE = 0.05
@@ -75,7 +75,7 @@ def read_texts(files: Sequence[Path]) -> list[str]:
         try:
             content = file.read_text("utf-8-sig")
             if file.suffix == ".jsonl":
-                texts += [_of_json(json.loads(line)) for line in content.splitlines() if line.strip()]
+                texts += [_of_json(parse_json(line)) for line in content.splitlines() if line.strip()]
             else:
                 texts.append(content)
         except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:

@@ -18,6 +18,7 @@ import numpy as np
 from edgespec.errors import TrainingError
 from edgespec.export.heads.description import DESCRIPTION
 from edgespec.export.training.data import Windows
+from edgespec.runtimes.files.json_file import read_object
 
 FOLDER = ".training"
 DRAFT_REPORT = "edgespec_draft.json"
@@ -98,10 +99,7 @@ class TrainingState:
         return False
 
     def _check(self, arguments: Path, identity: dict[str, Any]) -> None:
-        try:
-            before = json.loads(arguments.read_text("utf-8"))
-        except (OSError, ValueError) as error:
-            raise TrainingError(f"{arguments}: not readable: {error}", "pass --restart to begin anew") from error
+        before = read_object(arguments, TrainingError, "pass --restart to begin anew")
         keys = sorted(set(before) | set(identity))
         if other := [key for key in keys if before.get(key) != identity.get(key)]:
             said = "; ".join(f"{key} was {_short(before.get(key))}, is {_short(identity.get(key))}" for key in other)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -110,7 +111,8 @@ class Target:
 
     def scored(self, rows: Tensor) -> Tensor:
         """What the model's LM head gives for rows [..., hidden], scaled and capped as the model does: [..., vocab]."""
-        rule, logits = self.source.arch.logits, rows.to(self.lm_head.dtype) @ self.lm_head.T
+        head = self.model.get_output_embeddings()
+        rule, logits = self.source.arch.logits, F.linear(rows.to(self.lm_head.dtype), self.lm_head, head.bias)
         logits = logits * rule.scale if rule.scale != 1 else logits
         return rule.cap * torch.tanh(logits / rule.cap) if rule.cap else logits
 

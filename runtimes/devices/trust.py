@@ -13,6 +13,7 @@ from edgespec.runtimes.devices.model import NARROW, WIDE, DeviceModel, have_prec
 from edgespec.runtimes.devices.trial import try_apart
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Format, Precision
 from edgespec.runtimes.files.repack import cache_folder
 
@@ -107,7 +108,7 @@ def _file() -> Path:
 
 def _known() -> dict[str, Any]:
     try:
-        found = json.loads(_file().read_text("utf-8"))
+        found = parse_json(_file().read_bytes())
     except (OSError, ValueError):  # absent, or half written by a process that was killed: the step is made again
         return {}
     return found if isinstance(found, dict) else {}

@@ -7,6 +7,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest, ModelPart, read_manifest
 
@@ -67,6 +70,8 @@ class Bundle:
                     f"{file}: altered: expected SHA-256 {entry.sha256[:12]}..., got {got[:12]}...",
                     "export it again, or pass --no-check if you changed it on purpose",
                 )
+        for part in filter(None, (manifest.target, manifest.draft)):
+            _check_size(folder, part, manifest.files[part.weights].size)
         return bundle
 
     def part(self, name: str) -> ModelPart:
@@ -75,6 +80,36 @@ class Bundle:
         if part is None:
             raise BundleError(f"{self.path}: has no {name} model", "export with `--method speculative --draft MODEL2`")
         return part
+
+
+def _check_size(folder: Path, part: ModelPart, size: int) -> None:
+    """Refuse facts that this many bytes of weights cannot hold: buffers and caches are made as large as facts say."""
+    f = part.facts
+    per_layer = f.hidden * (f.head_dim * 2 * (f.heads + f.kv_heads) + 2 * f.intermediate)
+    least = (f.layers * per_layer + f.vocab * f.hidden) // 2 if part.origin == "edgespec" else f.kv_bytes_per_token
+    if size < least:
+        raise BundleError(
+            f"{folder / MANIFEST}: the facts are those of a model of at least {least} bytes, but {part.weights} has "
+            f"{size}",
+            "export the bundle again",
+        )
+
+
+def read_head_tokens(folder: Path, part: ModelPart) -> NDArray[np.int64] | None:  # [size]
+    """The tokens that the rows of a cut LM head score; None = it is not cut.
+
+    Raises:
+        BundleError: not as many as the manifest says, not ascending, or outside the vocabulary.
+    """
+    if part.head_vocab is None:
+        return None
+    file = folder / part.head_vocab.file
+    size, vocab = part.head_vocab.size, part.facts.vocab
+    if file.stat().st_size == 4 * size:
+        tokens = np.fromfile(file, "<i4").astype(np.int64)
+        if tokens[0] >= 0 and tokens[-1] < vocab and np.all(np.diff(tokens) > 0):
+            return tokens
+    raise BundleError(f"{file}: expected {size} ascending tokens below {vocab}, as int32", "export the bundle again")
 
 
 def _named(part: ModelPart) -> list[str]:

@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.errors import BundleError
+from edgespec.runtimes.files.bounds import (
+    MOST_GUESSES,
+    MOST_WIDTH,
+    Context,
+    Count,
+    Guesses,
+    Layer,
+    Layers,
+    Memory,
+    Parity,
+    Provenance,
+    Ratio,
+    Share,
+    Shares,
+    Times,
+    Token,
+    Tokens,
+    Vocab,
+    Width,
+)
+from edgespec.runtimes.files.json_file import read_json, validated
 
 SCHEMA = 2
 MANIFEST = "edgespec.json"
@@ -24,14 +44,15 @@ PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graph
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 # architectures that edgespec emits itself, for all methods
 EMITTED = (
-    "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama", "mistral", "olmo2", "olmo3",
-    "phi3", "qwen2", "qwen3", "smollm3", "stablelm", "starcoder2",
+    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+    "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "llama", "ministral3", "mistral", "nanochat",
+    "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 
 
 def _inside(path: str) -> str:
     pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or "\\" in path or ":" in path:
+    if not path or pure.is_absolute() or ".." in pure.parts or any(odd in path for odd in "\\:\0"):
         raise ValueError(f"path {path!r} leaves the bundle: only relative paths inside the folder are allowed")
     return path
 
@@ -39,27 +60,30 @@ def _inside(path: str) -> str:
 InsidePath = Annotated[str, AfterValidator(_inside)]
 
 
+MAIN_GRAPHS = ("gated", "strict", "plain")
+
+
 class _Part(BaseModel):
     """Common settings: unknown keys are errors, so that a typo in a manifest cannot pass silently."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ModelFacts(_Part):
     """What decoding and planning need to know of a model; sizes in elements."""
 
     architecture: str
-    layers: int = Field(gt=0)
-    hidden: int = Field(gt=0)
-    intermediate: int = Field(gt=0)
-    heads: int = Field(gt=0)
-    kv_heads: int = Field(gt=0)
-    head_dim: int = Field(gt=0)
-    vocab: int = Field(gt=0)
-    context: int = Field(gt=0, description="most tokens of one sequence")
+    layers: Layer = Field(gt=0)
+    hidden: Width
+    intermediate: Width
+    heads: Width
+    kv_heads: Width
+    head_dim: Width
+    vocab: Vocab
+    context: Context = Field(description="most tokens of one sequence")
     rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
     tied: bool = False
-    parameters: int = 0
+    parameters: Count = 0
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -70,8 +94,14 @@ class ModelFacts(_Part):
 class SkipSetPart(_Part):
     """Layers whose attention / MLP a self-draft leaves out."""
 
-    attention: list[int] = Field(default_factory=list)
-    mlp: list[int] = Field(default_factory=list)
+    attention: Layers = Field(default_factory=list)
+    mlp: Layers = Field(default_factory=list)
+
+
+def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
+    """Refuse layers that the model does not have."""
+    if skip and any(layer >= facts.layers for layer in (*skip.attention, *skip.mlp)):
+        raise ValueError(f"skip: names a layer that a model of {facts.layers} does not have")
 
 
 class Graph(_Part):
@@ -105,7 +135,7 @@ class AttentionGate(_Part):
     """
 
     perplexity_change: float
-    agreement: float
+    agreement: Share
     passed: bool
 
 
@@ -120,8 +150,8 @@ class AttentionPart(_Part):
     tables: InsidePath | None = None
     learnt: list[Learnt] = Field(default_factory=list)
     gates: dict[Attention, AttentionGate] = Field(default_factory=dict)
-    positions: int = 0
-    depth: int = 0
+    positions: Count = 0
+    depth: Count = 0
     text: str | None = None
     text_sha256: str | None = None
 
@@ -140,10 +170,10 @@ class HeadGroup(_Part):
 
     name: str
     kind: Literal["medusa", "blockwise", "exit"]
-    count: int = Field(gt=0)
-    inner: int = Field(default=0, ge=0)
+    count: Guesses
+    inner: int = Field(default=0, ge=0, le=MOST_WIDTH)
     own: bool = False
-    layer: int = Field(default=0, ge=0, description="of an exit: layers that have run")
+    layer: Layer = Field(default=0, description="of an exit: layers that have run")
 
 
 class HeadVocab(_Part):
@@ -153,7 +183,7 @@ class HeadVocab(_Part):
     """
 
     file: InsidePath
-    size: int = Field(gt=0)
+    size: Vocab
 
 
 class ModelPart(_Part):
@@ -171,25 +201,44 @@ class ModelPart(_Part):
     weights: InsidePath
     index: InsidePath | None = None
     layout: Layout = "stock"
-    headroom: int = Field(gt=0, description="rows beyond the context that the position tables cover")
-    min_rows: int = Field(ge=0, description="fewest rows that may reach the LM head")
+    headroom: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
+    min_rows: int = Field(ge=0, le=1, description="fewest rows that may reach the LM head")
     attention: AttentionPart | None = None
     heads: list[HeadGroup] = Field(default_factory=list)
     head_vocab: HeadVocab | None = Field(default=None, description="of heads; of a draft: of its only LM head")
     cut: bool = Field(default=False, description="the only LM head is the cut one: a draft")
     origin: Origin = "edgespec"
 
+    @model_validator(mode="after")
+    def _fits(self) -> ModelPart:
+        facts = self.facts
+        if not any(name in self.graphs for name in MAIN_GRAPHS):
+            raise ValueError(f"graphs: expected one of {', '.join(MAIN_GRAPHS)}")
+        if facts.heads % facts.kv_heads:
+            raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
+        for graph in self.graphs.values():
+            _check_skip(graph.skip, facts)
+        if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:
+            raise ValueError(f"heads: expected at most {MOST_GUESSES} groups, each with a name of its own")
+        if any(group.layer > facts.layers for group in self.heads):
+            raise ValueError(f"heads: an exit after more than {facts.layers} layers")
+        if self.head_vocab and self.head_vocab.size > facts.vocab:
+            raise ValueError(f"head_vocab: {self.head_vocab.size} tokens of a vocabulary of {facts.vocab}")
+        if self.cut and not self.head_vocab:
+            raise ValueError("cut: without head_vocab")
+        return self
+
     @property
     def main(self) -> str:
         """The graph that can run every method: gated if there is one, else strict, else plain."""
-        return next(name for name in ("gated", "strict", "plain") if name in self.graphs)
+        return next(name for name in MAIN_GRAPHS if name in self.graphs)
 
 
 class Measured(_Part):
     """A measured acceptance: P(accepted | offered) by draft position, and on what it was measured."""
 
-    acceptance: list[float]
-    positions: int
+    acceptance: Shares = Field(min_length=1)
+    positions: Count
     text: str
     text_sha256: str
 
@@ -197,44 +246,47 @@ class Measured(_Part):
 class MethodPart(_Part):
     """Parameters of one decoding method."""
 
-    gamma: int = Field(default=4, gt=0)
+    gamma: Guesses = 4
     skip: SkipSetPart | None = None
     heads: list[str] = Field(default_factory=list, description="names of the model's head groups it uses")
-    ranks: list[list[float]] = Field(
+    ranks: list[Shares] = Field(
         default_factory=list,
+        max_length=MOST_GUESSES,
         description="[head][rank]: share of held-out positions where the head's guess of that rank is right",
     )
-    threshold: float | None = Field(default=None, description="paradecode: confidence from which an exit is taken")
-    branch: list[int] = Field(
-        default_factory=list, description="speculative: guesses per node, by depth; one number: along the chain"
+    threshold: Share | None = Field(default=None, description="paradecode: confidence from which an exit is taken")
+    branch: list[Guesses] = Field(
+        default_factory=list,
+        max_length=MOST_GUESSES,
+        description="speculative: guesses per node, by depth; one number: along the chain",
     )
     measured: list[Measured] = Field(default_factory=list)
-    draft_cost: float | None = Field(default=None, description="c: draft step over target step, measured at export")
-    predicted_speedup: float | None = None
+    draft_cost: Ratio | None = Field(default=None, description="c: draft step over target step, measured at export")
+    predicted_speedup: Ratio | None = None
     notes: str | None = None
 
 
 class TokenizerFacts(_Part):
     """Token ids the runtime needs without opening the tokenizer."""
 
-    bos: int | None = None
-    eos: list[int] = Field(default_factory=list)
+    bos: Token | None = None
+    eos: Tokens = Field(default_factory=list)
     chat_template: bool = False
 
 
 class FileEntry(_Part):
     """Size in bytes and SHA-256 of one file."""
 
-    size: int
+    size: Count
     sha256: str
 
 
 class GoldenVector(_Part):
     """A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same."""
 
-    prompt: list[int]
+    prompt: Tokens
     method: str
-    tokens: list[int]
+    tokens: Tokens
 
 
 class Manifest(_Part):
@@ -246,12 +298,25 @@ class Manifest(_Part):
     draft: ModelPart | None = None
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
-    parity: dict[str, Any] = Field(default_factory=dict)
-    cost: dict[str, Any] = Field(default_factory=dict)
-    memory: dict[str, Any] = Field(default_factory=dict)
-    provenance: dict[str, Any] = Field(default_factory=dict)
+    parity: Parity = Field(default_factory=dict)
+    cost: Times = Field(default_factory=dict)
+    memory: Memory = Field(default_factory=dict)
+    provenance: Provenance = Field(default_factory=dict)
     golden: list[GoldenVector] = Field(default_factory=list)
     files: dict[InsidePath, FileEntry] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Manifest:
+        facts, groups = self.target.facts, {group.name: group for group in self.target.heads}
+        for name, method in self.methods.items():
+            if name not in METHODS:
+                raise ValueError(f"methods: unknown {name!r}; known: {', '.join(METHODS)}")
+            _check_skip(method.skip, facts)
+            if lost := [head for head in method.heads if head not in groups]:
+                raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
+        if any(token >= facts.vocab for golden in self.golden for token in (*golden.prompt, *golden.tokens)):
+            raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
+        return self
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -264,10 +329,7 @@ def read_manifest(folder: Path) -> Manifest:
     if not path.is_file():
         what = "is not a folder" if not folder.is_dir() else f"has no {MANIFEST}"
         raise BundleError(f"{folder}: expected a bundle, but it {what}", "make one with `edgespec export MODEL`")
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except (ValueError, OSError) as error:
-        raise BundleError(f"{path}: not readable as JSON: {error}", "export the bundle again") from error
+    data = read_json(path, BundleError, "export the bundle again")
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int):
         raise BundleError(f"{path}: expected an object with an integer schema_version, got {version!r}")
@@ -281,9 +343,4 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: schema {version} is newer than this edgespec, which reads up to schema {SCHEMA}",
             "upgrade edgespec, or export the bundle with this version",
         )
-    try:
-        return Manifest.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the manifest"
-        raise BundleError(f"{path}: {where}: {first['msg']}", "export the bundle again") from error
+    return validated(Manifest, data, path, BundleError, "export the bundle again")

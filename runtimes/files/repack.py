@@ -19,11 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
-from edgespec.runtimes.files.manifest import Graph, ModelPart
+from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart
 from edgespec.runtimes.files.packing import TILE, Packed, pack_levels, unpack_levels
+from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
 
 _TILES = 256  # tiles converted at a time: bounds the memory
-Entry = list[Any]  # offset, length, dtype, dims
 
 
 def cache_folder() -> Path:
@@ -76,7 +77,7 @@ def repacked_bytes(folder: Path, part: ModelPart) -> int:
 
 def _identity(weights: Path, index: Path) -> str:
     """Names the contents without reading them all: where, when and how large."""
-    facts = [weights.resolve().as_posix(), weights.stat().st_mtime_ns, weights.stat().st_size, index.read_text("utf-8")]
+    facts = [weights.resolve().as_posix(), weights.stat().st_mtime_ns, weights.stat().st_size, sha256(index)]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
 
 
@@ -98,30 +99,30 @@ def _replace(copy: Path, path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _convert(weights: Path, index: Path, layout: str, target: Path) -> None:
+def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
     """Write all tensors in the other layout; the folder appears when it is complete."""
-    try:
-        facts = json.loads(index.read_text("utf-8"))
-        wanted: dict[str, Entry] = facts["stock" if layout == "native" else "native"]
-        present: dict[str, Entry] = facts[layout]
-        matrices = {name: Packed(**fields) for name, fields in facts["matrices"].items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise BundleError(f"{index}: no index of weights: {error!r}", "copy the bundle or export it again") from error
+    known = read_index(index, layout, weights.stat().st_size)
+    present, wanted = known.entries(layout), known.entries("stock" if layout == "native" else "native")
     source = np.memmap(weights, np.uint8, "r")
     target.parent.mkdir(parents=True, exist_ok=True)
     staged = Path(tempfile.mkdtemp(prefix="repack-", dir=target.parent))
     try:
         with (staged / weights.name).open("wb") as file:
             convert = _to_stock if layout == "native" else _to_native
-            for name, packed in matrices.items():
-                for entry, pieces in convert(name, packed, source, present, wanted):
-                    file.seek(entry[0])
+            made = set()
+            for name, matrix in known.matrices.items():
+                for entry, pieces in convert(name, matrix.packed, source, present, wanted):
+                    made.add(entry.offset)
+                    file.seek(entry.offset)
                     for piece in pieces:
                         file.write(np.ascontiguousarray(piece).data)
             for name, entry in wanted.items():
                 if name in present and present[name][1:] == entry[1:]:
-                    file.seek(entry[0])
-                    file.write(source[present[name][0] : present[name][0] + entry[1]].data)
+                    made.add(entry.offset)
+                    file.seek(entry.offset)
+                    file.write(source[present[name].offset : present[name].offset + entry.length].data)
+            if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
+                raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
         try:
             staged.replace(target)
         except OSError:

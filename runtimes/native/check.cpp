@@ -52,9 +52,11 @@ void Pass::check() const {
   const auto vector = [&](int id, size_t n) {
     if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
   };
+  int64_t last = 0;
+  for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
   for (const Step& s : program_.steps) {
     for (const int id :
-         {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.qnorm, s.knorm, s.gate, s.up, s.upbias})
+         {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.gate, s.up, s.upbias})
       known(id);
     switch (s.op) {
       case Op::kEmbed:
@@ -72,8 +74,10 @@ void Pass::check() const {
           vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
         }
         vector(s.qnorm, s.dim);
+        vector(s.growth, last + 1);
         vector(s.knorm, s.dim);
         break;
+      case Op::kActivate: vector(s.w, 3); break;
       case Op::kLinear:
         matrix(s.w, s.kind, s.n, s.k);
         vector(s.bias, s.n);
@@ -91,8 +95,6 @@ void Pass::check() const {
       default: break;
     }
   }
-  int64_t last = 0;
-  for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
   program_.each(in_.gates, [&](const Step& s) {
     if (s.op == Op::kEmbed) {
       for (int r = 0; r < in_.rows; ++r)

@@ -54,9 +54,14 @@ inline F gelu_tanh(F x) {
 
 inline F relu(F x) { return fmax(fset(0.f), x); }  // in this order a NaN stays
 
-// tanh(x) = -m / (2 + m), m = exp(-2 |x|) - 1 = 2^r (e^f - 1) + (2^r - 1), which keeps its digits near 0: there r is 0.
-inline F hyperbolic_tangent(F x) {
-  const F least = fset(-87.f), one = fset(1.f), y = fmul(fabs_(x), fset(-2.f));
+inline F relu2(F x) {
+  const F y = relu(x);
+  return fmul(y, y);
+}
+
+// exp(y) - 1 for y <= 0, as 2^r (e^f - 1) + (2^r - 1), which keeps its digits near 0: there r is 0.
+inline F exponential_less_one(F y) {
+  const F least = fset(-87.f), one = fset(1.f);
   const F r = fround(fmul(fmax(y, least), fset(1.44269504f)));
   const F f = fnma(r, fset(0.69314718f), fmax(least, y));  // in this order a NaN stays
   F p = fset(1.f / 720.f);
@@ -65,7 +70,13 @@ inline F hyperbolic_tangent(F x) {
   p = fma(p, f, fset(1.f / 6.f));
   p = fma(p, f, fset(.5f));
   p = fma(p, f, one);
-  const F power = fscale2(one, r), m = fma(power, fmul(p, f), fsub(power, one));
+  const F power = fscale2(one, r);
+  return fma(power, fmul(p, f), fsub(power, one));
+}
+
+// tanh(x) = -m / (2 + m), m = exp(-2 |x|) - 1
+inline F hyperbolic_tangent(F x) {
+  const F m = exponential_less_one(fmul(fabs_(x), fset(-2.f)));
   const F size = fdiv(fneg(m), fadd(fset(2.f), m));
   return fpositive(x, size, fneg(size));
 }
@@ -73,6 +84,15 @@ inline F hyperbolic_tangent(F x) {
 template <F (*function)(F)>
 void k_glu(const float* gate, const float* up, int n, float* y) {
   for (int i = 0; i < n; i += 16) fstore(y + i, fmul(function(fload(gate + i)), fload(up + i)));
+}
+
+void k_xielu(float* x, int n, const float* numbers) {
+  const F above = fset(numbers[0]), below = fset(numbers[1]), slope = fset(numbers[2]);
+  for (int i = 0; i < n; i += 16) {
+    const F each = fload(x + i), low = fneg(relu(fneg(each)));
+    const F bent = fma(below, fsub(exponential_less_one(low), low), fmul(slope, each));
+    fstore(x + i, fma(above, relu2(each), bent));
+  }
 }
 
 void k_softcap(float* x, int n, float cap) {

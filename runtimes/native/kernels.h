@@ -29,7 +29,9 @@ struct Kernels {
   void (*quantize)(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride);
   void (*quantize_blocks)(const float* x, int rows, Act* out);             // one block of 32 of each row [rows][32]
   void (*glu[kFns])(const float* gate, const float* up, int n, float* y);  // fn(gate) * up
-  void (*softcap)(float* x, int n, float cap);                             // x = cap * tanh(x / cap)
+  // p x^2 + b x above zero, n (e^x - 1 - x) + b x below, of numbers p, n, b; in place.
+  void (*xielu)(float* x, int n, const float* numbers);
+  void (*softcap)(float* x, int n, float cap);  // x = cap * tanh(x / cap)
   void (*rotate)(float* head, int dim, int rotary, const float* cos, const float* sin);
   void (*add)(float* x, const float* y, int n);  // x += y
   void (*embed)(Kind kind, const uint8_t* weight, int k, int64_t row, float* y);

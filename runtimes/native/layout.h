@@ -23,8 +23,9 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 // Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
 enum Kind : int { kQ4 = 0, kQ8 = 1, kC8 = 2, kF32 = 3, kR8 = 4, kR32 = 5 };
 
-// What an activation computes: gelu is exact, gelu_tanh its approximation by tanh.
-enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kFns = 4 };
+// What an activation computes: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu; kXielu
+// alone reads numbers (kernels.h) and has no gate.
+enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kFns = 5, kXielu = 5 };
 
 inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
 inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }

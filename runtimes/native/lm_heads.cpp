@@ -35,7 +35,8 @@ void Pass::activate(const Step& s, int piece) {
   }();
   float* x = floats(s.x) + size_t(piece) * kPiece;
   const int64_t left = int64_t(count(s)) * s.k - int64_t(piece) * kPiece;
-  k_.glu[s.fn](x, ones.data(), static_cast<int>(std::min<int64_t>(kPiece, left)), x);
+  const int n = static_cast<int>(std::min<int64_t>(kPiece, left));
+  s.fn == kXielu ? k_.xielu(x, n, vector(s.w)) : k_.glu[s.fn](x, ones.data(), n, x);
 }
 
 void Pass::split(const Step& s, int row) {

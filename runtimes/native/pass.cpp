@@ -205,14 +205,15 @@ void Pass::heads(const Step& s, int head) {
       if (bias) k_.add(y[i], bias + size_t(head) * s.dim, s.dim);
       if (bias && is_key) k_.add(v[i], bias + size_t(head + s.kv) * s.dim, s.dim);
       const int norm = is_query ? s.qnorm : s.knorm;
-      if (norm >= 0) k_.norm(y[i], s.dim, static_cast<const float*>(weight(norm)), s.eps, y[i]);
+      if (norm >= 0 && !s.late) k_.norm(y[i], s.dim, vector(norm), s.eps, y[i]);
       if (s.rotary) {
         const size_t at = size_t(positions[row]) * (s.rotary / 2);
         k_.rotate(y[i], s.dim, s.rotary, static_cast<const float*>(weight(s.cos)) + at,
                   static_cast<const float*>(weight(s.sin)) + at);
       }
+      if (norm >= 0 && s.late) k_.norm(y[i], s.dim, vector(norm), s.eps, y[i]);
       if (is_query) {
-        k_.scale(y[i], dim, s.scale);
+        k_.scale(y[i], dim, s.growth < 0 ? s.scale : s.scale * vector(s.growth)[positions[row]]);
         prepare_query(s, row, head, y[i]);
       } else {
         cache(static_cast<int>(slots[row])).append(k_, in_.tables, s.layer, kv_head, places[row], y[i], v[i]);

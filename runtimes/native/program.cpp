@@ -18,19 +18,20 @@ const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed}, {"load", Op::kLoa
                                         {"heads", Op::kHeads}, {"attend", Op::kAttend},     {"linear", Op::kLinear},
                                         {"glu", Op::kGlu},     {"silu", Op::kActivate},     {"activate", Op::kActivate},
                                         {"split", Op::kSplit}, {"logits", Op::kLogits}};
-const std::map<std::string, Fn> kFunctions = {
-    {"silu", kSilu}, {"gelu", kGelu}, {"gelu_tanh", kGeluTanh}, {"relu", kRelu}};
+const std::map<std::string, Fn> kFunctions = {{"silu", kSilu}, {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
+                                              {"relu", kRelu}, {"relu2", kRelu2}, {"xielu", kXielu}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
-    {"w", &Step::w},         {"bias", &Step::bias}, {"norm", &Step::norm},     {"cos", &Step::cos},
-    {"sin", &Step::sin},     {"up", &Step::up},     {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
-    {"knorm", &Step::knorm}, {"gate", &Step::gate}, {"beta", &Step::beta},     {"positions", &Step::positions}};
+    {"w", &Step::w},          {"bias", &Step::bias}, {"norm", &Step::norm},     {"cos", &Step::cos},
+    {"sin", &Step::sin},      {"up", &Step::up},     {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
+    {"knorm", &Step::knorm},  {"gate", &Step::gate}, {"beta", &Step::beta},     {"positions", &Step::positions},
+    {"growth", &Step::growth}};
 const std::map<std::string, int Step::*> kNumbers = {
-    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},      {"rows", &Step::rows},
-    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},      {"rotary", &Step::rotary},
-    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},  {"skip", &Step::skip},
-    {"times", &Step::times}, {"first", &Step::first},   {"center", &Step::center}};
+    {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
+    {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
+    {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
+    {"times", &Step::times}, {"first", &Step::first},   {"center", &Step::center}, {"late", &Step::late}};
 const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x},     {"base", &Step::base}, {"act", &Step::act},
                                                         {"out", &Step::out}, {"qx", &Step::qx},     {"kx", &Step::kx},
                                                         {"vx", &Step::vx}};
@@ -56,7 +57,8 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, int& w
       step.kind = found->second;
     } else if (key == "fn") {
       const auto found = kFunctions.find(value);
-      if (found == kFunctions.end()) fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh or relu");
+      if (found == kFunctions.end())
+        fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh, relu, relu2 or xielu");
       step.fn = found->second;
     } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
       step.*weight->second = integer(line, value);

@@ -13,8 +13,10 @@
 //   norm x norm beta center eps k out add rows    normed floats -> floats; add=1: to what is there.  center=1: less the
 //                                          mean first, which makes it a layer norm, if need be without weights; beta:
 //                                          added at last
-//   heads act w kind k bias dim heads kv rotary cos sin qnorm knorm eps layer scale    q, k, v of a layer; keys are
-//                                          rotated and appended to the cache with the values, queries wait for attend
+//   heads act w kind k bias dim heads kv rotary cos sin growth qnorm knorm late eps layer scale    q, k, v of a layer;
+//                                          keys are rotated and appended to the cache with the values, queries wait for
+//                                          attend.  late=1: norms come after the rotation; growth [P]: what a query at
+//                                          that position is multiplied by
 //   heads qx kx vx dim heads ...            the same from floats [heads * dim], [kv * dim], [kv * dim] that have been
 //                                          multiplied already; act, w, kind, k and bias are not looked at
 //   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
@@ -22,17 +24,18 @@
 //   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
 //   glu act gate up bias upbias kind n k out fn            fn(gate) * up -> activations for a matrix of the same kind;
 //                                          floats for c8, whose scale needs the whole row
-//   activate x k fn rows                    in place
+//   activate x k fn w rows                  in place; w [3]: the numbers of xielu
 //   silu x k                                activate fn=silu rows=1
 //   split x base n times out                x [R, times * n] (+ base [R, n]) -> out [times * R, n], where row j * R + r
 //                                          is part j of row r
 //   logits act w kind n k times first bias scale cap    an LM head: rows first * R to (first + times) * R of the
 //                                          output are (y + bias) * scale, as cap * tanh(that / cap) if there is a cap
 //
-// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh) or relu.
+// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square) or, for activate, xielu.
 // rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
 // already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
-// w, bias, upbias, norm, beta, positions, cos, sin, qnorm, knorm, gate, up are indices of weight inputs, -1 for none.
+// w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, gate, up are indices of weight inputs, -1 for
+// none.
 #pragma once
 #include <string>
 #include <vector>
@@ -62,9 +65,9 @@ struct Step {
   Kind kind = kQ4;
   Fn fn = kSilu;
   int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, gate = -1, up = -1, upbias = -1;
-  int beta = -1, positions = -1;
+  int beta = -1, positions = -1, growth = -1;
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
-  int qx = -1, kx = -1, vx = -1, center = 0;
+  int qx = -1, kx = -1, vx = -1, center = 0, late = 0;
   int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
   int index = 0, skip = 0;
   float eps = 0, scale = 1, cap = 0;

@@ -25,6 +25,10 @@ void check_options(const std::string& line, const Step& s) {
   require(line, embeds || logits || s.op == Op::kHeads || s.scale == 1, "scale out of place");
   require(line, !(embeds || logits) || std::isfinite(s.scale), "expected a finite scale");
   require(line, s.op == Op::kGlu || s.op == Op::kActivate || s.fn == kSilu, "fn out of place");
+  require(line, s.fn != kXielu || s.op == Op::kActivate, "fn out of place");
+  require(line, s.op != Op::kActivate || (s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone");
+  require(line, s.op == Op::kHeads || (!s.late && s.growth < 0), "late or growth out of place");
+  require(line, s.late <= 1, "expected late 0 or 1");
   require(line, s.op == Op::kAttend || logits || s.cap == 0, "cap out of place");
   require(line, s.cap >= 0 && std::isfinite(s.cap), "expected a cap of at least 0");
   require(line, s.op == Op::kHeads || (s.qx < 0 && s.kx < 0 && s.vx < 0), "qx, kx or vx out of place");

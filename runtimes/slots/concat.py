@@ -160,11 +160,7 @@ class ConcatSlot(Slot):
             self._io.bind_ortvalue_output(present, self._made[name].value)
         logits = self.model.buffer("logits", (1, rows, self.columns), np.float32)
         self._io.bind_ortvalue_output("logits", logits.value)
-        try:
-            self.model.session.run_with_iobinding(self._io)
-        except Exception as error:  # the graph is not ours; ONNX Runtime's exceptions share no public base class
-            what = next(iter(str(error).splitlines()), type(error).__name__)
-            raise BundleError(f"{self.model.graph.file}: ONNX Runtime cannot run this graph: {what}") from error
+        self.model.run_bound(self._io)
         found: NDArray[np.float32] = logits.array[0, :n]
         return found
 

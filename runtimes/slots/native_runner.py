@@ -123,7 +123,7 @@ class NativeRunner(Slot):
         stream = model.buffer("hidden", (n if hidden else 0, model.facts.hidden), np.float32)
         for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
             self._bind_output(name, bound)
-        model.session.run_with_iobinding(self._io)
+        model.run_bound(self._io)
         if self._moves:
             self._moves = []
             self._bind("moves", self._no_moves)

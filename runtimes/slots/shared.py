@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import BundleError, first_line
 from edgespec.runtimes.files.attention import exact_attention, read_tables
+from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
@@ -47,12 +49,28 @@ class Model:
         self.kv = kv or ATTENTION[exact_attention(part)]
         self.threads = threads or default_threads()
         native = self.graph.operators == "native"
-        self.session = make_session(usable_graph(folder, part, self.graph), self.threads, native)
+        path = usable_graph(folder, part, self.graph)
+        check_graph(path, self.graph.operators)
+        self.session = make_session(path, self.threads, native)
         # packed weights are used where the file is mapped
         self.huge_page_bytes = 0 if native else use_huge_pages()
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
+
+    def run_bound(self, io: Any) -> None:
+        """Run a pass whose inputs and outputs are bound.
+
+        Raises:
+            BundleError: the graph does not fit what the manifest says, or there is no memory for the pass.
+        """
+        try:
+            self.session.run_with_iobinding(io)
+        except Exception as error:  # ONNX Runtime's exceptions share no public base class
+            raise BundleError(
+                f"{self.folder / self.graph.file}: ONNX Runtime cannot run this graph: {first_line(error)}",
+                "export the bundle again; if memory ran out, ask for a shorter context",
+            ) from error
 
     def buffer(self, name: str, shape: tuple[int, ...], dtype: type[np.generic]) -> Bound:
         """A view of shape ``shape`` of the growing buffer ``name``; the same memory whatever the shape.

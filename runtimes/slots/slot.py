@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, common_prefix
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.shared import Model
 
@@ -40,7 +41,7 @@ class Slot(ABC):
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
-        self.head_tokens = _head_tokens(model)  # int64 [size]: what the columns of a cut LM head mean
+        self.head_tokens = read_head_tokens(model.folder, part)  # int64 [size]: what the columns of a cut LM head mean
         self._pending: tuple[list[int], list[int] | None] = ([], None)
 
     # -- the Target contract ---------------------------------------------------------------------------------------
@@ -202,10 +203,3 @@ def best_of(
         found[at] = near[np.argsort(-logits[at][near], kind="stable")[:top]]
     values = np.take_along_axis(logits, found, -1)
     return found if tokens is None else tokens[found], values
-
-
-def _head_tokens(model: Model) -> NDArray[np.int64] | None:
-    vocab = model.part.head_vocab
-    if vocab is None:
-        return None
-    return np.fromfile(model.folder / vocab.file, "<i4").astype(np.int64)

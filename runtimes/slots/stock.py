@@ -236,7 +236,7 @@ class StockSlot(Slot):
         stream: NDArray[np.float32] | None = None
         if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
             stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
-        self.model.session.run_with_iobinding(self._io)
+        self.model.run_bound(self._io)
         return Pass(logits[0], stream if hidden else None)
 
     def _bind_output(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgespec.errors import BundleError, InvalidRequest
+from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
 from edgespec.runtimes.text.byte_tokens import ByteTokens
 from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render
 from edgespec.runtimes.text.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
+
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class TextCodec:
@@ -34,10 +37,11 @@ class TextCodec:
 
     def __init__(self, folder: Path, tokenizer: Tokenizer | None = None) -> None:
         self.converted = tokenizer is not None
-        self.tokenizer: Tokenizer = tokenizer or _open(folder)
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
-        self._bytes = ByteTokens.of(self.tokenizer)
+        with _library(BundleError, f"{folder / TOKENIZER_FILE}: not a readable tokenizer", "download it again"):
+            self.tokenizer: Tokenizer = tokenizer or _open(folder)
+            self.tokenizer.no_padding()
+            self.tokenizer.no_truncation()
+            self._bytes = ByteTokens.of(self.tokenizer)
         self.config = read_object(folder / "tokenizer_config.json")
         self._special = read_object(folder / SPECIAL_TOKENS_FILE)
         self.templates = find_templates(folder, self.config)
@@ -60,17 +64,14 @@ class TextCodec:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with ``special`` whatever the tokenizer puts around it (BOS)."""
-        try:
+        with _library(InvalidRequest, "the prompt cannot be encoded"):  # lone surrogates: not text
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
-        except Exception as error:  # lone surrogates: not text
-            raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of token ids, special tokens left out; bytes that are no part of a character are U+FFFD."""
-        text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
-        if self._bytes is not None and "\ufffd" in text:
-            return self._bytes.decode(tokens)
-        return text
+        with _library(BundleError, "the tokenizer cannot decode what the model wrote", "download it again"):
+            text = str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+            return self._bytes.decode(tokens) if self._bytes is not None and "\ufffd" in text else text
 
     def continuation(self, before: Sequence[int], tokens: Sequence[int]) -> str:
         """Text that ``tokens`` would add after ``before``; incomplete characters as U+FFFD.  For display."""
@@ -123,10 +124,20 @@ class TextCodec:
 def _open(folder: Path) -> Tokenizer:
     from tokenizers import Tokenizer
 
-    file = folder / "tokenizer.json"
+    file = folder / TOKENIZER_FILE
     if not file.is_file():
-        raise BundleError(f"{folder}: has no tokenizer.json", "download the model's tokenizer files too")
+        raise BundleError(f"{folder}: has no {TOKENIZER_FILE}", "download the model's tokenizer files too")
+    return Tokenizer.from_file(str(file))
+
+
+@contextmanager
+def _library(kind: type[EdgespecError], what: str, hint: str | None = None) -> Iterator[None]:
+    """What the tokenizers library raises is an error of ``kind``: plain Exceptions, and panics, which are none."""
     try:
-        return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises a plain Exception
-        raise BundleError(f"{file}: not a readable tokenizer: {error}", "download it again") from error
+        yield
+    except EdgespecError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise kind(f"{what}: {first_line(error)}", hint) from error

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BundleError
+from edgespec.runtimes.files import json_file
 
 SPECIAL_TOKENS_FILE = "special_tokens_map.json"
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -33,8 +33,5 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         return {}
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
-        raise BundleError(f"{path}: not valid JSON: {error}", "download it again") from error
+    data = json_file.read_json(path, BundleError, "download it again")
     return data if isinstance(data, dict) else {}

@@ -19,6 +19,10 @@ def test_all(command: Command) -> None:
     assert VERIFIED in said["verified"]
     shown = command("models").out
     assert all(name in shown for name in ARCHITECTURES)
+    assert all(why in shown and all(name in shown for name in names) for why, names in said["refused"].items())
+    refused = [name for names in said["refused"].values() for name in names]
+    assert len(refused) == len(set(refused))
+    assert not set(refused) & set(ARCHITECTURES)
 
 
 @pytest.mark.parametrize(
@@ -31,6 +35,10 @@ def test_all(command: Command) -> None:
         ("smollm3_interval", None, ["1 layers without positions"]),
         ("stablelm_quarter", None, ["8 of 32 channels rotated", "untied LM head"]),
         ("gpt2_default", None, ["learned positions"]),
+        ("hunyuan_alpha", None, ["norms of each head after rotation"]),
+        ("ministral3_growth", None, ["queries grow beyond position 64"]),
+        ("nanochat_capped", None, ["logits capped at 6"]),
+        ("phi_half", None, ["LM head with a bias"]),
         ("qwen3_tied", None, ["norms of each head", "tied embeddings"]),
     ],
 )
@@ -50,7 +58,7 @@ def test_what_is_not_supported(command: Command, checkpoint: Callable[[str], Pat
     config = json.loads((checkpoint("llama_tied_gqa") / "config.json").read_text("utf-8"))
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
     (tmp_path / "model.safetensors").write_bytes((checkpoint("llama_tied_gqa") / "model.safetensors").read_bytes())
-    command("models", tmp_path).refused(1, "'mamba' is not supported", "gemma3_text")
+    command("models", tmp_path).refused(1, "'mamba' is not supported (recurrent states", "gemma3_text")
     command("models", tmp_path / "nothing").refused(1, "no such folder")
 
 

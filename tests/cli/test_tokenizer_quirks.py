@@ -125,7 +125,7 @@ def test_the_words_of_qwen2(tmp_path: Path) -> None:
         ({"merges.txt": "a b c\n"}, "expected two tokens a line, got 'a b c'"),
         ({"vocab.json": "[]"}, "expected an object of token ids"),
         ({"vocab.json": '{"a": "1"}'}, "expected an object of token ids"),
-        ({"vocab.json": "{"}, "vocab.json: not valid JSON"),
+        ({"vocab.json": "{"}, "vocab.json: not readable as JSON"),
         ({"merges.txt": "x y\n"}, "cannot be converted"),
     ],
 )

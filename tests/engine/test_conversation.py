@@ -244,10 +244,10 @@ def test_template_options_by_the_command_line(make: Callable[..., Path], tmp_pat
         (("--template-option", "x"), None, "expected KEY=VALUE"),
         (("--template-option", "a b=1"), None, "expected KEY=VALUE"),
         (("--template-option", "messages=1"), None, "is no option of a template"),
-        ((), "{", "not valid JSON"),
+        ((), "{", "not readable as JSON"),
         ((), "{}", "expected a list of JSON schemas"),
         ((), "[1]", "expected a list of JSON schemas"),
-        ((), "", "not valid JSON"),
+        ((), "", "not readable as JSON"),
         (("--tools", "/no/such/file"), None, "cannot be read"),
     ],
 )

@@ -141,6 +141,13 @@ void hash_functions(const Kernels& kernels, Random random) {
     }
     hash.print(kFnNames[fn]);
   }
+  constexpr float kNumbers[] = {0.7f, 1.1f, 0.5f};
+  for (const float scale : {1e-20f, 1e-3f, 1.f, 40.f, 1e17f}) {
+    Floats x = normals(random, 192, scale);
+    kernels.xielu(x.get(), 192, kNumbers);
+    hash.add(x);
+  }
+  hash.print("xielu");
   for (const float cap : {0.5f, 30.f, 50.f}) {
     for (const float scale : {1e-20f, 1e-3f, 1.f, 40.f, 1e37f}) {
       Floats x = normals(random, 192, scale);

@@ -238,7 +238,9 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
     for name, shape in shapes(config).items():
         noise = generator.standard_normal(shape)
         module, kind = name.split(".")[-2:]
-        if kind == "bias":
+        if module == "act_fn":
+            values = {"beta": 0.5, "eps": -1e-6}.get(kind, 0.3 + 0.5 * noise) * np.ones(shape)
+        elif kind == "bias":
             values = 0.3 * noise
         elif "norm" in module or module.startswith("ln_"):
             values = offset + 0.15 * noise + (boost - 1 if module in _POST_NORMS else 0)
@@ -247,7 +249,7 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
         else:
             inputs = shape[0] if config["model_type"] == "gpt2" else shape[1]
             values = _GAINS.get(module, 1.0) * (boost if module in _ENDS else 1) / math.sqrt(inputs) * noise
-        made[name] = values.astype(np.float32)
+        made[name] = np.asarray(values, np.float32)
     return made
 
 
@@ -269,14 +271,27 @@ _CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "falcon": "FalconForCausalLM",
+    "cohere": "CohereForCausalLM",
+    "cohere2": "Cohere2ForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "glm": "GlmForCausalLM",
+    "glm4": "Glm4ForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+    "apertus": "ApertusForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
+    "nanochat": "NanoChatForCausalLM",
+    "phi": "PhiForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }
 _OUTER = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
-_POST_NORMS = ("post_attention_layernorm", "post_feedforward_layernorm")
-_ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h")
+_POST_NORMS = tuple(f"post_{name}_layernorm" for name in ("attention", "feedforward", "self_attn", "mlp"))
+_ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear")
 _GAINS = {
     **dict.fromkeys(("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value"), 1.4),
     **dict.fromkeys(("o_proj", "dense"), 1.5),
-    **dict.fromkeys(("down_proj", "c_proj", "dense_4h_to_h"), 2.0),
+    **dict.fromkeys(("down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear"), 2.0),
 }
 
 
@@ -302,7 +317,9 @@ def write_checkpoint(
     _write_json(folder / "config.json", {"architectures": [architecture], dtype_key: dtype, **config})
     special: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
     _write_json(folder / "generation_config.json", {"_from_model_config": True, **special})
-    stored = {name: array.astype(NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale, boost).items()}
+    stored = {
+        name: np.asarray(array, NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale, boost).items()
+    }
     _write_weights(folder, stored, shards)
     write_tokenizer(folder, config, chat_template)
     return folder

@@ -15,12 +15,12 @@ from typing import Any
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.skip_search.search import OnlineSearch, Record
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.repack import cache_folder
 
 VERSION = 1
 _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
-_MOST_BYTES = 1 << 20
 
 
 def store_folder() -> Path:
@@ -81,13 +81,11 @@ class SkipStore:
             return False
         self._read = stat.st_mtime_ns
         try:
-            if stat.st_size > _MOST_BYTES:
-                raise ValueError("it is too large")
-            data = json.loads(self.path.read_text("utf-8"))
+            data = parse_json(self.path.read_bytes())
             if data["version"] != VERSION or data["layers"] != search.layers:
                 raise ValueError("it is of another version or model")
             records = dict(_record(item, search.layers) for item in data["records"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.note = f"a stored skip set was ignored: {error or type(error).__name__}"
             return False
         search.resume(records)

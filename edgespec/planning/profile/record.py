@@ -8,10 +8,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec.errors import ProfileError
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
 
 PROFILE_SCHEMA = 1
@@ -133,12 +134,7 @@ def read_profile(path: Path) -> Profile:
     Raises:
         ProfileError: it cannot be read, is no profile, lacks something, or is of another version's schema.
     """
-    try:
-        data = json.loads(path.read_text("utf-8"))
-    except OSError as error:
-        raise ProfileError(f"{path}: cannot be read: {error.strerror or error}", AGAIN) from error
-    except ValueError as error:  # of JSON, of UTF-8
-        raise ProfileError(f"{path}: not a device profile: not readable as JSON: {error}", AGAIN) from error
+    data = read_json(path, ProfileError, AGAIN, "not a device profile: ")
     if not isinstance(data, dict) or not isinstance(data.get("schema_version"), int) or "machine" not in data:
         raise ProfileError(
             f"{path}: not a device profile: expected an object with schema_version and machine, got "
@@ -153,12 +149,7 @@ def read_profile(path: Path) -> Profile:
             f"({PROFILE_SCHEMA})",
             "calibrate again with this version" if older else "upgrade edgespec, or calibrate with this version",
         )
-    try:
-        return Profile.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the profile"
-        raise ProfileError(f"{path}: {where}: {first['msg']}", AGAIN) from error
+    return validated(Profile, data, path, ProfileError, AGAIN)
 
 
 def write_profile(profile: Profile, path: Path) -> None:

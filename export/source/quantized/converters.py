@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from edgespec.export.source.quantized.compressed import compressed
 from edgespec.export.source.quantized.float8 import float8
 from edgespec.export.source.quantized.gptq import gptq
 from edgespec.export.source.tensors.stored import NONSENSE, Plain, Stored
+from edgespec.runtimes.files.json_file import read_json
 
 Settings = Mapping[str, Any]
 CONVERTERS: dict[str, Callable[[Mapping[str, Plain], Settings], dict[str, Stored]]] = {
@@ -81,10 +81,7 @@ def quantization(folder: Path, config: Mapping[str, Any], stored: Mapping[str, P
         return None
     for name, method in BESIDE.items():
         if (folder / name).is_file():
-            try:
-                data = json.loads((folder / name).read_text("utf-8"))
-            except ValueError as error:
-                raise ExportError(f"{folder / name}: not valid JSON: {error}") from error
+            data = read_json(folder / name, ExportError)
             return {"quant_method": method} | data if isinstance(data, dict) else None
     return None
 

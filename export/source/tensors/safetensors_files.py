@@ -8,6 +8,7 @@ from typing import Any
 
 from edgespec.errors import ExportError
 from edgespec.export.source.tensors.stored import Plain
+from edgespec.runtimes.files.json_file import read_object
 
 SINGLE, LISTING = "model.safetensors", "model.safetensors.index.json"
 STRAY = ("adapter_", "optimizer", "scheduler", "training_args")  # beside a model, but not of it
@@ -39,9 +40,9 @@ def safetensors_in(folder: Path) -> dict[str, Plain]:
 def _indexed(listing: Path) -> dict[str, Plain]:
     """The tensors of an index, each from the shard it names."""
     try:
-        names = json.loads(listing.read_text("utf-8"))["weight_map"]
+        names = read_object(listing, ExportError)["weight_map"]
         shards = {str(name): listing.parent / file for name, file in names.items()}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise ExportError(f"{listing}: expected a weight_map of file names: {error!r}") from error
     if outside := [str(file) for file in names.values() if Path(file).name != file]:
         raise ExportError(f"{listing}: names {outside[0]!r}, which is not a file of this folder")

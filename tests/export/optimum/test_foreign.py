@@ -280,7 +280,7 @@ def _merge(model: onnx.ModelProto) -> None:
         (lambda at: (at / "model.onnx_data").unlink(), "cannot read"),
         (lambda at: (at / "model.onnx_data").write_bytes(b"\0" * 100), "cannot read"),
         (lambda at: (at / "config.json").unlink(), "has no config.json"),
-        (lambda at: (at / "config.json").write_text("{"), "not valid JSON"),
+        (lambda at: (at / "config.json").write_text("{"), "not readable as JSON"),
         (lambda at: (at / "config.json").write_text("[]"), "expected a JSON object"),
         (lambda at: (at / "config.json").write_text("{}"), "expected a positive integer hidden_size"),
         (lambda at: (at / "tokenizer.json").unlink(), "tokenizer"),

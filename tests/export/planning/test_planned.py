@@ -28,7 +28,10 @@ from tests.support.gguf_files import write_gguf
 
 METHODS = ("speculative", "self-spec", "swift", *HEAD_METHODS)
 # tied and not, with biases, learnt positions, norms of heads, fused and parallel layers
-SOME = ("llama_tied_gqa", "qwen2_untied", "llama_biases_mqa", "gpt2_default", "gemma3_new", "olmo2_mha", "falcon_40b")
+SOME = (
+    *("llama_tied_gqa", "qwen2_untied", "llama_biases_mqa", "gpt2_default", "gemma3_new", "olmo2_mha", "falcon_40b"),
+    *("phi_half", "apertus_llama3", "nanochat_capped", "ministral3_growth", "granitemoehybrid_rope"),
+)
 LAYOUTS: tuple[Layout, ...] = ("native", "stock")
 
 
@@ -76,7 +79,7 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
         with pytest.raises(kind, match=message):
             planned_bundle(alone, **options)
 
-    refused(UnsupportedModel, "'mamba' is not supported; supported: falcon", {"model_type": "mamba"})
+    refused(UnsupportedModel, r"'mamba' is not supported \(recurrent", {"model_type": "mamba"})
     refused(ExportError, "positive integer hidden_size", {"hidden_size": None})
     refused(ExportError, "even sizes", {"num_key_value_heads": 3})
     refused(UnsupportedModel, "multiple of 8", {"head_dim": 12})

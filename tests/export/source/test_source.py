@@ -320,7 +320,7 @@ def test_a_broken_tokenizer(folder: Path, text: str) -> None:
 
 def test_a_broken_tokenizer_configuration(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text("{", "utf-8")
-    with pytest.raises(BundleError, match=r"tokenizer_config\.json: not valid JSON"):
+    with pytest.raises(BundleError, match=r"tokenizer_config\.json: not readable as JSON"):
         TextCodec(folder)
 
 

@@ -15,7 +15,16 @@ from edgespec.export.quantization.reference import NumpyOps, reference_logits
 from edgespec.export.training.options import TrainOptions
 from tests.export.training.conftest import short
 
-NAMES = ["gpt2_default", "gemma2_caps", "gemma3_old", "granite_tied", "gpt_neox_parallel", "falcon_7b"]
+NAMES = [
+    "gpt2_default",
+    "gemma2_caps",
+    "gemma3_old",
+    "granite_tied",
+    "gpt_neox_parallel",
+    "falcon_7b",
+    "phi_half",
+    "nanochat_capped",
+]
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,9 @@ BOUNDS = {
     "gelu_tanh_below": 2e-7,  # absolute, x <= 0
     "relu": 0,
     "relu_below": 0,
+    "relu2": 1.2e-7,
+    "relu2_below": 0,
+    "xielu": 1e-6,  # of the larger of x and the result
     "softcap": 1.5e-6,
     "softcap_large": 0,  # absolute
     "softcap_nan": 0,

@@ -50,8 +50,13 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("fn=gelu", "fn=swish", "unknown fn swish: expected silu, gelu, gelu_tanh or relu"),
+        ("fn=gelu", "fn=swish", "unknown fn swish: expected silu, gelu, gelu_tanh, relu, relu2 or xielu"),
         ("fn=gelu rows=0", "fn=gelu rows=2", "rows out of place"),
+        ("fn=gelu rows=0", "fn=xielu", "expected w for xielu alone"),
+        ("fn=gelu rows=0", "fn=relu2 w=2", "expected w for xielu alone"),
+        ("layer=0\nattend", "layer=0 late=2\nattend", "expected late 0 or 1"),
+        ("store x=1", "store late=1 x=1", "late or growth out of place"),
+        ("store x=1", "store growth=2 x=1", "late or growth out of place"),
         ("activate x=0 k=32", "activate x=0 k=33", "no such buffer, or too narrow"),
         ("activate x=0", "activate x=5", "no such buffer, or too narrow"),
         ("activate x=0 k=32", "activate x=0", "expected k"),

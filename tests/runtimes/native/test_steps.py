@@ -24,7 +24,7 @@ from tests.support.native_graph import Floats, Node, Rows, Weights, levels
 pytestmark = pytest.mark.usefixtures("native")
 
 ROWS = (1, 3, 17, 40)
-FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu")
+FUNCTIONS = ("silu", "gelu", "gelu_tanh", "relu", "relu2")
 WIDTH, INNER, VOCAB, POSITIONS = 72, 88, 50, 64  # fill neither blocks nor tiles
 ROOT = Path(__file__).resolve().parents[3]
 Exact = NDArray[np.float64]
@@ -38,7 +38,7 @@ def apply(fn: str, x: Exact) -> Exact:
         return 0.5 * x * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
     if fn == "gelu_tanh":
         return 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
-    return np.maximum(x, 0)
+    return np.maximum(x, 0) ** (2 if fn == "relu2" else 1)
 
 
 def random(*shape: int, seed: int = 0, scale: float = 1.0) -> Floats:
@@ -81,9 +81,62 @@ def test_activate_all_rows(tmp_path: Path, fn: str, n: int) -> None:
     for scale in (0.01, 1.0, 30.0):
         x = random(n, WIDTH, scale=scale)
         found = node.run(Rows.chain(n), x)[3]
-        assert np.abs(found - apply(fn, x.astype(np.float64))).max() < 1e-6 * max(1.0, scale)
+        expected = apply(fn, x.astype(np.float64))
+        assert np.abs(found - expected).max() < 1e-6 * max(1.0, scale, np.abs(expected).max())
+    if fn == "relu2":
+        return
     large = np.array([[-1e30, -1e5, -90, 0, 90, 1e5, 3e38, -0.0] * (WIDTH // 8)] * n, np.float32)
     np.testing.assert_allclose(node.run(Rows.chain(n), large)[3], np.maximum(large, 0), atol=1e-7)
+
+
+def test_xielu_reads_its_numbers(tmp_path: Path) -> None:
+    weights = Weights()
+    w = weights.vector(np.array([0.7, 1.1, 0.5], np.float32))
+    program = f"floats 0 {WIDTH}\nload out=0 k={WIDTH}\nactivate x=0 k={WIDTH} fn=xielu w={w}\nstore x=0 k={WIDTH}"
+    node = Node(tmp_path, program, weights, WIDTH)
+    for scale in (0.001, 1.0, 30.0):
+        x = random(17, WIDTH, scale=scale).astype(np.float64)
+        low, high = np.minimum(x, 0), np.maximum(x, 0)
+        found = node.run(Rows.chain(17), x.astype(np.float32))[3]
+        close(found, 0.7 * high**2 + 1.1 * (np.expm1(low) - low) + 0.5 * x)
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_norms_after_rotation_and_queries_that_grow(tmp_path: Path, late: int) -> None:
+    weights, dim, width, places = Weights(), 16, 48, 8
+    angles = np.arange(places)[:, None] * 0.3 ** np.arange(dim // 2)
+    cos, sin, growth = np.cos(angles), np.sin(angles), 1 + 0.5 * np.arange(places)
+    norms = [random(dim, seed=seed) for seed in (5, 6)]
+    eye = np.eye(width, dtype=np.float32)
+    cut = [weights.matrix(eye[at : at + dim]) for at in (0, dim, 2 * dim)]
+    back = weights.matrix(np.ascontiguousarray(eye[:, :dim]))  # as wide as what was loaded
+    ids = [weights.vector(v.astype(np.float32)) for v in (cos, sin, growth, *norms)]
+    named = zip(("cos", "sin", "growth", "qnorm", "knorm"), ids, strict=True)
+    program = "\n".join(
+        [
+            *(f"floats {at} {size}" for at, size in enumerate((width, dim, dim, dim, dim))),
+            f"acts 0 {width}\nacts 1 {dim}\nload out=0 k={width}\nquantize x=0 k={width} kind=f32 out=0",
+            *(f"linear act=0 w={w} kind=f32 n={dim} k={width} out={at}" for at, w in enumerate(cut, 1)),
+            f"heads qx=1 kx=2 vx=3 dim={dim} heads=1 kv=1 layer=0 rotary={dim} late={late} eps=1e-6 scale=0.25 "
+            + " ".join(f"{key}={at}" for key, at in named),
+            f"attend out=4 layer=0 heads=1 kv=1 dim={dim}\nquantize x=4 k={dim} kind=f32 out=1",
+            f"linear act=1 w={back} kind=f32 n={width} k={dim} out=0\nstore x=0 k={width}",
+        ]
+    )
+    x = random(4, width)
+    q, k, v = np.split(x.astype(np.float64), 3, -1)
+
+    def placed(rows: Exact, weight: Floats) -> Exact:
+        rows = rows if late else layer_norm(rows, 1e-6, False) * weight
+        one, two = np.split(rows, 2, -1)
+        turned = np.concatenate([one * cos[:4] - two * sin[:4], two * cos[:4] + one * sin[:4]], -1)
+        return layer_norm(turned, 1e-6, False) * weight if late else turned
+
+    scores = placed(q, norms[0]) * growth[:4, None] @ placed(k, norms[1]).T * 0.25
+    scores[np.triu_indices(4, 1)] = -np.inf
+    shares = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = shares / shares.sum(-1, keepdims=True) @ v
+    close(Node(tmp_path, program, weights, width, head=(1, dim)).run(Rows.chain(4), x)[3][:, :dim], expected, 2e-3)
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)

@@ -1,0 +1,30 @@
+"""Well-known kinds of models that are refused, and why."""
+
+from __future__ import annotations
+
+REFUSED: dict[str, tuple[str, ...]] = {
+    "mixtures of experts": (
+        "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
+        "flex_olmo", "glm4_moe", "gpt_oss", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "jetmoe", "lfm2_moe",
+        "llama4_text", "longcat_flash", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+        "qwen3_5_moe_text",
+    ),
+    "recurrent states (state spaces, delta rules, linear attention)": (
+        "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",
+        "olmo_hybrid", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+    ),
+    "short convolutions": ("lfm2", "lfm3"),
+    "layers that share keys and values, embeddings for each layer": ("gemma3n_text", "gemma4_text"),
+    "latent attention": ("minicpm3",),
+    "linear position biases (ALiBi)": ("bloom", "mpt"),
+    "encoders, and decoders that read one": (
+        "bart", "bert", "blenderbot", "camembert", "electra", "m2m_100", "marian", "mbart", "modernbert", "mt5",
+        "pegasus", "roberta", "t5", "whisper", "xlm-roberta",
+    ),
+}  # fmt: skip
+"""Values of ``model_type``, by what they have that nothing here computes."""
+
+
+def reason(model_type: str) -> str | None:
+    """What a model has that is not supported, if that is known."""
+    return next((why for why, names in REFUSED.items() if model_type in names), None)

@@ -1,0 +1,133 @@
+"""JSON of strangers, read in one way: bundles, models, adapters, heads, profiles, caches.
+
+What is too large, too deep, not finite, ambiguous or not what a schema wants is one error of the caller's kind, which
+says what was expected.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from edgespec.errors import BundleError, EdgespecError
+
+MOST_BYTES = 32 << 20
+MOST_DEPTH = 48
+_DIGITS = 64  # of a number
+
+Made = TypeVar("Made", bound=BaseModel)
+Kind = type[EdgespecError]
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: no UTF-8 or JSON; too large or too deep; NaN or an infinity; an object with a key twice.
+    """
+    if len(text) > MOST_BYTES:
+        raise ValueError(f"{len(text)} bytes, expected at most {MOST_BYTES}")
+    if isinstance(text, bytes):
+        text = text.decode("utf-8")
+    try:
+        value = json.loads(
+            text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_real
+        )
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_DEPTH} deep") from None
+    level: list[Any] = [value] if isinstance(value, (dict, list)) else []
+    for _ in range(MOST_DEPTH):
+        level = [item for held in level for item in _held(held) if isinstance(item, (dict, list))]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {MOST_DEPTH} deep")
+
+
+def read_json(path: Path, kind: Kind = BundleError, hint: str | None = None, what: str = "") -> Any:
+    """The value of a JSON file.
+
+    Args:
+        path: the file.
+        kind: of the error.
+        hint: of the error.
+        what: the file is expected to be, for the error, as in "not a device profile: ".
+
+    Raises:
+        kind: not there, or see ``parse_json``.
+    """
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes, expected at most {MOST_BYTES}")
+        return parse_json(path.read_bytes())
+    except OSError as error:
+        raise kind(f"{path}: cannot be read: {error.strerror or error}", hint) from error
+    except ValueError as error:  # of JSON, of UTF-8
+        raise kind(f"{path}: {what}not readable as JSON: {error}", hint) from error
+
+
+def read_object(path: Path, kind: Kind = BundleError, hint: str | None = None) -> dict[str, Any]:
+    """The object of a JSON file.
+
+    Raises:
+        kind: see ``read_json``; or the file holds something else.
+    """
+    found = read_json(path, kind, hint)
+    if not isinstance(found, dict):
+        raise kind(f"{path}: expected a JSON object, got {type(found).__name__}", hint)
+    return found
+
+
+def validated(model: type[Made], data: Any, where: object, kind: Kind = BundleError, hint: str | None = None) -> Made:
+    """What a schema makes of a value.
+
+    Args:
+        model: the schema.
+        data: a JSON value.
+        where: the file, for the error.
+        kind: of the error.
+        hint: of the error.
+
+    Raises:
+        kind: the first thing that does not fit, by its place in the file.
+    """
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        at = ".".join(str(part) for part in first["loc"])
+        said = first["msg"].removeprefix("Value error, ")
+        raise kind(f"{where}: {f'{at}: ' if at else ''}{said}", hint) from error
+
+
+def _held(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
+        raise ValueError(f"the key {twice[:60]!r} comes twice in one object")
+    return found
+
+
+def _constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > _DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _real(digits: str) -> float:
+    value = float(digits)
+    if value - value != 0:
+        raise ValueError(f"{digits[:60]} is too large for a number")
+    return value
