@@ -309,8 +309,6 @@ class Manifest(_Part):
     def _fits(self) -> Manifest:
         facts, groups = self.target.facts, {group.name: group for group in self.target.heads}
         for name, method in self.methods.items():
-            if name not in METHODS:
-                raise ValueError(f"methods: unknown {name!r}; known: {', '.join(METHODS)}")
             _check_skip(method.skip, facts)
             if lost := [head for head in method.heads if head not in groups]:
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
