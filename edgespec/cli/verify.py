@@ -12,6 +12,7 @@ from edgespec.cli.common import (
     bundle_argument,
     drafting_options,
     emit_json,
+    grammar_options,
     json_option,
     length_option,
     loading_options,
@@ -23,6 +24,7 @@ from edgespec.cli.common import (
     sampling_options,
 )
 from edgespec.cli.groups import GroupedCommand
+from edgespec.drafters.registry import AR
 
 
 @click.command("verify", cls=GroupedCommand)
@@ -34,6 +36,7 @@ from edgespec.cli.groups import GroupedCommand
 @memory_options
 @sampling_options
 @drafting_options
+@grammar_options
 @loading_options
 @json_option
 def command(
@@ -59,14 +62,15 @@ def command(
     from edgespec.cli.prompts import read_prompts
     from edgespec.reports.proof import check_golden, prove
 
-    settings = make_settings(None, options).changed(ignore_eos=True)
+    settings = make_settings(None, options)
+    settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     sampling = settings.sampling
     if not settings.accept.lossless:
         raise click.UsageError("--accept and --set min-block give losslessness away: there is nothing to prove")
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(bundle, options)
-    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
+    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != AR]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
     for name in wanted:

@@ -209,13 +209,13 @@ class RobustnessTest {
     fun `what does not fit the memory gets a cheaper method, or is refused with what would fit`() {
         assertThrows(BudgetError::class.java) { loadNative(memory = Free(1000)) }
         val plain = loadNative(memory = Free(1L shl 32)).use { engine ->
-            val (ar, speculative) = listOf("ar", "speculative").map { engine.generate(prompt, Settings(it, 16, ignoreEos = true)) }
+            val (ar, speculative) = listOf("ar", "speculative").map { engine.generate(prompt, Settings(it, 100, ignoreEos = true)) }
             assertEquals("speculative", speculative.methodUsed)
             assertTrue(speculative.predictedBytes > ar.predictedBytes)
             ar.predictedBytes
         }
         loadNative(memory = Free(plain)).use { engine ->
-            val result = engine.generate(prompt, Settings("speculative", 16, ignoreEos = true))
+            val result = engine.generate(prompt, Settings("speculative", 100, ignoreEos = true))
             assertTrue(result.methodUsed in listOf("ngram", "ar"), result.methodUsed)
             assertTrue(result.reason.contains("speculative needs"), result.reason)
             val error = assertThrows(BudgetError::class.java) { engine.generate(prompt, Settings("ar", engine.context - 10)) }
