@@ -77,7 +77,7 @@ def model_options(
     Raises:
         ExportError: unreadable or unsupported.
     """
-    from edgespec.export.planning.bundle import planned_bundle
+    from edgespec.export.planned import planned_bundle
 
     wanted = tuple(methods) or needing("text", "layers", "heads", *(("draft",) if draft else ()))
     found = []

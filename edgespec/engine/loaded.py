@@ -26,10 +26,12 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.opening import open_draft, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.guidance import Guidance
 
 
 class LoadedBundle:
@@ -163,6 +165,12 @@ class LoadedBundle:
         return own_choice(proposer_name(settings.proposer))
 
     @cached_property
+    def guidance(self) -> Guidance:
+        """What makes texts of this bundle follow a grammar; it reads the vocabulary once."""
+        manifest = self.bundle.manifest
+        return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
+
+    @cached_property
     def profile(self) -> Profile | None:
         """What ``edgespec calibrate`` found of this device with this bundle, run as here; None = nobody has."""
         return find_profile(self.bundle.manifest, self.options)
@@ -246,6 +254,7 @@ class LoadedBundle:
             self._model = self._draft = None
             if self._off_device is not None:
                 self._off_device.close()
+        trim_memory()
 
     def _draft_model(self) -> Model:
         if self._draft is None:
