@@ -16,10 +16,11 @@ from edgespec.decoding.stats import Stats
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
+from edgespec.export.architectures import KINDS
 from edgespec.planning.recipes import Recipe
 from edgespec.reports.advice import Advice
 from edgespec.reports.bench import MethodFigures
-from edgespec.runtimes.files.manifest import Graph, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import METHODS, Graph, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.options import LoadOptions
 from tests.docs.conftest import NAMES, ROOT, blocks, first_column, inline, section, tables, text_of
 
@@ -120,3 +121,11 @@ def test_keys_of_a_manifest() -> None:
 
 def test_keys_of_a_recipe() -> None:
     assert first_column(section("docs/recipes.md", "A recipe of your own")) == set(Recipe.model_fields)
+
+
+def test_the_tables_of_architectures_methods_and_recipes_are_whole() -> None:
+    table = tables(text_of("docs/architectures.md"))[0]
+    assert {kind.model_type for kind in KINDS} <= first_column(table)
+    assert set(METHODS) | {"chain", "auto"} == first_column(section("docs/methods.md", "Methods"))
+    named = first_column("".join(tables(text_of("docs/recipes.md"))))
+    assert {file.stem for file in (ROOT / "configs").glob("*.json")} <= named
