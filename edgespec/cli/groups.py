@@ -47,8 +47,8 @@ class GroupedCommand(click.Command):
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-")
             if name in NAMES and any(param.name == "method_settings" for param in self.params):
-                error.message = f"{error.option_name} is a setting of one method: --set {name}=VALUE"
-                error.possibilities = None
+                text = f"{error.option_name} is a setting of one method: --set {name}=VALUE"
+                raise click.UsageError(text, ctx) from None
             raise
 
     def sections(self, ctx: click.Context) -> dict[str, list[click.Parameter]]:
