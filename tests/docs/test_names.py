@@ -107,7 +107,7 @@ def test_settings() -> None:
     page = "docs/reference/settings.md"
     assert first_column(section(page, "Of loading")) == fields(LoadOptions)
     named = first_column(section(page, "Of a request"))
-    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts"}
+    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts", "constraint"}
 
 
 def test_keys_of_a_manifest() -> None:
