@@ -13,6 +13,7 @@ import edgespec
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import Stats
+from edgespec.drafters.registry import METHODS
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
@@ -20,7 +21,7 @@ from edgespec.export.architectures import KINDS
 from edgespec.planning.recipes import Recipe
 from edgespec.reports.advice import Advice
 from edgespec.reports.bench import MethodFigures
-from edgespec.runtimes.files.manifest import METHODS, Graph, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import Graph, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.options import LoadOptions
 from tests.docs.conftest import NAMES, ROOT, blocks, first_column, inline, section, tables, text_of
 
