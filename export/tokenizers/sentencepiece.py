@@ -42,13 +42,11 @@ def read_sentencepiece(file: Path) -> SentencePiece:
     Raises:
         ExportError: not such a file, or cut short.
     """
-    from google.protobuf.message import DecodeError
-
     model = new_sentencepiece()
     try:
         model.ParseFromString(file.read_bytes())
         texts = [piece.piece for piece in model.pieces]
-    except (DecodeError, ValueError) as error:
+    except Exception as error:  # protobuf's own types
         raise ExportError(
             f"{file}: expected a sentencepiece model, got something else: {first_line(error)}", "download it again"
         ) from error
