@@ -90,7 +90,7 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
     """
     base = fixed.split_process(process)
     target, draft = _model(manifest, manifest.target, use, ""), []
-    method = METHODS.get(use.method)  # a caller's own proposer is none of them
+    method = METHODS.get(use.method)  # None: a proposer of the caller's own
     if manifest.draft is not None and method is not None and method.needs == "draft":
         draft = _model(manifest, manifest.draft, use, "draft ")
     parts = [
