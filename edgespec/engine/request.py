@@ -140,6 +140,8 @@ class Stream:
     @property
     def _draft_attention(self) -> str | None:
         """The coarser keys that this request's drafts read."""
+        if self._engine.attention.draft is None:
+            return None
         who = self._drafter if isinstance(self._drafter, Switch) else self._choice
         skipping = who.uses("self-spec") or who.uses("swift")
         return self._engine.attention.draft if skipping else None
