@@ -24,14 +24,10 @@ def route(bundle: Path, method: str) -> Counter[tuple[str, str]]:
     called: Counter[tuple[str, str]] = Counter()
 
     def note(frame: FrameType, event: str, _: object) -> None:
-        file = frame.f_code.co_filename
-        if (
-            event == "call"
-            and frame.f_code.co_name[0] != "<"
-            and file.startswith(f"{ROOT}/")
-            and "/lib/python" not in file
-        ):
-            called[str(Path(file).resolve().relative_to(ROOT)), frame.f_code.co_qualname] += 1
+        code = frame.f_code
+        if event == "call" and code.co_name[0] != "<" and code.co_filename.startswith(f"{ROOT}/"):
+            file = str(Path(code.co_filename).resolve().relative_to(ROOT))
+            called[file, f"{code.co_firstlineno}: {code.co_name}"] += 1
 
     with edgespec.load(bundle, threads=1) as engine:
         tokens = engine.codec.encode("To be, or not")
