@@ -49,7 +49,8 @@ def _command(path: str, command: click.Command) -> str:
         return "\n".join(lines + [_command(f"{path} {name}", found) for name, found in command.commands.items()])
     sections = command.sections(ctx) if isinstance(command, GroupedCommand) else {COMMON: command.get_params(ctx)}
     for heading, params in sections.items():
-        records = [found for param in params if (found := param.get_help_record(ctx)) and "--help" not in param.opts]
+        shown = [param for param in params if isinstance(param, click.Option) and "--help" not in param.opts]
+        records = [found for param in shown if (found := param.get_help_record(ctx))]
         if records:
             head = "option" if heading == COMMON else heading.lower()
             lines.append(_table((head, ""), [(f"`{name}`", _code(text)) for name, text in records]))
@@ -62,7 +63,7 @@ def _code(text: str) -> str:
 
 
 def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
-    cells = [head, ("---", "---"), *((name.replace("|", "\\|"), text.replace("|", "\\|")) for name, text in rows)]
+    cells = [head, ("---", "---"), *((name, text.replace("|", "\\|")) for name, text in rows)]  # names are code
     return "\n".join(f"| {name} | {text} |" for name, text in cells) + "\n"
 
 

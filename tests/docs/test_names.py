@@ -20,6 +20,7 @@ from edgespec.planning.recipes import Recipe
 from edgespec.reports.advice import Advice
 from edgespec.reports.bench import MethodFigures
 from edgespec.runtimes.files.manifest import Graph, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.options import LoadOptions
 from tests.docs.conftest import NAMES, ROOT, blocks, first_column, inline, section, tables, text_of
 
 FOLDERS = "benchmarks|configs|docs|edgespec|examples|export|runtimes|tests|tools"
@@ -40,6 +41,14 @@ def test_paths(page: str) -> None:
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"{page}: no {module}"
     for script in re.findall(r"python (tools/\w+\.py)", text_of(page)):
         assert (ROOT / script).is_file(), f"{page}: no {script}"
+
+
+def test_the_table_of_folders_has_every_room() -> None:
+    named = first_column(section("CONTRIBUTING.md", "The house"))
+    for top in ("edgespec", "export", "runtimes"):
+        for folder in sorted((ROOT / top).iterdir()):
+            if (folder / "__init__.py").is_file() and not folder.is_symlink():
+                assert f"{folder.relative_to(ROOT)}/" in named, f"CONTRIBUTING does not say what {folder.name} holds"
 
 
 @pytest.mark.parametrize("page", NAMES)
@@ -93,7 +102,9 @@ def test_keys_of_a_result() -> None:
 
 
 def test_settings() -> None:
-    named = first_column(section("docs/reference/settings.md", "Settings"))
+    page = "docs/reference/settings.md"
+    assert first_column(section(page, "Of loading")) == fields(LoadOptions)
+    named = first_column(section(page, "Of a request"))
     assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts"}
 
 
