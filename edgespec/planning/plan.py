@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from edgespec.drafters.registry import AR
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.candidates import (
@@ -122,7 +123,7 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
     if goal == "memory":
         # a little memory for a clearly faster method is no saving worth having
         return max((one for one in rivals if one.memory.peak <= 1.02 * best.memory.peak), key=lambda one: one.rate)
-    plain = [one for one in rivals if one.use.method == "ar"]
+    plain = [one for one in rivals if one.use.method == AR]
     if plain and best.rate < WORTH * max(one.rate for one in plain):
         return max(plain, key=lambda one: one.rate)
     near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
@@ -141,7 +142,7 @@ def _why(
         "quality": "the finest format that fits, and the fastest with it",
     }
     words = [goals[request.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
-    if pick.use.method == "ar":
+    if pick.use.method == AR:
         words.append("no method is predicted to be clearly faster than plain decoding")
     else:
         words.append(f"predicted {pick.speed.speedup:.2f}x plain decoding ({pick.speed.basis})")
@@ -189,7 +190,7 @@ def _nothing_fits(
     finest = min(PRECISION.index(option.manifest.target.format) for option in options)
     if finest > 0:
         hints.append("a smaller format: export with --format int4")
-    if own.use.method != "ar" and own.memory.peak < max(one.memory.peak for one in ranked):
+    if own.use.method != AR and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")
     hints.append(f"a budget of {show_bytes(closest.memory.peak)}")
     return reason, tuple(hints)
