@@ -16,7 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import FORMATS, Operators
 from edgespec.runtimes.slots.slot import Slot
-from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, Written, use_operators
+from tests.conftest import OPERATORS, PROMPTS, TARGET, Written, use_operators
 
 METHODS = ("ar", "ngram", "self-spec", "speculative", "swift", "medusa", "blockwise", "paradecode", "chain", "auto")
 # chains instead of trees, and exits that are also wrong
