@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import needing
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.planning.memory.allowance import Admission
@@ -19,14 +20,16 @@ def admit(
         BudgetError: not even plain decoding fits.
     """
     tokens = min(engine.context, prompt + settings.max_new_tokens)
-    fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
-    choice = choice.among(fitting, "no room in memory")
+    if choice.candidates:
+        fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
+        choice = choice.among(fitting, "no room in memory")
     busy, idle = engine.sessions.held()
+    method = heaviest(choice)
     # what several methods load stays while the request runs
-    several = [one.name for one in choice.proposers or choice.candidates if one.name != heaviest(choice)]
-    busy += engine.allowance.extra(several, tokens)
+    if several := [one.name for one in choice.proposers or choice.candidates if one.name != method]:
+        busy += engine.allowance.extra(several, tokens)
     admission = engine.allowance.admit(
-        heaviest(choice),
+        method,
         tokens,
         gamma=settings.gamma or choice.gamma,
         greedy=settings.sampling.greedy and not settings.logprobs,
@@ -36,7 +39,7 @@ def admit(
     )
     if admission.crowded:
         engine.sessions.clear()
-    if admission.method == heaviest(choice):
+    if admission.method == method:
         return choice, admission
     cheaper = choose_method(engine.bundle.manifest, admission.method)
     return replace(cheaper, reason=admission.reason), admission
@@ -45,5 +48,5 @@ def admit(
 def heaviest(choice: MethodChoice) -> str:
     """The method whose memory counts: of several, the one that holds a model or heads of its own."""
     names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
-    order = ("speculative", "blockwise", "medusa", "paradecode")
-    return next((name for name in order if name in names), names[0])
+    heavy = needing("draft") + needing("heads")
+    return next((name for name in heavy if name in names), names[0])

@@ -41,10 +41,8 @@ Origin = Literal["edgespec", "optimum"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
-METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
-# what an export by optimum is decoded with, and the architectures that edgespec emits itself, for all methods
-FOREIGN_METHODS = ("ar", "ngram", "speculative")
+# architectures that edgespec emits itself, for all methods
 EMITTED = (
     "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
     "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "llama", "ministral3", "mistral", "nanochat",
@@ -311,8 +309,6 @@ class Manifest(_Part):
     def _fits(self) -> Manifest:
         facts, groups = self.target.facts, {group.name: group for group in self.target.heads}
         for name, method in self.methods.items():
-            if name not in METHODS:
-                raise ValueError(f"methods: unknown {name!r}; known: {', '.join(METHODS)}")
             _check_skip(method.skip, facts)
             if lost := [head for head in method.heads if head not in groups]:
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
