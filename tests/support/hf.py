@@ -20,7 +20,11 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tests.support.zoo import CASES
-from tests.support.zoo_core import BOS, CORE, MAX_POSITIONS, Config
+from tests.support.zoo_core import BOS as BOS
+from tests.support.zoo_core import CORE as CORE
+from tests.support.zoo_core import EOS as EOS
+from tests.support.zoo_core import MAX_POSITIONS as MAX_POSITIONS
+from tests.support.zoo_core import Config as Config
 
 DType = Literal["float32", "float16", "bfloat16"]
 
