@@ -12,21 +12,22 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tests.support.core_configs import BOS as BOS
+from tests.support.core_configs import CORE as CORE
+from tests.support.core_configs import DTYPES as DTYPES
+from tests.support.core_configs import EOS as EOS
+from tests.support.core_configs import MAX_POSITIONS as MAX_POSITIONS
+from tests.support.core_configs import SEEDS as SEEDS
+from tests.support.core_configs import Config as Config
+from tests.support.core_configs import DType as DType
 from tests.support.zoo import CASES
-from tests.support.zoo_core import BOS as BOS
-from tests.support.zoo_core import CORE as CORE
-from tests.support.zoo_core import EOS as EOS
-from tests.support.zoo_core import MAX_POSITIONS as MAX_POSITIONS
-from tests.support.zoo_core import Config as Config
-
-DType = Literal["float32", "float16", "bfloat16"]
 
 SCALE = 2.0
 """The default `scale`: about the standard deviation of the logits."""
@@ -45,26 +46,6 @@ CHAT_TEMPLATE = (
 
 SHAPES = Path(__file__).parents[1] / "data" / "reference" / "shapes.json"
 """Tensors of the configurations of tests/support/zoo.py, as transformers names and shapes them."""
-
-SEEDS: dict[str, int] = {
-    "llama_tied_gqa": 3,
-    "llama_untied_mha_llama3_legacy": 3,
-    "llama_tied_llama3_parameters": 30,
-    "llama_biases_mqa": 1,
-    "qwen2_tied_gqa7": 34,
-    "qwen2_untied": 37,
-}
-"""The seed behind the reference logits of each configuration."""
-
-DTYPES: dict[str, DType] = {
-    "llama_tied_gqa": "float32",
-    "llama_untied_mha_llama3_legacy": "float32",
-    "llama_tied_llama3_parameters": "bfloat16",
-    "llama_biases_mqa": "float32",
-    "qwen2_tied_gqa7": "bfloat16",
-    "qwen2_untied": "float16",
-}
-"""The dtype of the stored weights behind the reference logits (computed in float32, after widening)."""
 
 
 CONFIGS: dict[str, Config] = CORE | {name: case.config for name, case in CASES.items()}

@@ -1,10 +1,12 @@
-"""Small configurations of llama and qwen2: what nearly every test of an export goes through."""
+"""Small configurations of Llama and Qwen2, with the seeds and dtypes behind their reference logits."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 Config = dict[str, Any]
+DType = Literal["float32", "float16", "bfloat16"]
+
 BOS, EOS = 0, 1
 MAX_POSITIONS = 512
 
@@ -117,3 +119,23 @@ CORE: dict[str, Config] = {
         **_SPECIAL,
     },
 }
+
+SEEDS: dict[str, int] = {
+    "llama_tied_gqa": 3,
+    "llama_untied_mha_llama3_legacy": 3,
+    "llama_tied_llama3_parameters": 30,
+    "llama_biases_mqa": 1,
+    "qwen2_tied_gqa7": 34,
+    "qwen2_untied": 37,
+}
+"""The seed behind the reference logits of each configuration."""
+
+DTYPES: dict[str, DType] = {
+    "llama_tied_gqa": "float32",
+    "llama_untied_mha_llama3_legacy": "float32",
+    "llama_tied_llama3_parameters": "bfloat16",
+    "llama_biases_mqa": "float32",
+    "qwen2_tied_gqa7": "bfloat16",
+    "qwen2_untied": "float16",
+}
+"""The dtype of the stored weights behind the reference logits (computed in float32, after widening)."""
