@@ -18,7 +18,7 @@ from edgespec.export.architectures import ARCHITECTURES, Architecture
 from edgespec.export.architectures.traits import traits
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model import WrittenModel, write_model
-from edgespec.export.bundle.model_part import check_devices, check_layers, open_model
+from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.export.graphs.device_graphs import add_device_graphs
 from edgespec.export.heads.choice import HeadChoice, choose_heads, cut_draft
@@ -69,6 +69,7 @@ class Exporter:
         self.notes = list(self.arch.source.notes)
         self._check_devices()
         check_layers(self.methods, self.arch.facts)
+        check_operators(self.arch, options.operators)
         self.codec = open_codec(self.arch.source.path)
         self.tokenizer = tokenizer_facts(self.arch, self.codec)  # early: it refuses what does not fit
         self.draft: Architecture | ForeignModel | None = None

@@ -23,6 +23,7 @@ from edgespec.export.architectures.gpt_neox import GptNeoX
 from edgespec.export.architectures.granite import Granite
 from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
 from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
+from edgespec.export.architectures.lfm2 import Lfm2
 from edgespec.export.architectures.llama import Llama
 from edgespec.export.architectures.ministral3 import Ministral3
 from edgespec.export.architectures.mistral import Mistral
@@ -74,6 +75,7 @@ KINDS: tuple[type[Architecture], ...] = (
     NanoChat,
     Phi,
     SeedOss,
+    Lfm2,
 )
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""

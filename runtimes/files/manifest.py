@@ -47,8 +47,8 @@ FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 FOREIGN_METHODS = ("ar", "ngram", "speculative")
 EMITTED = (
     "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
-    "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "llama", "ministral3", "mistral", "nanochat",
-    "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
+    "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "lfm2", "llama", "ministral3", "mistral",
+    "nanochat", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 
 
@@ -62,7 +62,7 @@ def _inside(path: str) -> str:
 InsidePath = Annotated[str, AfterValidator(_inside)]
 
 
-MAIN_GRAPHS = ("gated", "strict", "plain")
+MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 
 class _Part(BaseModel):
@@ -86,11 +86,18 @@ class ModelFacts(_Part):
     rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
     tied: bool = False
     parameters: Count = 0
+    convolutions: list[int] = Field(default_factory=list, description="layers with a short one instead of attention")
+    taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of float32 keys and values of one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - len(self.convolutions)
 
 
 class SkipSetPart(_Part):

@@ -41,6 +41,13 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
         BundleError: native operators are asked for and cannot run.
     """
     library = native_library()
+    if part.main == NATIVE and (wanted == "stock" or library.path is None):
+        why = "stock operators cannot run it" if wanted == "stock" else library.reason
+        raise BundleError(
+            f"this model needs native operators, but {why}", "install edgespec where there is a C++ compiler"
+        )
+    if part.main == NATIVE:
+        return OperatorChoice("native", library.reason)
     if wanted == "stock":
         return OperatorChoice("stock", "asked for")
     if part.origin == "optimum":

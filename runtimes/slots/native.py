@@ -26,8 +26,8 @@ class NativeSlot(NativeRunner):
 
     def follow(self, tokens: Sequence[int]) -> int:
         same = super().follow(tokens)
-        if self.kv.ring and self._furthest - same > LONGEST_PASS:
-            # the ring has overwritten exact keys that the next rows would read: begin again
+        if self._forgets and self._furthest - same > LONGEST_PASS:
+            # exact keys or states that the next rows would read have been overwritten: begin again
             self.tokens.clear()
             same = self._furthest = 0
         return same
@@ -47,6 +47,8 @@ class NativeSlot(NativeRunner):
 
     def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
         """The plan of a pass whose rows may be kept; [n], [n]."""
+        if self.model.facts.convolutions and len(tokens) > LONGEST_PASS:
+            raise InvalidRequest(f"a pass of {len(tokens)} rows: expected at most {LONGEST_PASS}", "prefill first")
         past = len(self.tokens)
         self._furthest = max(self._furthest, past + len(tokens))  # kept or not, the rows are in the ring
         self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
@@ -145,9 +147,9 @@ class NativeSlot(NativeRunner):
         skip: SkipSet | None = None,
     ) -> Pass:
         n, past = len(tokens), len(self.tokens)
-        if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
+        if self._forgets and past + n - int(visible.min()) > LONGEST_PASS:
             raise InvalidRequest(
-                f"hypotheses reach {past + n - int(visible.min())} tokens back, but exact recent keys {LONGEST_PASS}",
+                f"hypotheses reach {past + n - int(visible.min())} tokens back, but what is kept {LONGEST_PASS}",
                 "score hypotheses with attention f32, f16 or int8",
             )
         plan = self._plan(tokens, past)
