@@ -41,6 +41,6 @@ class GroupedCommand(click.Command):
         found: dict[str, list[click.Parameter]] = {COMMON: []}
         params = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         for param in params:
-            heading = OUTPUT if param.name == "help" else getattr(param, "heading", COMMON)
+            heading = OUTPUT if "--help" in param.opts else getattr(param, "heading", COMMON)
             found.setdefault(heading, []).append(param)
         return found | {OUTPUT: found.pop(OUTPUT)}  # last

@@ -25,6 +25,7 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.opening import open_draft, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -244,6 +245,7 @@ class LoadedBundle:
             self._model = self._draft = None
             if self._off_device is not None:
                 self._off_device.close()
+        trim_memory()
 
     def _draft_model(self) -> Model:
         if self._draft is None:

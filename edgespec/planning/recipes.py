@@ -13,7 +13,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.json_file import parse_json, validated
-from edgespec.runtimes.files.manifest import METHODS, Attention, Format, Manifest, ModelFacts, Operators
+from edgespec.runtimes.files.manifest import METHODS, Attention, Format, Manifest, Operators
 
 HEADS = ("medusa", "blockwise", "paradecode")  # methods that need trained heads
 Goal = Literal["chat", "batch", "memory", "quality"]
@@ -71,10 +71,6 @@ class Models(_Part):
     architectures: list[str] = Field(min_length=1)
     parameters: tuple[int, int]
     examples: list[str]
-
-    def suit(self, facts: ModelFacts) -> bool:
-        """Whether a model is one of them."""
-        return facts.architecture in self.architectures and self.parameters[0] <= facts.parameters <= self.parameters[1]
 
 
 class ExportPart(_Part):

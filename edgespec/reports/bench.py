@@ -15,6 +15,7 @@ from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.methods import AUTO
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
+from edgespec.planning.memory.weights import group_bytes
 
 BASELINE = "plain"
 RESAMPLES = 2000
@@ -239,24 +240,11 @@ def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
     pyplot.close(figure)
 
 
-WEIGHT_BYTES = {"int4": 0.5625, "int8": 1.0625, "w8a8": 1.0, "fp32": 4.0}  # of a weight, scales included
-
-
 def extra_bytes(engine: Engine, method: str) -> int:
-    """Memory that a method needs beyond plain decoding's: a draft's weights and KV; heads, by their shapes."""
-    manifest = engine.bundle.manifest
+    """Memory that a method needs beyond plain decoding's: a draft's weights and KV, or the weights of heads."""
+    manifest, target = engine.bundle.manifest, engine.bundle.manifest.target
     if method == "speculative" and manifest.draft is not None:
         weights = manifest.files[manifest.draft.weights].size
         return weights + manifest.draft.facts.kv_bytes_per_token * engine.sessions.longest()
-    part = manifest.methods.get(method)
-    if part is None:
-        return 0
-    target = manifest.target
-    width, tokens = target.facts.hidden, target.head_vocab.size if target.head_vocab else target.facts.vocab
-    weights = 0
-    for group in target.heads:
-        if group.name in part.heads:
-            inner = group.inner * width * (1 + group.count)  # blockwise: one matrix in, one out for each head
-            weights += inner if group.inner else group.count * width * width
-            weights += group.count * tokens * width if group.own else 0
-    return round(weights * WEIGHT_BYTES[target.format])
+    groups = manifest.methods[method].heads if method in manifest.methods else ()
+    return sum(group_bytes(target, one, target.layout == "native") for one in target.heads if one.name in groups)

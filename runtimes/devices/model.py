@@ -116,7 +116,6 @@ class DeviceModel(Model):
         self.number: type[np.floating[Any]] = np.float32 if self.precision == "fp32" else np.float16
         self.threads, self.memory = 1, device
         self.most_rows = NARROW  # of a pass: until more are known to be computed right (runtimes/devices/trust.py)
-        self.huge_page_bytes = 0
         self.crossed = Crossed()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
-from edgespec.runtimes.ort.hugepages import use_huge_pages
+from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import default_threads, make_session
 
 
@@ -51,9 +52,8 @@ class Model:
         native = self.graph.operators == "native"
         path = usable_graph(folder, part, self.graph)
         check_graph(path, self.graph.operators)
-        self.session = make_session(path, self.threads, native)
-        # packed weights are used where the file is mapped
-        self.huge_page_bytes = 0 if native else use_huge_pages()
+        with nullcontext() if native else huge_pages():  # native operators use weights where the file is mapped
+            self.session = make_session(path, self.threads, native)
         self.key_tables = Bound(read_tables(folder, part, self.kv))  # [n]: what coded keys were learnt with
         self._flat: dict[str, NDArray[Any]] = {}
         self._views: dict[tuple[str, tuple[int, ...]], Bound] = {}
@@ -88,8 +88,3 @@ class Model:
                 del self._views[old]
         self._views[key] = Bound(flat[:size].reshape(shape))
         return self._views[key]
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of the shared buffers (addresses reserved; pages never written cost nothing)."""
-        return sum(flat.nbytes for flat in self._flat.values())

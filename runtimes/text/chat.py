@@ -1,17 +1,16 @@
 """Conversations written down by a model's own template, as transformers' ``apply_chat_template`` writes them.
 
-Templates come with models: they are programs of strangers.  They run in a sandbox and see plain data only.
+Templates come with models: they are programs of strangers (apart.py).  They see plain data only.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.text.apart import ApartError, render_apart
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, of a tool's call also "tool_calls"
 
@@ -99,8 +98,8 @@ def render(
         "add_generation_prompt": generation_prompt and not continue_final,
     }
     try:
-        text = str(_compiled(template).render(values))
-    except Exception as error:  # a template is a program: it may fail in any way
+        text = render_apart(template, values)
+    except ApartError as error:
         raise InvalidRequest(f"the model's chat template refuses these messages: {error}") from error
     return _cut(text) if continue_final else text
 
@@ -165,72 +164,3 @@ def _read(file: Path) -> str:
         return file.read_text("utf-8")
     except ValueError as error:
         raise BundleError(f"{file}: not UTF-8 text: {error}", "download it again") from error
-
-
-@lru_cache(maxsize=16)
-def _compiled(template: str) -> Any:
-    """The template with all that transformers offers to templates."""
-    from datetime import datetime
-
-    from jinja2 import TemplateError, nodes
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
-
-    class Generation(Extension):
-        """``{% generation %}`` marks what the model wrote: for training; the text is its body."""
-
-        tags = {"generation"}  # noqa: RUF012  as jinja declares it
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    class Dict:
-        """``dict`` without its attributes."""
-
-        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict(*args, **kwargs)
-
-        def fromkeys(self, *args: Any) -> dict[Any, Any]:
-            return dict.fromkeys(*args)
-
-    class Names(Namespace):
-        """``namespace`` that takes no names of Python's own."""
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if str(name).startswith("_"):
-                raise SecurityError(f"a template must not set {name!r}")
-            super().__setitem__(name, value)
-
-    def namespace(*args: Any, **kwargs: Any) -> Names:
-        made = Names()
-        for name, value in dict(*args, **kwargs).items():
-            made[name] = value
-        return made
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def as_json(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | str | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = as_json  # jinja's own escapes for HTML
-    environment.globals.update(
-        raise_exception=refuse,
-        strftime_now=lambda form: datetime.now().strftime(form),
-        dict=Dict(),
-        namespace=namespace,
-    )
-    return environment.from_string(template)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
+from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.text.apart import try_tokenizer
 from edgespec.runtimes.text.byte_tokens import ByteTokens
 from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render
 from edgespec.runtimes.text.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
@@ -122,12 +125,19 @@ class TextCodec:
 
 
 def _open(folder: Path) -> Tokenizer:
-    from tokenizers import Tokenizer
+    """The tokenizer.json of a folder, which has been tried apart from this process."""
+    import tokenizers
 
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise BundleError(f"{folder}: has no {TOKENIZER_FILE}", "download the model's tokenizer files too")
-    return Tokenizer.from_file(str(file))
+    known = cache_folder() / "tokenizers" / f"{sha256(file)}-{tokenizers.__version__}"
+    if not known.is_file():
+        try_tokenizer(str(file.resolve()))
+        with suppress(OSError):  # no cache: it is tried again next time
+            known.parent.mkdir(parents=True, exist_ok=True)
+            known.touch()
+    return tokenizers.Tokenizer.from_file(str(file))
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from edgespec.decoding.verify import verify
 from edgespec.errors import EdgespecError
 from tests.support.toy import chi_square, naive_distribution
 
-VOCAB, DRAWS = 5, 20000
+VOCAB, DRAWS = 5, 5000
 SAMPLING = [
     SamplingParams(1.0),
     SamplingParams(0.6, top_k=3),

@@ -93,6 +93,8 @@ def _change(folder: Path, rng: Random) -> str:
         return _files(folder, rng)
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     able = [(name, weight, how) for pattern, weight, how in MUTATORS for name in names if fnmatch(name, pattern)]
+    if not able:
+        return "nothing is left"
     name, _, how = rng.choices(able, [weight for _, weight, _ in able])[0]
     file = folder / name
     try:
@@ -103,7 +105,7 @@ def _change(folder: Path, rng: Random) -> str:
         TypeError,
         OSError,
         RecursionError,
-    ):  # mutated before, beyond what this one understands
+    ):  # mutated before
         data, said = binary.mutated_bytes(file.read_bytes(), rng)
     file.write_bytes(data)
     return f"{name}: {said}"

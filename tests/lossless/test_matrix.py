@@ -261,7 +261,7 @@ def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine])
 
 # -- sampled: the same distribution ------------------------------------------------------------------------------------
 
-DRAWS = 20_000
+DRAWS = 6000
 ALTERNATIVES = 4  # top_k: two tokens have 4 x 4 texts
 
 

@@ -25,7 +25,7 @@ from edgespec.planning.recipes import (
     recipe_table,
     recipes,
 )
-from edgespec.runtimes.files.manifest import FORMATS, Attention, Manifest, ModelFacts
+from edgespec.runtimes.files.manifest import FORMATS, Attention, Manifest
 from edgespec.runtimes.options import RunOptions
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -96,7 +96,8 @@ def test_a_recipe_is_valid(name: str) -> None:
 def test_a_recipe_fits_its_device(model: Callable[[str], Path], name: str) -> None:
     recipe, tried = read_recipe(name), 0
     for which in PARAMETERS:
-        if not recipe.models.suit(planned_bundle(model(which)).target.facts):
+        facts, (least, most) = planned_bundle(model(which)).target.facts, recipe.models.parameters
+        if facts.architecture not in recipe.models.architectures or not least <= facts.parameters <= most:
             continue
         pair = DRAFTS.get(which) if "speculative" in recipe.export.methods else None
         for draft in (None, model(pair)) if pair else (None,):
@@ -220,15 +221,3 @@ def test_a_plan_takes_what_is_not_given() -> None:
         "batch": 4,
     }
     assert plan_defaults("phone-8gb-3b-memory")["methods"] == ("ar", "ngram", "self-spec")
-
-
-def test_which_models_suit() -> None:
-    models = read_recipe("laptop-1b-chat").models
-    sizes = dict.fromkeys(("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim", "vocab", "context"), 8)
-
-    def facts(architecture: str, parameters: int) -> ModelFacts:
-        return ModelFacts.model_validate({"architecture": architecture, "parameters": parameters, **sizes})
-
-    assert models.suit(facts("llama", 1_000_000_000))
-    assert not models.suit(facts("llama", 3_000_000_000))
-    assert not models.suit(facts("gpt2", 1_000_000_000))

@@ -71,7 +71,7 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
     # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up
     table = 0 if tied and not part.cut else row * vocab
     lm_head = cut if part.cut else own
-    heads = {group.name: _group_bytes(group, part, native) for group in part.heads}
+    heads = {group.name: group_bytes(part, group, native) for group in part.heads}
     rest = size - angles - table - lm_head - (0 if part.cut else cut) - sum(heads.values())
     return WeightParts(max(0, rest), lm_head, table, row, heads, 0 if part.cut else cut, angles, position)
 
@@ -90,8 +90,8 @@ def _row_bytes(part: ModelPart, blocks: bool, native: bool) -> int:
     return matrix_bytes(part.format, 16, hidden, native) // 16 if blocks else hidden + 4
 
 
-def _group_bytes(group: HeadGroup, part: ModelPart, native: bool) -> int:
-    """Of the matrices of a group of heads."""
+def group_bytes(part: ModelPart, group: HeadGroup, native: bool) -> int:
+    """Bytes of the matrices of a group of heads, without the LM head that they may share."""
     hidden, form, head = part.facts.hidden, part.format, part.head_format or part.format
     shapes = {
         "medusa": [(group.count * hidden, hidden)],

@@ -19,10 +19,10 @@ from edgespec.planning.speed.passes import PassTimes, Points, line, rising
 from edgespec.planning.speed.traffic import (
     attention_bytes,
     exit_share,
-    group_bytes,
     kept_share,
     kv_token_bytes,
     layer_weights,
+    look_bytes,
     read_bytes,
 )
 from edgespec.runtimes.files.attention import default_attention
@@ -289,7 +289,7 @@ def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[floa
     if method in ("medusa", "blockwise"):
         groups = [group for group in target.heads if group.name in part.heads]
         groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
-        return float(sum(group_bytes(target, group, how) for group in groups)), 0.0
+        return float(sum(look_bytes(target, group, how) for group in groups)), 0.0
     if method == "paradecode":
         exits = [group.layer for group in target.heads if group.name in part.heads]
         first = min(exits, default=target.facts.layers // 2)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+from edgespec.planning.memory.weights import group_bytes, matrix_bytes
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK
 from edgespec.runtimes.files.manifest import Attention, Format, HeadGroup, ModelFacts, ModelPart, Operators, SkipSetPart
 
-# Bytes of a weight: levels and, for each block of 32, a scale (docs/bundle.md), of 2 bytes in the native layout and 4
-# in the stock one; w8a8's scales are one a row.
-_NATIVE: dict[Format, float] = {"int4": 18 / 32, "int8": 34 / 32, "w8a8": 1.0, "fp32": 4.0}
-_STOCK: dict[Format, float] = {"int4": 20 / 32, "int8": 36 / 32, "w8a8": 1.0, "fp32": 4.0}
+_LARGE = 4096  # rows and columns of a matrix whose padding does not count
 
 # What a multiplication of attention takes, in bytes read: at depth 8192 a pass of the 0.5B shape takes 4.9 ms more for
 # each row than at depth 200 (docs/measurements.md), 43008 multiplications a token, while 35 GB/s are read; ONNX
@@ -18,8 +16,8 @@ MULTIPLY_BYTES: dict[Operators, float] = {"native": 0.5, "stock": 2.2}
 
 
 def weight_size(form: Format, operators: Operators) -> float:
-    """Bytes of a weight, scales included."""
-    return (_NATIVE if operators == "native" else _STOCK)[form]
+    """Bytes of a weight of a large matrix, scales included."""
+    return matrix_bytes(form, _LARGE, _LARGE, operators == "native") / _LARGE**2
 
 
 def head_weights(part: ModelPart) -> int:
@@ -70,14 +68,11 @@ def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tupl
     return 1 - left_out * weight_size(part.format, operators) / whole, 1 - len(skip.attention) / facts.layers
 
 
-def group_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
-    """Bytes of weights that computing a group of heads reads: its own, and the LM head it shares."""
-    width = part.facts.hidden
-    rows = part.head_vocab.size if part.head_vocab else part.facts.vocab
-    inner = group.inner * width * (1 + group.count) if group.inner else group.count * width * width
-    own = group.count if group.own else 1  # a shared LM head is read once for all of them
-    size = weight_size(part.format, operators)
-    return round(inner * size + own * rows * width * weight_size(part.head_format or part.format, operators))
+def look_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
+    """Bytes of weights that computing a group of heads reads: its own, and once the LM head that they share."""
+    native, rows = operators == "native", part.head_vocab.size if part.head_vocab else part.facts.vocab
+    shared = 0 if group.own else matrix_bytes(part.head_format or part.format, rows, part.facts.hidden, native)
+    return group_bytes(part, group, native) + shared
 
 
 def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:

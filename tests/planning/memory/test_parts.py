@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 
+from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.parts import Memory, MemoryPart, memory_of
 from edgespec.planning.memory.passes import kv_bytes, native_scratch
 from edgespec.planning.memory.process import PROCESS, process_bytes, resident_now, split_process, tokenizer_bytes
-from edgespec.planning.memory.weights import looked_up, needs, weight_parts
+from edgespec.planning.memory.weights import group_bytes, looked_up, needs, weight_parts
+from edgespec.planning.speed.traffic import look_bytes, weight_size
+from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, FileEntry, Format, Manifest, ModelPart, Operators, read_manifest
@@ -100,6 +103,28 @@ def test_heads_in_a_weight_file(exported: Callable[..., Path], operators: Operat
     heads = weight_parts(manifest.target, manifest.files).heads
     assert list(heads) == ["medusa"]
     assert heads["medusa"] == of(held, "medusa") - of({n: s for n, s in held.items() if n.endswith("bias")}, "medusa")
+
+
+@pytest.mark.parametrize(
+    "form, operators, weight",
+    [("int4", "native", 18 / 32), ("int4", "stock", 20 / 32), ("int8", "native", 34 / 32), ("fp32", "native", 4.0)],
+)
+def test_bytes_of_weights_are_said_once(
+    exported: Callable[..., Path], form: Format, operators: Operators, weight: float
+) -> None:
+    """Counted by hand: four heads of [128, 128] and an LM head of [1024, 128]; levels, and a scale for each 32."""
+    bundle = exported(form, operators)
+    made = read_manifest(bundle)
+    target, (group,) = made.target, made.target.heads
+    assert (group.count, target.facts.hidden, target.facts.vocab, target.head_format) == (4, 128, 1024, None)
+    heads, head = int(4 * 128 * 128 * weight), int(1024 * 128 * weight)
+    held = entries(bundle, target)
+    assert of({name: size for name, size in held.items() if not name.endswith("bias")}, "medusa") == heads
+    assert group_bytes(target, group, operators == "native") == heads
+    assert weight_parts(target, made.files).heads == {"medusa": heads}
+    assert look_bytes(target, group, operators) == heads + head
+    assert weight_size(form, operators) == weight
+    assert extra_bytes(load(bundle, threads=1, check=False), "medusa") == heads
 
 
 def test_only_methods_with_heads_read_them(manifest: Manifest) -> None:

@@ -21,10 +21,10 @@ from edgespec.planning.speed.passes import PassTimes, line, rising
 from edgespec.planning.speed.traffic import (
     attention_bytes,
     exit_share,
-    group_bytes,
     kept_share,
     kv_token_bytes,
     layer_weights,
+    look_bytes,
     read_bytes,
 )
 from edgespec.runtimes.files.manifest import Format, HeadGroup, Operators, SkipSetPart
@@ -90,9 +90,9 @@ def test_bytes_that_drafts_read() -> None:
     one = kept_share(target, SkipSetPart(attention=[0], mlp=[0]), "native")[0]
     assert one == pytest.approx(1 - per_layer / FACTS.parameters)
     medusa = HeadGroup(name="m", kind="medusa", count=4)
-    assert group_bytes(target, medusa, "native") == 4 * (4 * 896**2 + FACTS.vocab * 896)
+    assert look_bytes(target, medusa, "native") == 4 * (4 * 896**2 + FACTS.vocab * 896)
     own = HeadGroup(name="m", kind="medusa", count=4, own=True)
-    assert group_bytes(target, own, "native") == 4 * (4 * 896**2 + 4 * FACTS.vocab * 896)
+    assert look_bytes(target, own, "native") == 4 * (4 * 896**2 + 4 * FACTS.vocab * 896)
     share = (12 * per_layer + 896**2 + FACTS.vocab * 896) / FACTS.parameters
     assert exit_share(target, 12, "native") == pytest.approx(share)
 

@@ -1,0 +1,289 @@
+"""What strangers' files make a library do runs first, or only, in a process of its own under limits.
+
+Chat templates are programs: jinja's sandbox keeps them from files and modules, but bounds neither time nor memory.  So
+``render_apart`` asks a child, which is started for the first conversation and lives as long as this process.  A
+tokenizer's patterns and replacements have no bound either: ``try_tokenizer`` opens it and lets it encode texts that
+bring such things to light, once for each file.  This file is also the child's program: it imports nothing of edgespec.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import marshal
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import lru_cache
+from typing import IO, Any
+
+SECONDS = {"render": 5, "tokenizer": 20}  # of processor time for one request
+WAIT = 120  # seconds of the clock, where processor time is not limited
+MEMORY, OUTPUT = 3 << 29, 1 << 24  # bytes that the process may have; characters of a conversation
+_PARTS = ("a", " ", "1", "\n", "aB ", "x.", "\u4e00")
+PROBES = tuple(part * (2048 // len(part)) + end for part in _PARTS for end in ("", "!b"))
+_MOST_TOKENS = 1 << 15  # of a probe, which has about 2,000 characters
+_START = "import sys, runpy; sys.path[:] = sys.argv[2:]; runpy.run_path(sys.argv[1], run_name='__main__')"
+_ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+
+
+class ApartError(Exception):
+    """What ran failed, refused what it was given, or went beyond its limits."""
+
+
+def render_apart(template: str, values: Mapping[str, Any]) -> str:
+    """The text of a conversation, written by another process.
+
+    Args:
+        template: jinja.
+        values: plain data by name.
+
+    Raises:
+        ApartError: see the class.
+    """
+    if not _possible():
+        return _render(template, values)
+    with _lock:
+        return _running().ask(("render", template, dict(values)))
+
+
+def try_tokenizer(path: str) -> None:
+    """Open a tokenizer.json and encode the probes, in another process.
+
+    Raises:
+        ApartError: see the class.
+    """
+    if _possible():
+        process = _Process()
+        try:
+            process.ask(("tokenizer", path))
+        finally:
+            process.close()
+
+
+def _possible() -> bool:
+    """Not where Python is inside another program."""
+    return bool(sys.executable) and not getattr(sys, "frozen", False)
+
+
+class _Process:
+    """The child: requests go in and texts come out, each behind its length."""
+
+    def __init__(self) -> None:
+        self.owner = os.getpid()
+        command = [sys.executable, "-c", _START, __file__, *sys.path]
+        self._child = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | _ONE_THREAD,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self.owner == os.getpid() and self._child.poll() is None
+
+    def ask(self, request: tuple[Any, ...]) -> str:
+        stdin, stdout = self._child.stdin, self._child.stdout
+        assert stdin is not None
+        assert stdout is not None
+        timer = threading.Timer(WAIT, self._child.kill)
+        timer.daemon = True
+        timer.start()
+        try:
+            _write(stdin, marshal.dumps(request))
+            answer = _read(stdout)
+        except OSError:
+            answer = None
+        finally:
+            timer.cancel()
+        if answer is None:
+            self.close()
+            raise ApartError(f"it needs more than {SECONDS[request[0]]} s of processor time or {MEMORY >> 20} MiB")
+        found = json.loads(answer)
+        if "error" in found:
+            raise ApartError(found["error"])
+        return str(found["text"])
+
+    def close(self) -> None:
+        """End it; that of the process that this one was forked from is left alone."""
+        if self.owner == os.getpid():
+            self._child.kill()
+            self._child.wait()
+        self._child.returncode = self._child.returncode or 0
+        for pipe in (self._child.stdin, self._child.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+
+_lock = threading.Lock()
+_process: _Process | None = None
+
+
+def _running() -> _Process:
+    global _process
+    if _process is None or not _process.alive:
+        if _process is not None:
+            _process.close()
+        else:
+            atexit.register(_end)
+        _process = _Process()
+    return _process
+
+
+def _end() -> None:
+    if _process is not None:
+        _process.close()
+
+
+def _write(stream: IO[bytes], data: bytes) -> None:
+    stream.write(len(data).to_bytes(8, "little") + data)
+    stream.flush()
+
+
+def _read(stream: IO[bytes]) -> bytes | None:
+    """A message; None at the end."""
+    head = stream.read(8)
+    size = int.from_bytes(head, "little")
+    data = stream.read(size) if len(head) == 8 and size <= 16 * OUTPUT else b""
+    return data if data and len(data) == size else None
+
+
+def _serve() -> None:
+    """In the child: answer until there is nobody to ask."""
+    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    while (asked := _read(stdin)) is not None:
+        kind, *given = marshal.loads(asked)
+        _limit(SECONDS[kind])
+        try:
+            answer = {"text": _render(*given) if kind == "render" else _probe(*given)}
+        except ApartError as error:
+            answer = {"error": str(error)[:2000]}
+        _write(stdout, json.dumps(answer).encode())
+
+
+def _render(template: str, values: Mapping[str, Any]) -> str:
+    try:
+        text = str(_compiled(template).render(values))
+    except MemoryError:
+        raise ApartError(f"it needs more than {MEMORY >> 20} MiB") from None
+    except Exception as error:  # a template is a program: it may fail in any way
+        raise ApartError(str(error) or type(error).__name__) from error
+    if len(text) > OUTPUT:
+        raise ApartError(f"it writes {len(text)} characters, expected at most {OUTPUT}")
+    return text
+
+
+def _probe(path: str) -> str:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(path)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        for text in PROBES:
+            tokens = tokenizer.encode(text).ids
+            if len(tokens) > _MOST_TOKENS:
+                raise ApartError(f"it makes {len(tokens)} tokens of {len(text)} characters")
+            tokenizer.decode(tokens)
+    except ApartError:
+        raise
+    except BaseException as error:  # panics are no Exceptions
+        raise ApartError(str(error) or type(error).__name__) from error
+    return ""
+
+
+def _limit(seconds: int) -> None:
+    """The limits of one request; past that of time the process is killed."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limits = (
+        (resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds),
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_CORE, 0),
+    )
+    for kind, most in limits:
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+@lru_cache(maxsize=16)
+def _compiled(template: str) -> Any:
+    """The template with all that transformers offers to templates."""
+    from datetime import datetime
+
+    from jinja2 import TemplateError as Refused
+    from jinja2 import nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """``{% generation %}`` marks what the model wrote: for training; the text is its body."""
+
+        tags = {"generation"}  # noqa: RUF012  as jinja declares it
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            return nodes.Scope(body, lineno=line)
+
+    class Dict:
+        """``dict`` without its attributes."""
+
+        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+            return dict(*args, **kwargs)
+
+        def fromkeys(self, *args: Any) -> dict[Any, Any]:
+            return dict.fromkeys(*args)
+
+    class Names(Namespace):
+        """``namespace`` that takes no names of Python's own."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if str(name).startswith("_"):
+                raise SecurityError(f"a template must not set {name!r}")
+            super().__setitem__(name, value)
+
+    def namespace(*args: Any, **kwargs: Any) -> Names:
+        made = Names()
+        for name, value in dict(*args, **kwargs).items():
+            made[name] = value
+        return made
+
+    def refuse(message: str) -> None:
+        raise Refused(message)
+
+    def as_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | str | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = as_json  # jinja's own escapes for HTML
+    environment.globals.update(
+        raise_exception=refuse,
+        strftime_now=lambda form: datetime.now().strftime(form),
+        dict=Dict(),
+        namespace=namespace,
+    )
+    return environment.from_string(template)
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,99 @@
+"""Every command that a page shows can be typed: the names and the values are there."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import click
+import pytest
+
+from edgespec.cli.app import COMMANDS, cli
+from edgespec.cli.method_settings import NAMES as SETTINGS
+from tests.docs.conftest import NAMES, commands, inline
+
+# options of other programs that pages name alone
+FOREIGN = {"--merge", "--from", "--cpu", "--num_processes", "--calibrate-on"}
+
+
+def words_of(line: str) -> list[list[str]]:
+    """The edgespec commands of a shell line, without what they are called by."""
+    found = []
+    for part in re.split(r"&&|;|(?<=\s)\|(?=\s)", line):
+        words = shlex.split(part, comments=True)
+        words = words[1:] if words[:1] == ["$"] else words
+        if "edgespec" in words and words[0] not in ("uvx", "pip", "pipx", "eval", "conda"):
+            at = words.index("edgespec")
+            if all("=" in word or word in ("python", "-m", "accelerate", "torchrun") for word in words[:at][:1]):
+                found.append(words[at + 1 :])
+    return found
+
+
+def parse(words: list[str], whole: bool) -> None:
+    """Parse a command as the shell would; ``whole`` = nothing may be missing."""
+    words = [re.sub(r"^([\w-]+)(\|[\w-]+)+$", r"\1", word) for word in words]  # one of several that stand there
+    if not words:
+        return
+    group: click.Command = cli
+    name = "edgespec"
+    while isinstance(group, click.Group) and words and not words[0].startswith("-"):
+        command = group.get_command(click.Context(group), words[0])
+        assert command is not None, f"no command {words[0]}"
+        name, group, words = words[0], command, words[1:]
+    try:
+        group.make_context(name, list(words), resilient_parsing=not (whole or words))
+    except click.exceptions.Exit:
+        pass  # --help, or a list
+    except click.MissingParameter:
+        assert not whole
+    except (click.BadParameter, click.BadOptionUsage) as error:
+        if whole or not ("NAME" in str(error) or "requires an argument" in str(error)):
+            raise  # else: a placeholder, or an option without its value
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_commands_in_blocks(page: str) -> None:
+    for line in commands(page):
+        if re.search(r"(^|[\s$;&|])edgespec(\s|$)", line) and not re.match(r"\s*(edgespec:|\"|#|from|import)", line):
+            for words in words_of(line):
+                parse(words, whole=True)
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_commands_in_text(page: str) -> None:
+    for code in inline(page):
+        if code.startswith("edgespec ") and not code.startswith("edgespec COMMAND"):
+            for words in words_of(code):
+                parse(words, whole=False)
+
+
+def test_a_wrong_command_would_be_seen() -> None:
+    for line in ("edgespec run demo --branch 2", "edgespec bench", "A=1 edgespec exprot x", "edgespec run d --set x=1"):
+        (words,) = words_of(line)
+        with pytest.raises((click.UsageError, AssertionError)):
+            parse(words, whole=True)
+
+
+def options() -> set[str]:
+    """Every option of every command."""
+    found: set[str] = set()
+    todo = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
+    while todo:
+        command = todo.pop()
+        assert command is not None
+        todo += getattr(command, "commands", {}).values()
+        for param in command.params:
+            found |= {*param.opts, *param.secondary_opts}
+    return found | {"--help", "-h", "--version"}
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_options_in_text(page: str) -> None:
+    known = options() | FOREIGN
+    for code in inline(page):
+        if (code.startswith("-") and " " not in code.split("=")[0].strip()) or code.startswith("--"):
+            name = re.split(r"[\s=]", code)[0]
+            if name.startswith("--"):
+                assert name in known, f"{page}: no option {name}"
+        for setting in re.findall(r"--set ([\w-]+)=", code):
+            assert setting in SETTINGS, f"{page}: no setting {setting}"

@@ -1,0 +1,121 @@
+"""Every path, Python name and key that a page names exists."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import inspect
+import re
+
+import pytest
+
+import edgespec
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import DraftOptions, Settings
+from edgespec.decoding.stats import Stats
+from edgespec.engine.engine import Engine
+from edgespec.engine.request import Stream
+from edgespec.engine.result import Result
+from edgespec.planning.recipes import Recipe
+from edgespec.reports.advice import Advice
+from edgespec.reports.bench import MethodFigures
+from edgespec.runtimes.files.manifest import Graph, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.options import LoadOptions
+from tests.docs.conftest import NAMES, ROOT, blocks, first_column, inline, section, tables, text_of
+
+FOLDERS = "benchmarks|configs|docs|edgespec|examples|export|runtimes|tests|tools"
+MADE = {"docs/reference/commands.md"}  # by tools/docs_pages.py
+OBJECTS = {"engine": Engine, "result": Result, "stream": Stream}
+
+
+def fields(*classes: type) -> set[str]:
+    return {field.name for cls in classes for field in dataclasses.fields(cls)}
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_paths(page: str) -> None:
+    for code in inline(page):
+        if re.fullmatch(rf"(?:{FOLDERS})/[\w./-]*", code) and "NAME" not in code:
+            assert (ROOT / code).exists() or code in MADE, f"{page}: no {code}"
+    for module in re.findall(r"python -m ((?:benchmarks|tools)\.\w+)", text_of(page)):
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"{page}: no {module}"
+    for script in re.findall(r"python (tools/\w+\.py)", text_of(page)):
+        assert (ROOT / script).is_file(), f"{page}: no {script}"
+
+
+def test_the_table_of_folders_has_every_room() -> None:
+    named = first_column(section("CONTRIBUTING.md", "The house"))
+    for top in ("edgespec", "export", "runtimes"):
+        for folder in sorted((ROOT / top).iterdir()):
+            if (folder / "__init__.py").is_file() and not folder.is_symlink():
+                assert f"{folder.relative_to(ROOT)}/" in named, f"CONTRIBUTING does not say what {folder.name} holds"
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_python_names(page: str) -> None:
+    for dotted in re.findall(r"\bedgespec(?:\.\w+)+", "\n".join([*inline(page), *blocks(page, "python")])):
+        if not dotted.endswith(".json"):
+            resolve(dotted)
+    for code in [*inline(page), *blocks(page, "python")]:
+        for name, attribute in re.findall(r"(?<![\w.])(engine|result|stream)\.([a-z]\w*)", code):
+            known = OBJECTS[name]
+            assert hasattr(known, attribute) or attribute in attributes(known), f"{page}: no {name}.{attribute}"
+
+
+def attributes(cls: type) -> set[str]:
+    """Attributes that a class or its ``__init__`` sets."""
+    code = getattr(inspect.getattr_static(cls, "__init__"), "__code__", None)
+    return {*getattr(cls, "__annotations__", {}), *(code.co_names if code else ())}
+
+
+def resolve(dotted: str) -> object:
+    """Import as much as there is of modules, then go on by attributes."""
+    found: object = edgespec
+    path = "edgespec"
+    for part in dotted.split(".")[1:]:
+        path += f".{part}"
+        found = getattr(found, part) if hasattr(found, part) else importlib.import_module(path)
+    return found
+
+
+@pytest.mark.parametrize("page", NAMES)
+def test_python_blocks_compile(page: str) -> None:
+    for block in blocks(page, "python"):
+        compile(block, page, "exec")
+
+
+def test_a_wrong_name_would_be_seen() -> None:
+    with pytest.raises(ModuleNotFoundError):
+        resolve("edgespec.decoding.loops")
+
+
+def test_keys_of_a_result() -> None:
+    page = "docs/reference/results.md"
+    result = Result("", [], "eos", Stats(), None, "ar", "", True, True, [], device_lost="", draft_attention="f16",
+                    logprobs=[])  # fmt: skip
+    made = result.as_dict()
+    assert first_column(section(page, "A result")) == made.keys()
+    assert first_column(section(page, "Statistics")) - {"stats"} == made["stats"].keys()
+    figures, advice = tables(section(page, "A benchmark"))
+    assert first_column(figures) == MethodFigures("ar", [1.0], [1.0], [result]).as_dict().keys()
+    assert first_column(advice) == fields(Advice)
+
+
+def test_settings() -> None:
+    page = "docs/reference/settings.md"
+    assert first_column(section(page, "Of loading")) == fields(LoadOptions)
+    named = first_column(section(page, "Of a request"))
+    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts"}
+
+
+def test_keys_of_a_manifest() -> None:
+    page = "docs/bundle.md"
+    assert first_column(section(page, "The manifest").split("###")[0]) == set(Manifest.model_fields)
+    for heading, part in (("A model", ModelPart), ("A method", MethodPart)):
+        named = first_column(section(page, heading))
+        known = set(part.model_fields) | (set(Graph.model_fields) if part is ModelPart else set())
+        assert named - {"target", "draft"} <= known, named - known
+
+
+def test_keys_of_a_recipe() -> None:
+    assert first_column(section("docs/recipes.md", "A recipe of your own")) == set(Recipe.model_fields)

@@ -1,0 +1,232 @@
+"""Losses, the rate and held-out measures, each against a few lines of numpy that go position by position."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.export.training.data import Windows
+from edgespec.export.training.options import HEAD_DECAY, DraftShape
+from tests.export.training.conftest import Train
+
+pytestmark = pytest.mark.usefixtures("torch")
+
+LENGTHS = [11, 7]  # of two texts; what stands behind the second one's end must not matter
+TOKENS = np.random.default_rng(5).integers(2, 150, (2, 11))
+Array = NDArray[np.float64]
+
+
+@pytest.fixture(scope="module")
+def target(model: Path, torch: Any) -> Any:
+    from edgespec.export.training.target import Source, Target
+
+    return Target(Source.open(str(model)), "no", torch.device("cpu"))
+
+
+@pytest.fixture
+def learners(target: Any, torch: Any) -> Any:
+    """Name and loss -> heads of random weights; all are far from the target, and from each other."""
+    from edgespec.export.training.learners import Blockwise, Exits, Medusa
+
+    def make(name: str, loss: str) -> Any:
+        torch.manual_seed(3)
+        if name == "blockwise":
+            made: Any = Blockwise(target, loss, False, 3, 24, torch.Generator())  # type: ignore[arg-type]
+        elif name == "exits":
+            made = Exits(target, loss, False, (1, 1))  # type: ignore[arg-type]
+        else:
+            made = Medusa(target, loss, False, 3, name == "own")  # type: ignore[arg-type]
+        with torch.no_grad():
+            for value in made.parameters():
+                value.normal_(std=0.3)
+        return made
+
+    return make
+
+
+def log_softmax(logits: Array) -> Array:
+    """Natural log-probabilities [vocab] of logits [vocab]."""
+    shifted = logits - logits.max()
+    return np.asarray(shifted - math.log(np.exp(shifted).sum()))
+
+
+def numpy(value: Any) -> Array:
+    return np.asarray(value.detach().double().numpy())
+
+
+def loss_of(learner: Any, torch: Any) -> float:
+    tokens = torch.from_numpy(TOKENS)
+    return float(learner(tokens, torch.tensor(LENGTHS), learner.states(tokens)).detach())
+
+
+def outputs(target: Any, torch: Any) -> tuple[Array, Array, Array]:
+    """By transformers: the model's logits [B, T, vocab], its normed residual stream after layer 1, and after all."""
+    found = target.model(torch.from_numpy(TOKENS), output_hidden_states=True)
+    last = target.model.base_model(torch.from_numpy(TOKENS)).last_hidden_state
+    return numpy(found.logits), numpy(target.norm(found.hidden_states[1])), numpy(last)
+
+
+@pytest.mark.parametrize("loss", ["kl", "ce"])
+@pytest.mark.parametrize("name", ["medusa", "own", "blockwise"])
+def test_head_i_learns_what_comes_i_plus_two_tokens_on(
+    learners: Any, target: Any, torch: Any, name: str, loss: str
+) -> None:
+    learner = learners(name, loss)
+    model, _, last = outputs(target, torch)
+    expected = 0.0
+    for head in range(3):
+        logits = numpy(learner.logits(head, learner.rows(torch.from_numpy(last).float())[head]))  # [B, T, vocab]
+        losses = []
+        for text, length in enumerate(LENGTHS):
+            for at in range(length):
+                guess = log_softmax(logits[text, at])
+                # the model says in the row of token at + head + 1 what the token after it is
+                if loss == "kl" and at + head + 1 < length:
+                    losses.append(-(np.exp(log_softmax(model[text, at + head + 1])) * guess).sum())
+                if loss == "ce" and at + head + 2 < length:
+                    losses.append(-guess[TOKENS[text, at + head + 2]])
+        expected += HEAD_DECAY**head * float(np.mean(losses))
+    assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["kl", "ce"])
+def test_an_exit_learns_what_the_model_says_at_the_same_token(
+    learners: Any, target: Any, torch: Any, loss: str
+) -> None:
+    learner = learners("exits", loss)
+    model, hidden, _ = outputs(target, torch)
+    head, expected = numpy(target.lm_head), 0.0
+    for weight in numpy(learner.weight):
+        losses = []
+        for text, length in enumerate(LENGTHS):
+            for at in range(length):
+                guess = log_softmax(head @ (weight @ hidden[text, at]))
+                wanted = model[text, at]
+                losses.append(
+                    -(np.exp(log_softmax(wanted)) * guess).sum() if loss == "kl" else -guess[int(wanted.argmax())]
+                )
+        expected += float(np.mean(losses))
+    assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss, share", [("kl", 0.0), ("kl", 0.3), ("ce", 1.0)])
+def test_a_draft_learns_the_models_next_token_and_the_texts(target: Any, torch: Any, loss: Any, share: float) -> None:
+    from edgespec.export.training.draft import Draft
+
+    learner = Draft(target, loss, False, DraftShape(2, 32, 48, 2, 1, 16), share, seed=1)
+    model, draft = outputs(target, torch)[0], numpy(learner.logits(torch.from_numpy(TOKENS)))
+    soft, hard = [], []
+    for text, length in enumerate(LENGTHS):
+        for at in range(length):
+            guess = log_softmax(draft[text, at])
+            soft.append(-(np.exp(log_softmax(model[text, at])) * guess).sum())
+            if at + 1 < length:
+                hard.append(-guess[TOKENS[text, at + 1]])
+    expected = (1 - share) * float(np.mean(soft)) + share * float(np.mean(hard))
+    assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
+
+
+def test_the_rate_rises_then_falls_by_half_a_cosine() -> None:
+    from edgespec.export.training.loop import rate_at, total_steps
+
+    shares = [rate_at(step, 100, 0.1) for step in range(100)]
+    assert shares[:10] == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert shares[10] == 1.0
+    assert shares[55] == pytest.approx(0.505)  # half way down to a hundredth
+    assert shares[40] == pytest.approx(0.01 + 0.99 * 0.75)  # cos(60 degrees) = 1 / 2
+    assert 0.01 < shares[99] < 0.011
+    assert rate_at(0, 1, 0.0) == 1.0
+    from edgespec.export.training.options import TrainOptions
+
+    options = TrainOptions(method="medusa", model="m", output=Path("o"), batch=4, epochs=1.5)
+    assert total_steps(options, 10) == 4  # 15 windows in fours
+
+
+def test_a_training_takes_the_steps_of_adamw_at_that_rate(
+    train: Train, monkeypatch: pytest.MonkeyPatch, torch: Any
+) -> None:
+    """Each step again in numpy, from the gradients that the optimizer saw (arXiv 1711.05101, algorithm 2)."""
+    from edgespec.export.training import loop
+
+    real = loop._one_step
+    first: list[Array] = []
+    moments: dict[str, Any] = {"m": 0.0, "v": 0.0}
+    norms: list[float] = []
+
+    def one_step(model: Any, optimizer: Any, accelerator: Any, batch: Any, step: int) -> float:
+        (weight, *_) = model.parameters()
+        before = numpy(weight)
+        value = real(model, optimizer, accelerator, batch, step)
+        total = math.sqrt(sum(float((p.grad.double() ** 2).sum()) for p in model.parameters()))
+        norms.append(total)
+        gradient = numpy(weight.grad)
+        moments["m"] = 0.9 * moments["m"] + 0.1 * gradient
+        moments["v"] = 0.99 * moments["v"] + 0.01 * gradient**2
+        mean = moments["m"] / (1 - 0.9 ** (step + 1))
+        spread = np.sqrt(moments["v"] / (1 - 0.99 ** (step + 1)))
+        rate = 0.02 * loop.rate_at(step, 6, 0.5)
+        first.append(np.abs(numpy(weight) - (before - rate * mean / (spread + 1e-8))).max())
+        return value
+
+    monkeypatch.setattr(loop, "_one_step", one_step)
+    train(lr=0.02, warmup=0.5)
+    assert len(first) == 6
+    assert max(first) < 1e-6
+    assert max(norms) <= 1 + 1e-5  # gradients are clipped to this norm
+
+
+def windows() -> Windows:
+    """The two texts, and eight more, so that they take two passes."""
+    more = np.random.default_rng(6).integers(2, 150, (8, 9)).tolist()
+    texts = [row[:length].tolist() for row, length in zip(TOKENS, LENGTHS, strict=True)]
+    return Windows.of([*texts, *more], 11)
+
+
+@pytest.mark.parametrize("start", [1, 4])
+def test_right_guesses_by_rank(learners: Any, target: Any, torch: Any, start: int) -> None:
+    from edgespec.export.training.measure import RANKS, rank_shares
+
+    learner, texts = learners("medusa", "kl"), windows()
+    hidden = target.hidden(torch.from_numpy(texts.tokens))
+    expected = []
+    for head in range(3):
+        logits, hits, count = numpy(learner.logits(head, learner.rows(hidden)[head])), np.zeros(RANKS), 0
+        for text, length in enumerate(texts.lengths.tolist()):
+            for at in range(start - 1, length - head - 2):
+                place = int((logits[text, at] > logits[text, at, texts.tokens[text, at + head + 2]]).sum())
+                count += 1
+                if place < RANKS:
+                    hits[place] += 1
+        expected.append([round(hit / count, 4) for hit in hits])
+    assert sum(map(sum, expected)) > 0
+    assert rank_shares(learner, texts, start) == expected
+
+
+@pytest.mark.parametrize("start", [1, 4])
+def test_acceptance_of_a_draft(target: Any, torch: Any, start: int) -> None:
+    from edgespec.export.training.measure import draft_acceptance
+
+    texts = windows()
+    noise = torch.randn(150 + 10, 160, generator=torch.Generator().manual_seed(2))
+
+    def draft(tokens: Any) -> Any:
+        """The model's own logits of the token before, disturbed: some agree, some do not."""
+        return target.logits(target.hidden(tokens)) + 2 * noise[tokens]
+
+    tokens = torch.from_numpy(texts.tokens)
+    p, q = numpy(target.model(tokens).logits), numpy(draft(tokens))
+    overlap, same = [], []
+    for text, length in enumerate(texts.lengths.tolist()):
+        for at in range(start - 1, length - 1):
+            overlap.append(np.minimum(np.exp(log_softmax(p[text, at])), np.exp(log_softmax(q[text, at]))).sum())
+            same.append(p[text, at].argmax() == q[text, at].argmax())
+    found = draft_acceptance(draft, target, texts, start)
+    assert found["positions"] == len(same)
+    assert found["overlap"] == pytest.approx(np.mean(overlap), abs=1e-4)
+    assert found["agreement"] == pytest.approx(np.mean(same), abs=1e-4)
+    assert 0 < found["agreement"] < 1

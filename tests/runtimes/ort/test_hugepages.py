@@ -1,0 +1,58 @@
+"""Huge pages: only what was allocated meanwhile is moved to them."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+
+from edgespec.runtimes.ort.hugepages import huge_pages, new_spans
+
+MIB = 1 << 20
+
+
+def test_only_large_resident_pieces_that_are_new() -> None:
+    old = [(0, 10 * MIB), (40 * MIB, 50 * MIB)]
+    now = [
+        ((0, 10 * MIB), 10 * MIB),  # was there
+        ((20 * MIB, 30 * MIB), 10 * MIB),  # new
+        ((32 * MIB, 35 * MIB), 3 * MIB),  # small
+        ((36 * MIB, 60 * MIB), 24 * MIB),  # an old one between two new pieces
+        ((100 * MIB, 200 * MIB), 50 * MIB),  # half of it reserved alone
+    ]
+    assert new_spans(now, old) == [(20 * MIB, 30 * MIB), (36 * MIB, 40 * MIB), (50 * MIB, 60 * MIB)]
+    assert new_spans(now[:1], []) == [(0, 10 * MIB)]
+
+
+def filled(size: int) -> mmap.mmap:
+    """Private memory of its own, all of it resident."""
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.write(b"x" * size)
+    return memory
+
+
+def advised(memory: mmap.mmap) -> bool:
+    """Whether huge pages were asked for where it lies ("hg" of /proc/self/smaps)."""
+    at = ctypes.addressof(ctypes.c_char.from_buffer(memory)) + len(memory) // 2
+    flags, inside = "", False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if found := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(found[1], 16) <= at < int(found[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert flags
+    return "hg" in flags.split()
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="this kernel has no huge pages")
+@pytest.mark.parametrize("wanted", ["1", "0"])
+def test_what_others_allocated_is_left_alone(monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+    monkeypatch.setenv("EDGESPEC_HUGE_PAGES", wanted)
+    before = filled(16 * MIB)
+    with huge_pages():
+        meanwhile = filled(16 * MIB)
+    after = filled(16 * MIB)
+    assert [advised(memory) for memory in (before, meanwhile, after)] == [False, wanted == "1", False]

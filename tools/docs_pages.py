@@ -1,0 +1,79 @@
+"""Pages of the site that are made from the code: the commands, from their own help.
+
+mkdocs calls ``on_files`` (``hooks`` of mkdocs.yml).  ``python tools/docs_pages.py`` prints the page.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from inspect import cleandoc
+from typing import Any
+
+import click
+
+from edgespec.cli.app import COMMANDS
+from edgespec.cli.groups import COMMON, GroupedCommand
+from edgespec.cli.method_settings import NAMES
+
+COMMANDS_PAGE = "reference/commands.md"
+
+
+def commands_page() -> str:
+    """Every command with its arguments, options by group, and examples, in Markdown."""
+    parts = [
+        "# Commands\n",
+        "This page is made from the help of the commands: `edgespec COMMAND --help` says the same.\n",
+        "Errors of use exit with 2, other errors with 1, each with a hint.  Ctrl-C exits with 130.\n",
+        *(_command(f"edgespec {name}", import_module(f"edgespec.cli.{name}").command) for name in COMMANDS),
+        "## Settings of one method {#set}\n",
+        "`--set NAME=VALUE` of `run`, `bench` and `verify`; `--set list` prints them.\n",
+        _table(("name", "what it sets"), [(f"`{name}`", what) for name, (_, what) in NAMES.items()]),
+    ]
+    return "\n".join(parts)
+
+
+def _command(path: str, command: click.Command) -> str:
+    """A section of the page; the commands of a group follow."""
+    ctx = click.Context(command, info_name=path)
+    level = "##" if path.count(" ") == 1 else "###"
+    what, _, examples = (command.help or "").partition("\b\n")
+    lines = [
+        f"{level} {path}\n",
+        f"`{' '.join([path, *command.collect_usage_pieces(ctx)])}`\n",
+        _code(cleandoc(what)) + "\n",
+    ]
+    if examples:
+        lines.append("```console\n" + "\n".join(line.strip() for line in examples.strip().splitlines()) + "\n```\n")
+    if isinstance(command, click.Group):
+        return "\n".join(lines + [_command(f"{path} {name}", found) for name, found in command.commands.items()])
+    sections = command.sections(ctx) if isinstance(command, GroupedCommand) else {COMMON: command.get_params(ctx)}
+    for heading, params in sections.items():
+        shown = [param for param in params if isinstance(param, click.Option) and "--help" not in param.opts]
+        records = [found for param in shown if (found := param.get_help_record(ctx))]
+        if records:
+            head = "option" if heading == COMMON else heading.lower()
+            lines.append(_table((head, ""), [(f"`{name}`", _code(text)) for name, text in records]))
+    return "\n".join(lines)
+
+
+def _code(text: str) -> str:
+    """Options, names in capitals and paths of a help text as Markdown wants them."""
+    return re.sub(r"(?<![`\w-])(--[a-z][a-z-]+|[A-Z]{2,}(?:=[A-Z]+)+)(?![`\w])", r"`\1`", text)
+
+
+def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
+    cells = [head, ("---", "---"), *((name, text.replace("|", "\\|")) for name, text in rows)]  # names are code
+    return "\n".join(f"| {name} | {text} |" for name, text in cells) + "\n"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages to the site's files (mkdocs calls this)."""
+    from mkdocs.structure.files import File
+
+    files.append(File.generated(config, COMMANDS_PAGE, content=commands_page()))
+    return files
+
+
+if __name__ == "__main__":
+    print(commands_page())

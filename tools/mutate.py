@@ -1,0 +1,216 @@
+"""Change one thing in a module, run its tests, and see whether they notice: how good the tests are, in numbers.
+
+    python -m tools.mutate edgespec/decoding/verify.py tests/decoding --sample 40
+
+A mutant is one operator of ``mutants`` at one place: a comparison turned or moved by one, arithmetic exchanged, a
+condition negated, a number moved by one, ``and`` for ``or``, a statement dropped.  The sample is drawn by ``--seed``.
+Every mutant runs in a fork that imports it in place of the module (nothing is written), with ``pytest -x`` and a time
+limit of ``LONGER`` times the tests' own time; a mutant that runs into it counts as caught.  Survivors are printed as
+diffs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import difflib
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+
+LONGER, LEAST = 6.0, 60.0  # the time limit: so many times the tests' own time, and at least so many seconds
+COMPARED: dict[type[ast.cmpop], list[str]] = {
+    ast.Lt: ["<=", ">="], ast.LtE: ["<", ">"], ast.Gt: [">=", "<="], ast.GtE: [">", "<"],
+    ast.Eq: ["!="], ast.NotEq: ["=="], ast.Is: ["is not"], ast.IsNot: ["is"], ast.In: ["not in"], ast.NotIn: ["in"],
+}  # fmt: skip
+ADDED: dict[type[ast.operator], str] = {
+    ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "*", ast.Pow: "*",
+    ast.BitAnd: "|", ast.BitOr: "&", ast.MatMult: "*",
+}  # fmt: skip
+OUTSIDE = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Pass)
+PRELOADED = "numpy", "onnxruntime", "onnx", "tokenizers", "pydantic", "hypothesis", "safetensors", "optuna", "ml_dtypes"
+
+Change = tuple[int, int, str]  # from, to (in characters), what stands there instead
+
+
+def mutants(source: str) -> list[Change]:
+    """Every change of a module, in the order of the text; annotations, docstrings and imports are left alone."""
+    lines = source.splitlines(keepends=True)
+    starts = [0]
+    for line in lines:
+        starts.append(starts[-1] + len(line))
+
+    def at(line: int, column: int) -> int:  # a column counts bytes
+        return starts[line - 1] + len(lines[line - 1].encode()[:column].decode())
+
+    def span(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return at(node.lineno, node.col_offset), at(node.end_lineno, node.end_col_offset)
+
+    def between(left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
+        begin, end = span(left)[1], span(right)[0]
+        if source.count(old, begin, end) == 1:  # an operator; else one of several lines, with a comment in it
+            place = source.index(old, begin, end)
+            yield place, place + len(old), new
+
+    def of(node: ast.AST) -> Iterator[Change]:
+        if isinstance(node, ast.Compare):
+            for left, operator, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
+                for new in COMPARED[type(operator)]:
+                    yield from between(left, right, SYMBOLS[type(operator)], new)
+        elif isinstance(node, ast.BinOp) and type(node.op) in ADDED:
+            yield from between(node.left, node.right, SYMBOLS[type(node.op)], ADDED[type(node.op)])
+        elif isinstance(node, ast.AugAssign) and type(node.op) in ADDED:
+            yield from between(node.target, node.value, SYMBOLS[type(node.op)] + "=", ADDED[type(node.op)] + "=")
+        elif isinstance(node, ast.BoolOp):
+            old, new = ("and", "or") if isinstance(node.op, ast.And) else ("or", "and")
+            yield from between(node.values[0], node.values[1], old, new)
+        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
+            begin, _ = span(node)
+            yield begin, span(node.operand)[0], ""
+        elif isinstance(node, (ast.If, ast.IfExp, ast.While)) and not isinstance(node.test, ast.Constant):
+            begin, end = span(node.test)
+            yield begin, end, f"(not ({source[begin:end]}))"
+        elif isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float)):
+            value = node.value
+            others: Sequence[object] = [not value] if isinstance(value, bool) else [value + 1, value - 1]
+            for other in others:
+                yield (*span(node), repr(other))
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.Expr, ast.Continue, ast.Break)) and not (
+            isinstance(node, ast.Expr) and isinstance(node.value, (ast.Constant, ast.Yield))
+        ):
+            yield (*span(node), "pass")
+
+    def walk(node: ast.AST, inside: bool) -> Iterator[Change]:
+        if inside:
+            yield from of(node)
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "decorator_list", "type_comment"):
+                continue
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from walk(child, inside or isinstance(node, ast.FunctionDef))
+
+    return sorted(set(walk(ast.parse(source), False)))
+
+
+SYMBOLS: dict[type[ast.AST], str] = {
+    ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">=", ast.Eq: "==", ast.NotEq: "!=", ast.Is: "is",
+    ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/",
+    ast.FloorDiv: "//", ast.Mod: "%", ast.Pow: "**", ast.BitAnd: "&", ast.BitOr: "|", ast.MatMult: "@",
+}  # fmt: skip
+
+
+def changed(source: str, change: Change) -> str:
+    """The module with one change."""
+    begin, end, new = change
+    return source[:begin] + new + source[end:]
+
+
+class Instead(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
+    """Finds one module, and gives its source another text."""
+
+    def __init__(self, name: str, path: Path, source: str) -> None:
+        self.name, self.path, self.source = name, path, source
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """The module, if it is the one."""
+        if fullname != self.name:
+            return None
+        spec = importlib.util.spec_from_loader(fullname, self, origin=str(self.path))
+        assert spec is not None
+        spec.has_location = True
+        return spec
+
+    def get_source(self, fullname: str) -> str:
+        """The other text."""
+        return self.source
+
+    def get_code(self, fullname: str) -> CodeType:
+        """The other text, compiled."""
+        return compile(self.source, str(self.path), "exec")
+
+
+def passes(name: str, path: Path, source: str, tests: list[str], limit: float) -> tuple[bool, float]:
+    """Run tests in a fork, with this source for a module -> whether all pass in time, and seconds."""
+    start = time.monotonic()
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        silent = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(silent, stream)
+        sys.meta_path.insert(0, Instead(name, path, source))
+        import pytest
+
+        code = 1
+        try:
+            preloaded = "-W", "ignore::pytest.PytestAssertRewriteWarning"
+            code = int(pytest.main(["-x", "-n0", "-p", "no:cacheprovider", *preloaded, *tests]))
+        finally:
+            os._exit(code)
+    while time.monotonic() - start < limit:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status == 0, time.monotonic() - start
+        time.sleep(0.02)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return False, limit
+
+
+def diff(source: str, other: str, name: str) -> str:
+    """The line that changed."""
+    lines = difflib.unified_diff(source.splitlines(), other.splitlines(), name, name, n=0, lineterm="")
+    return "\n".join(list(lines)[2:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("module", type=Path, help="a file, by its path under edgespec/")
+    parser.add_argument("tests", nargs="+", help="what pytest runs, the quickest first")
+    parser.add_argument("--sample", type=int, default=40, help="mutants; 0 = all")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--preload", nargs="*", default=[], help="further packages that the tests import")
+    given = parser.parse_args()
+    for package in (*PRELOADED, *given.preload):
+        importlib.import_module(package)
+    name, source = ".".join(given.module.with_suffix("").parts), given.module.read_text("utf-8")
+    every = mutants(source)
+    order = random.Random(given.seed).sample(every, len(every))
+    good, seconds = passes(name, given.module, source, given.tests, 1800.0)
+    if not good:
+        sys.exit(f"{given.module}: its tests fail without any change")
+    caught = 0
+    survivors: list[Change] = []
+    for change in order:
+        if given.sample and caught + len(survivors) >= given.sample:
+            break
+        other = changed(source, change)
+        try:
+            compile(other, name, "exec")
+        except SyntaxError:
+            continue
+        survived, _ = passes(name, given.module, other, given.tests, max(LEAST, LONGER * seconds))
+        caught += not survived
+        if survived:
+            survivors.append(change)
+            print(diff(source, other, str(given.module)), flush=True)
+    total = caught + len(survivors)
+    print(f"{given.module}: {caught} of {total} caught ({len(every)} possible, seed {given.seed})", flush=True)
+
+
+if __name__ == "__main__":
+    main()
