@@ -65,6 +65,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     from edgespec.export.planning.plan import weight_bytes
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
+    from edgespec.runtimes.files.kv import state_bytes
     from edgespec.runtimes.files.manifest import FOREIGN_METHODS, FORMATS
 
     path = resolve(model, revision)
@@ -86,3 +87,5 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
         click.echo(f"  {each}")
     click.echo("weights: " + ", ".join(f"{form} {human_bytes(size)}" for form, size in sizes.items()))
     click.echo(f"KV: {human_bytes(facts.kv_bytes_per_token)} a token in float32")
+    if states := state_bytes(facts):
+        click.echo(f"states: {human_bytes(states)}, at every length of text")

@@ -10,7 +10,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.expectations import exported, where
 from edgespec.planning.speed.prediction import Speed
-from edgespec.runtimes.files.manifest import EMITTED, FOREIGN_METHODS, METHODS, Manifest, MethodPart
+from edgespec.runtimes.files.manifest import FOREIGN_METHODS, METHODS, Manifest, MethodPart
+from edgespec.runtimes.files.operators import EMITTED
 
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle

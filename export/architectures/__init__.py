@@ -95,7 +95,7 @@ def architecture(source: Checkpoint) -> Architecture:
         source.config = config = {**shared, **text}
     name = describe(config)
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"{source.path}: {unsupported(name)}", "docs/architectures.md says how to add one")
+        raise UnsupportedModel(f"{source.path}: {refusal(name)}", "docs/architectures.md says how to add one")
     kind = ARCHITECTURES[name]
     source = with_usual_prefix(source, kind.layers_at)
     made = kind(source)
@@ -103,7 +103,7 @@ def architecture(source: Checkpoint) -> Architecture:
     return made
 
 
-def unsupported(name: str) -> str:
+def refusal(name: str) -> str:
     """That a ``model_type`` is not supported, why if that is known, and what is."""
     why = f" ({found})" if (found := reason(name)) else ""
     return f"architecture {name!r} is not supported{why}; supported: {', '.join(sorted(ARCHITECTURES))}"

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export import architectures
-from edgespec.export.architectures import ARCHITECTURES, describe
+from edgespec.export.architectures import ARCHITECTURES, describe, refusal
 from edgespec.export.optimum.export import export_graph, optimum_missing
 from edgespec.export.optimum.graph import ForeignGraph
 from edgespec.export.optimum.write import HEADROOM
@@ -196,7 +195,7 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
 def unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
     """The error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
     return UnsupportedModel(
-        f"{path}: {architectures.unsupported(describe(config))}; others go through optimum, but {missing}",
+        f"{path}: {refusal(describe(config))}; others go through optimum, but {missing}",
         "install edgespec[optimum] in an environment of its own (its transformers is older than that of "
         "edgespec[train]), or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
         "elsewhere and give DIR; docs/architectures.md says how to add an architecture",

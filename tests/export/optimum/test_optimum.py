@@ -16,7 +16,7 @@ from edgespec.export.optimum import model as foreign_model
 from edgespec.export.optimum.export import optimum_missing
 from edgespec.export.optimum.pipeline import ForeignExporter, make_exporter
 from edgespec.export.options import ExportOptions
-from edgespec.runtimes.files.manifest import EMITTED
+from edgespec.runtimes.files.operators import EMITTED
 from tests.export.optimum.test_foreign import CONFIG, NAME, SEED, export, refused
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export

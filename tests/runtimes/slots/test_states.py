@@ -113,6 +113,26 @@ def test_states_are_those_of_a_fresh_prefill(writer: Write, name: str) -> None:
         np.testing.assert_array_equal(rows, fresh.snapshot()[key], key)
 
 
+@pytest.mark.parametrize("skip", [None, SKIP])
+def test_hypotheses_near_and_far(writer: Write, skip: SkipSet | None) -> None:
+    """Near, they are rows of one pass; far behind, where no states are kept, the text is run again."""
+    slot, other = opened(writer, NAMES[0]), opened(writer, NAMES[0])
+    text = np.random.default_rng(6).integers(0, slot.vocab_size, 300)
+    for starts in ([290, 250, 280], [290, 40, 5, 41]):
+        slot.prefill(text[slot.follow(text.tolist()) :].tolist())
+        seen = np.repeat(starts, 3)
+        tokens = (seen * 7 + np.arange(len(seen))) % slot.vocab_size
+        parents = np.where(np.arange(len(seen)) % 3 > 0, np.arange(len(seen)) - 1, -1)
+        found = slot.forward_hypotheses(tokens, seen, parents, skip).logits.copy()
+        assert slot.tokens == text.tolist()
+        for at, start in enumerate(starts):
+            other.follow([])
+            other.prefill(text[:start].tolist())
+            for row in range(3 * at, 3 * at + 3):
+                expected = other.forward_draft(tokens[row : row + 1], row - 3 * at, skip).logits
+                np.testing.assert_allclose(found[row], expected[0], rtol=0, atol=1e-4)
+
+
 def test_far_behind_it_begins_again(writer: Write) -> None:
     slot = opened(writer, NAMES[0])
     text = list(range(2, 150)) + list(range(2, 150))
