@@ -148,7 +148,7 @@ def _theirs(folder: Path, facts: ModelFacts, depth: int, arguments: Any) -> Call
         "seqlens": np.array([depth + rows - 1], np.int32),
         "total": np.array(depth + rows, np.int32),
     }
-    nodes, outputs = [], {}
+    nodes, outputs = [], dict[str, Any]()
     for layer in range(facts.layers):
         past, present = [f"past.{layer}.{kind}" for kind in "kv"], [f"present.{layer}.{kind}" for kind in "kv"]
         for name in past:

@@ -85,9 +85,9 @@ def _passes(folder: Path, shapes: Any, kind: Any, threads: int) -> tuple[dict[st
     outputs = {"logits": np.float32, "ids": np.int64, "values": np.float32, "hidden": np.float32}
     session = None
     for rows in ROWS:
-        at = np.arange(rows)
+        row = np.arange(rows)
         inputs: dict[str, Any] = {
-            "plan": np.array([at % 16, at, 0 * at, 0 * at, at - 1, at]),
+            "plan": np.array([row % 16, row, 0 * row, 0 * row, row - 1, row]),
             "wanted": np.zeros(0, np.int64),
             "gates": np.zeros(0, bool),
             "moves": np.zeros((0, 3), np.int64),

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -103,7 +104,7 @@ def kinds(engine: Engine, count: int) -> dict[str, list[list[int]]]:
 
 def _written(engine: Engine, prompt: Sequence[int], tokens: int) -> list[int]:
     """A text drawn at temperature 1, seeded."""
-    how = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "ignore_eos": True}
+    how: dict[str, Any] = {"temperature": 1.0, "seed": 3, "acceptance": "coupled", "ignore_eos": True}
     result = engine.generate(prompt, method=PLAIN, max_new_tokens=tokens, **how)
     return [*prompt, *result.tokens]
 
@@ -138,8 +139,8 @@ def regrets(kind: str, engines: Sequence[Engine], profiles: Sequence[Profile], r
             best = max(fits, key=lambda which: rates[which])
             pick = plan.pick.option.name, plan.pick.use.method
             shown = [f"{Path(bundle).name} {method}" for bundle, method in (pick, best)]
-            lost = [1 - rates[which] / rates[best] for which in (pick, (pick[0], AUTO))]
-            found.append(Cell(kind, context, budget, *shown, *lost))
+            regret, auto = (1 - rates[which] / rates[best] for which in (pick, (pick[0], AUTO)))
+            found.append(Cell(kind, context, budget, shown[0], shown[1], regret, auto))
     return found
 
 

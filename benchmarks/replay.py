@@ -49,6 +49,10 @@ class Replay:
     def tokens(self) -> list[int]:
         return self._slot.tokens
 
+    @tokens.setter
+    def tokens(self, tokens: list[int]) -> None:
+        self._slot.tokens = tokens
+
     def follow(self, tokens: Sequence[int]) -> int:
         return self._slot.follow(tokens)
 
@@ -106,10 +110,10 @@ def main() -> None:
     for number, (prompt, answer) in enumerate(scripts):
         for name in list(slots)[:: 1 if number % 2 else -1]:
             once = Stats()
-            target = Replay(slots[name], prompt + answer)
+            replay = Replay(slots[name], prompt + answer)
             options = DecodeOptions(max_new_tokens=min(arguments.new, len(answer)), gamma=8)
-            target.follow([])
-            for _ in decode(target, drafters[name], prompt, options, once):
+            replay.follow([])
+            for _ in decode(replay, drafters[name], prompt, options, once):
                 pass
             times[name].append(once.decode_ms / once.tokens)
             stats[name].rounds += once.rounds
@@ -140,7 +144,7 @@ def _scripts(arguments: argparse.Namespace) -> list[tuple[list[int], list[int]]]
     for line in arguments.questions.read_text("utf-8").splitlines():
         item = json.loads(line)
         questions[item["question_id"]] = item["turns"]
-    found = []
+    found: list[tuple[list[int], list[int]]] = []
     for line in arguments.traces.read_text("utf-8").splitlines():
         item = json.loads(line)
         first, second = item["choices"][0]["turns"][:2]

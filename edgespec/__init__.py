@@ -10,9 +10,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["EdgespecError", "Engine", "LoadOptions", "Result", "SamplingParams", "Settings", "__version__", "load"]
+__all__ = [
+    "EdgespecError",
+    "Engine",
+    "Grammar",
+    "LoadOptions",
+    "Result",
+    "SamplingParams",
+    "Settings",
+    "__version__",
+    "load",
+]
 
 if TYPE_CHECKING:
+    from edgespec.decoding.constraint import Grammar
     from edgespec.decoding.sampling import SamplingParams
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
@@ -23,6 +34,7 @@ if TYPE_CHECKING:
 
 _WHERE = {
     "Engine": "edgespec.engine.engine",
+    "Grammar": "edgespec.decoding.constraint",
     "LoadOptions": "edgespec.runtimes.options",
     "Result": "edgespec.engine.result",
     "load": "edgespec.engine.loading",

@@ -25,7 +25,17 @@ from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.options import LoadOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-PUBLIC = ["EdgespecError", "Engine", "LoadOptions", "Result", "SamplingParams", "Settings", "__version__", "load"]
+PUBLIC = [
+    "EdgespecError",
+    "Engine",
+    "Grammar",
+    "LoadOptions",
+    "Result",
+    "SamplingParams",
+    "Settings",
+    "__version__",
+    "load",
+]
 
 
 def names(cls: type) -> list[str]:
@@ -124,6 +134,7 @@ def test_settings() -> None:
         "shadow": None,
         "proposer": None,
         "accept": Accept(),
+        "grammar": None,
     }
     assert defaults(SamplingParams) == {
         "temperature": 0.0,
@@ -135,6 +146,7 @@ def test_settings() -> None:
         "seed": None,
         "acceptance": "rejection",
         "verification": "token",
+        "constraint": None,
     }
     assert defaults(Accept) == {
         "rule": "exact",
@@ -182,6 +194,8 @@ def test_results() -> None:
         "verify_ms",
         "other_ms",
         "dropped_reason",
+        "exact",
+        "lossless",
         "monitor",
     ]
 

@@ -63,6 +63,7 @@ EXTRAS = {
     "ml_dtypes": "export",
     "onnx": "export",
     "optuna": "export",
+    "llguidance": "guidance",
     "matplotlib": "bench",
     "torch": "train",
     "transformers": "train",

@@ -12,6 +12,7 @@ import click
 from edgespec.cli.common import (
     drafting_options,
     emit_json,
+    grammar_options,
     human_bytes,
     json_option,
     length_option,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 @memory_options
 @sampling_options
 @drafting_options
+@grammar_options
 @loading_options
 @group(
     OUTPUT,
@@ -94,7 +96,8 @@ def command(
     from edgespec.reports.page import check_page, write_page
     from edgespec.reports.page.compare import read_llama_bench
 
-    settings = make_settings(None, options).changed(ignore_eos=True)
+    settings = make_settings(None, options)
+    settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     if not settings.sampling.greedy and settings.sampling.seed is None:
         settings = settings.changed(seed=0)  # texts are compared: every round draws the same
     if compare and not report:

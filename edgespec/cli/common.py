@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from edgespec.decoding.accept import Accept
+    from edgespec.decoding.constraint import Grammar
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.manifest import AttentionPart
@@ -150,6 +151,31 @@ drafting_options = group(
 )
 
 
+def _grammar(ctx: click.Context, param: click.Parameter, value: str | None) -> Grammar | None:
+    """A grammar: of a file, or a regular expression as it is."""
+    from edgespec.decoding.constraint import Grammar
+
+    if value is None:
+        return None
+    if param.name == "regex":
+        return Grammar.regex(value)
+    try:
+        text = Path(value).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.BadParameter(str(error), ctx, param) from error
+    return Grammar.json_schema(text) if param.name == "json_schema" else Grammar.lark(text)
+
+
+grammar_options = group(
+    "Structured output (needs the extra guidance)",
+    click.option("--json-schema", metavar="FILE", callback=_grammar, help="The text is JSON of this schema."),
+    click.option("--regex", metavar="EXPR", callback=_grammar, help="The whole text matches this expression."),
+    click.option(
+        "--grammar", metavar="FILE", callback=_grammar, help="The text follows this grammar (Lark's notation)."
+    ),
+)
+
+
 def open_engine(bundle: Path, options: dict[str, Any]) -> Engine:
     """Load a bundle with the options of ``memory_options``, ``loading_options`` and ``drafting_options``."""
     from edgespec.engine.loading import load
@@ -174,7 +200,10 @@ def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
     names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance")
     same = {name: options[name] for name in (*names, "max_new_tokens", "gamma", "accept", "stop")}
     settings = Settings().changed(method=method, fallback=not options["no_fallback"], **same)
-    return apply(settings, options["method_settings"])
+    grammars = [found for name in ("json_schema", "regex", "grammar") if (found := options.get(name))]
+    if len(grammars) > 1:
+        raise click.UsageError("give one of --json-schema, --regex and --grammar")
+    return apply(settings.changed(grammar=next(iter(grammars), None)), options["method_settings"])
 
 
 def emit_json(value: dict[str, Any]) -> None:
@@ -203,9 +232,22 @@ def progress() -> Iterator[Callable[[str, int, int, str], None]]:
         yield line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = TextColumn("{task.fields[stage]:<12}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.fields[stage]:<12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, TextColumn("{task.description}"), console=Console(stderr=True)) as bar:
         tasks: dict[str, Any] = {}
 

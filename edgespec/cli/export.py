@@ -128,8 +128,8 @@ def command(
     edgespec export ./model --dry-run --json
     """
     from edgespec.export.bundle.writer import staged_folder
-    from edgespec.export.optimum.pipeline import make_exporter
     from edgespec.export.options import ExportOptions
+    from edgespec.export.pipeline import Exporter
 
     target = output or default_output(model)
     if target.resolve() == Path.cwd():
@@ -141,12 +141,12 @@ def command(
         recipe, asked = with_recipe(name, model, asked)
     options = ExportOptions(**asked)
     if dry_run:
-        plan = make_exporter(options).plan()
+        plan = Exporter(options).plan()
         _show_plan(plan, as_json)
         return
     start = time.perf_counter()
     with progress() as report:
-        exporter = make_exporter(options, report)
+        exporter = Exporter(options, report)
         with staged_folder(target, options.overwrite) as folder:  # the bundle's name appears when all of it is there
             exporter.options = replace(options, output=folder)
             manifest = exporter.run()

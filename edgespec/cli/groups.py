@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,7 +32,8 @@ class GroupedCommand(click.Command):
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections: common options first, output last."""
         for heading, params in self.sections(ctx).items():
-            records = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            found = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            records = [(re.sub(r" (INTEGER|FLOAT)( RANGE)?$", " N", names), text) for names, text in found]
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)

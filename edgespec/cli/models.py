@@ -72,7 +72,9 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     if is_foreign(path):
         foreign = ForeignModel.open(path, context)
         forms = [form for form in FORMATS if form != "w8a8"]
-        sizes: dict[str, int] = {form: foreign.weight_bytes(WeightChoice.of(form, None, None)) for form in forms}
+        sizes: dict[str, int] = {
+            form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")[0] for form in forms
+        }
         facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(FOREIGN_METHODS)}"]
     else:
         arch = open_described(path, context)

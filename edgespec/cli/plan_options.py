@@ -78,7 +78,7 @@ def model_options(
     Raises:
         ExportError: unreadable or unsupported.
     """
-    from edgespec.export.planning.bundle import planned_bundle
+    from edgespec.export.planned import planned_bundle
 
     wanted = tuple(methods) or (*WITHOUT_TRAINING, *HEADS, *(("speculative",) if draft else ()))
     found = []

@@ -14,6 +14,7 @@ from edgespec.cli.common import (
     bundle_argument,
     drafting_options,
     emit_json,
+    grammar_options,
     json_option,
     length_option,
     loading_options,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 @memory_options
 @sampling_options
 @drafting_options
+@grammar_options
 @loading_options
 @group(
     "Chat",

@@ -12,6 +12,7 @@ from edgespec.cli.common import (
     bundle_argument,
     drafting_options,
     emit_json,
+    grammar_options,
     json_option,
     length_option,
     loading_options,
@@ -34,6 +35,7 @@ from edgespec.cli.groups import GroupedCommand
 @memory_options
 @sampling_options
 @drafting_options
+@grammar_options
 @loading_options
 @json_option
 def command(
@@ -59,7 +61,8 @@ def command(
     from edgespec.cli.prompts import read_prompts
     from edgespec.reports.proof import check_golden, prove
 
-    settings = make_settings(None, options).changed(ignore_eos=True)
+    settings = make_settings(None, options)
+    settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     sampling = settings.sampling
     if not settings.accept.lossless:
         raise click.UsageError("--accept and --set min-block give losslessness away: there is nothing to prove")

@@ -96,8 +96,8 @@ class RowSampler:
         return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
 
     def _seen(self, row: int) -> Sequence[int]:
-        # Only the repetition penalty reads the prefix; a long one is not copied for nothing.
-        return self.prefix(row) if self.params.repetition_penalty != 1 else ()
+        # mostly nothing reads the prefix; a long one is not copied for nothing
+        return self.prefix(row) if self.params.reads_prefix else ()
 
     def _support(self, row: int) -> Support:
         return support(self.logits[row], self.params, self._seen(row))

@@ -15,6 +15,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.noise import TARGET, Noise, gumbel_of
 from edgespec.errors import EdgespecError, InvalidRequest
 
@@ -41,6 +42,8 @@ class SamplingParams:
         verification: how rejection judges a chain: ``token`` by token, or as a ``block``, of which on average no fewer
             guesses stand (arXiv 2403.10444).  Both keep the distribution.
 
+        constraint: which tokens may come where; the others have no chance.  ``Settings.grammar`` makes it.
+
     Raises:
         InvalidRequest: a value outside its range.
     """
@@ -54,6 +57,7 @@ class SamplingParams:
     seed: int | None = None
     acceptance: Literal["rejection", "coupled"] = "rejection"
     verification: Literal["token", "block"] = "token"
+    constraint: Constraint | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         def need(valid: bool, name: str, allowed: str) -> None:
@@ -82,8 +86,13 @@ class SamplingParams:
 
     @property
     def adjusts(self) -> bool:
-        """Whether single logits are changed, by bias or by repetition penalty."""
-        return bool(self.logit_bias) or self.repetition_penalty != 1
+        """Whether single logits are changed, by bias, repetition penalty or a constraint."""
+        return bool(self.logit_bias) or self.reads_prefix
+
+    @property
+    def reads_prefix(self) -> bool:
+        """Whether the tokens before decide too."""
+        return self.repetition_penalty != 1 or self.constraint is not None
 
     @property
     def plain_greedy(self) -> bool:
@@ -123,7 +132,10 @@ def adjusted(
     params: SamplingParams,
     prefix: Sequence[int],
 ) -> NDArray[np.float32]:
-    """float32 [vocab]: ``logits`` after logit bias and repetition penalty; the same array if there are none."""
+    """float32 [vocab]: ``logits`` after bias, repetition penalty and constraint; the same array if there are none.
+
+    A row of a draft that has no token which is allowed stays as it is: its guess will be refused.
+    """
     if not params.adjusts:
         return logits
     row = logits.astype(np.float32)
@@ -133,6 +145,9 @@ def adjusted(
         seen = np.fromiter(set(prefix), np.int64)
         score = row[seen]
         row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
+    if params.constraint is not None and (allowed := params.constraint.allowed(prefix)) is not None:
+        kept = np.where(allowed[: len(row)], row, np.float32(-np.inf))
+        return row if kept.max() == -np.inf else kept
     return row
 
 

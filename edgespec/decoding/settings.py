@@ -7,6 +7,7 @@ from math import prod
 from typing import Any
 
 from edgespec.decoding.accept import EXACT, Accept
+from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
@@ -82,6 +83,7 @@ class Settings:
         batch: sequences that ``generate_batch`` decodes at once.
         shadow: compare one round in so many with plain decoding, 0 = none; None = 16 where acceptance is lossy, else 0.
         accept: which guesses stand; anything but the default gives losslessness away.
+        grammar: what the text must be: a JSON schema, a regular expression, a grammar; None = anything.
         proposer: any object with ``propose(tokens, budget)``, instead of a method (``decoding.drafter.Proposer``).
 
     Raises:
@@ -101,6 +103,7 @@ class Settings:
     batch: int = BATCH
     shadow: int | None = None
     accept: Accept = EXACT
+    grammar: Grammar | None = None
     proposer: Proposer | None = None
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.guidance import Guidance
 
 
 class LoadedBundle:
@@ -160,6 +161,12 @@ class LoadedBundle:
                 "got a proposer of your own and a method: expected one of them", "leave out the method"
             )
         return own_choice(proposer_name(settings.proposer))
+
+    @cached_property
+    def guidance(self) -> Guidance:
+        """What makes texts of this bundle follow a grammar; it reads the vocabulary once."""
+        manifest = self.bundle.manifest
+        return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
 
     @cached_property
     def profile(self) -> Profile | None:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import replace
 
 from edgespec.control.auto import Switch
+from edgespec.control.chain import Compose
 from edgespec.decoding.loop import rounds, run_pass
 from edgespec.decoding.request import DecodeOptions, PassRequest, Round
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
+from edgespec.drafters.forced import Forced
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Chunk, Finish, Result
@@ -44,6 +47,10 @@ class Stream:
         self._finish: Finish | None = None
         self._stats = Stats()
         self._on_stats, self._stats_every = on_stats, stats_every
+        self._sampling = settings.sampling
+        if settings.grammar is not None:
+            constraint = engine.guidance.constraint(settings.grammar, len(self._prompt))
+            self._sampling = replace(settings.sampling, constraint=constraint)
         self._sessions = sessions or engine.sessions
         self._session = self._sessions.take(self._prompt)
         self._released = False
@@ -70,7 +77,11 @@ class Stream:
                 self._drafter = self._session.own(settings.proposer, *how)
             else:
                 self._drafter = self._session.drafter(self._choice, *how, settings.drafts)
-        self._rounds = rounds(self._session.target, self._drafter, self.tokens, self._options(), self._stats)
+        drafter, constraint = self._drafter, self._sampling.constraint
+        self._guided: Compose | None = None
+        if constraint is not None and settings.method != "ar":
+            drafter = self._guided = Compose([Forced(constraint), drafter])
+        self._rounds = rounds(self._session.target, drafter, self.tokens, self._options(), self._stats)
 
     def _leave_device(self, error: DeviceError) -> None:
         """Go on on the CPU from the tokens that are committed; the session on the device is gone."""
@@ -150,7 +161,7 @@ class Stream:
             max_new_tokens=settings.max_new_tokens - len(self._tokens),
             gamma=settings.gamma or self._choice.gamma,
             eos=frozenset() if settings.ignore_eos else engine.eos,
-            sampling=settings.sampling,
+            sampling=self._sampling,
             logprobs=settings.logprobs,
             shadow=self._shadow(),
             accept=settings.accept,
@@ -259,5 +270,6 @@ class Stream:
         attention = self._engine.attention
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
         drafts = reading if self._draft_attention else ""
-        parts = [self._choice.reason, drafts, self._drafter.reason, left]
+        forced = f"the grammar guessed in {self._guided.won[0]} rounds" if self._guided else ""
+        parts = [self._choice.reason, drafts, forced, self._drafter.reason, left]
         return "; ".join(part for part in parts if part)

@@ -110,6 +110,8 @@ class _Service:
         if not all(0 <= token < self.engine.codec.vocab_size for token in prompt):
             raise InvalidRequest("the prompt has a token id outside the vocabulary")
         self.engine.choose_for(settings)
+        if settings.grammar is not None:
+            self.engine.guidance.constraint(settings.grammar, len(prompt))
 
     async def events(self, job: _Job) -> AsyncIterator[tuple[Choice, str, Event]]:
         """The events of a job until every choice has ended; an error of one ends all.  Whoever leaves cancels it."""

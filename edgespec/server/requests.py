@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.settings import Settings
 from edgespec.errors import InvalidRequest
 
@@ -30,6 +31,7 @@ class Extension(BaseModel):
         gamma: most guesses a round.
         adaptive, fallback: as of ``Settings``.
         top_k, min_p, repetition_penalty: as of ``SamplingParams``.
+        regex, lark: what the text must match or follow; `response_format` does the same for JSON.
         acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
             gives the same text whatever else the server does, else rejection.
     """
@@ -43,6 +45,8 @@ class Extension(BaseModel):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     acceptance: Literal["rejection", "coupled"] | None = None
+    regex: str | None = None
+    lark: str | None = None
 
 
 class Asked(BaseModel):
@@ -60,6 +64,7 @@ class Asked(BaseModel):
     logit_bias: dict[int, float] | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    response_format: dict[str, Any] | None = None
     edgespec: Extension = Extension()
 
     @property
@@ -71,6 +76,23 @@ class Asked(BaseModel):
     def most_tokens(self) -> int | None:
         """Most new tokens; None = not said."""
         raise NotImplementedError
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the text must be."""
+        form, own = self.response_format or {}, self.edgespec
+        found = [Grammar.regex(own.regex)] if own.regex is not None else []
+        found += [Grammar.lark(own.lark)] if own.lark is not None else []
+        kind = form.get("type", "text")
+        if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
+            found.append(Grammar.json_schema(form["json_schema"].get("schema") or {}))
+        elif kind == "json_object":
+            found.append(Grammar.json_schema({"type": "object"}))
+        elif kind != "text":
+            raise InvalidRequest(f"response_format {form}: expected text, json_object or json_schema with a schema")
+        if len(found) > 1:
+            raise InvalidRequest("got several grammars: expected one of response_format, regex and lark")
+        return next(iter(found), None)
 
     def settings(self, most: int, default: int) -> list[Settings]:
         """Settings of each of the ``n`` choices.
@@ -93,10 +115,10 @@ class Asked(BaseModel):
         stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if not all(stop):
             raise InvalidRequest("stop holds an empty string: expected strings of at least one character")
-        own = self.edgespec
+        own, grammar = self.edgespec, self.grammar
         seed = secrets.randbits(32) if self.seed is None else self.seed
         return [
-            Settings(method=own.method).changed(
+            Settings(method=own.method, grammar=grammar).changed(
                 max_new_tokens=tokens,
                 stop=tuple(stop),
                 gamma=own.gamma,
@@ -159,7 +181,6 @@ class ChatRequest(Asked):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: Literal["auto", "none"] | None = None
-    response_format: dict[str, Any] | None = None
 
     @property
     def wants_logprobs(self) -> bool:
@@ -174,12 +195,6 @@ class ChatRequest(Asked):
     def most_tokens(self) -> int | None:
         """See the base."""
         return self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
-
-    def settings(self, most: int, default: int) -> list[Settings]:
-        """See the base."""
-        if (kind := (self.response_format or {}).get("type", "text")) != "text":
-            raise InvalidRequest(f"response_format {kind!r} is not supported: expected text")
-        return super().settings(most, default)
 
     def said(self) -> list[dict[str, Any]]:
         """The messages for the model's template; parts of text are joined, and anything else is refused."""

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import INDEX, NATIVE, model_part, stock_graphs
 from edgespec.export.bundle.model_part import open_model as open_model  # beside what writes it
+from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.graphs.emit import GraphOps
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.quantization.quantizers import LevelSource
-from edgespec.export.storage.fill import Errors, fill
+from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import WEIGHTS
 from edgespec.export.storage.plan import index_text, storage_plans
-from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout, ModelPart
-
-
-@dataclass(frozen=True)
-class WrittenModel:
-    """A model part on disk, and the relative squared error of each of its matrices."""
-
-    part: ModelPart
-    errors: Errors
+from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout
 
 
 def write_model(
@@ -62,7 +54,7 @@ def write_model(
         plan: heads beside the LM head; the checkpoint has their tensors.  None = hidden states are not asked for either
             (native graphs give them anyway).
         head_vocab: the tokens of the plan's cut LM head.
-        progress: called with (bytes of weights written, of) after every tensor.
+        progress: called with (bytes of weights written, of) as it grows.
     """
     plans, hidden = storage_plans(arch, form, head, plan), plan is not None and not draft
     graphs = stock_graphs(arch.facts, gated, draft, hidden, prefix)

@@ -88,13 +88,13 @@ def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
         )
 
 
-def check_operators(arch: Architecture, operators: WantedOperators) -> None:
+def check_operators(facts: ModelFacts, operators: WantedOperators) -> None:
     """Refuse stock operators for a model that they cannot run.
 
     Raises:
         UnsupportedModel: short convolutions: ONNX Runtime has no operator that keeps their states.
     """
-    if operators == "stock" and arch.facts.convolutions:
+    if operators == "stock" and facts.convolutions:
         raise UnsupportedModel(
             "--operators stock: this model has short convolutions, which only native operators compute",
             "leave --operators out",

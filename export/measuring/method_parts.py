@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.decoding.target import SkipSet
+from edgespec.export.bundle.source_model import Progress
 from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
 from edgespec.export.measuring.head_methods import measure_heads
 from edgespec.export.measuring.skip_search import Candidate, SkipSearch, StepCosts, measure_steps
 from edgespec.export.measuring.skip_sets import first_skip_set
-from edgespec.export.options import ALWAYS, ExportOptions
 from edgespec.export.quantization.calibration_text import MIN_TOKENS
 from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart, SkipSetPart
-from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
@@ -25,7 +24,6 @@ from edgespec.runtimes.slots.slot import Slot
 GAMMA = 5  # length of the measured chains: acceptance is known up to here
 POSITIONS, HEAD_POSITIONS = 40, 160
 TREE_ROWS = (9, 17)  # rows of the passes that verify trees
-Progress = Callable[[str, int, int, str], None]  # stage, done, of, detail
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,10 @@ class MethodMeasurer:
     """Measures the methods of one export.
 
     Attributes:
-        options: of the export.
         methods: all of the bundle.
+        operators, threads: that graphs are opened with.
+        trials, seed: of the search for a skip set.
+        keep_search: folder for the state of an interrupted search; None = nowhere.
         heads: those of the target.
         given_skip: instead of a search.
         text, text_name: what is measured on.
@@ -42,8 +42,12 @@ class MethodMeasurer:
         progress: told of every stage.
     """
 
-    options: ExportOptions
     methods: list[str]
+    operators: WantedOperators
+    threads: int | None
+    trials: int
+    seed: int
+    keep_search: Path | None
     heads: HeadChoice
     given_skip: SkipSet | None
     text: str
@@ -63,15 +67,15 @@ class MethodMeasurer:
             start = first_skip_set(slot.layers)
             part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
             methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
-        if not set(self.methods) - {*ALWAYS, "swift"}:
+        if draft_part is None and "self-spec" not in self.methods and not self.heads.trained:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)
         self.progress("acceptance", 1, 1, "the target's own continuations")
         if draft_part is not None:
-            wanted = "auto" if draft_part.origin == "optimum" else self.options.operators
+            wanted = "auto" if draft_part.origin == "optimum" else self.operators
             graph = choose_operators(wanted, draft_part).graph(draft_part, strict=False)
-            draft = open_slot(Model(folder, draft_part, graph, self.options.threads))
+            draft = open_slot(Model(folder, draft_part, graph, self.threads))
             within = max(MIN_TOKENS, draft_part.facts.context // 2)  # a draft may have less context than its target
             chains = scorer if within >= len(tokens) else _chains(slot, tokens[:within])
             acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
@@ -93,11 +97,11 @@ class MethodMeasurer:
         return methods, costs
 
     def _self_spec(self, slot: Slot, scorer: ChainScorer, costs: StepCosts) -> MethodPart:
-        search = SkipSearch(slot, [scorer], costs, self.options.seed, self._store())
+        search = SkipSearch(slot, [scorer], costs, self.seed, self._store())
         if self.given_skip is not None:
             found = search.score(self.given_skip)
         else:
-            found = search.run(self.options.trials, lambda done, of, what: self.progress("skip set", done, of, what))
+            found = search.run(self.trials, lambda done, of, what: self.progress("skip set", done, of, what))
         if search.store is not None:
             search.store.unlink(missing_ok=True)
         return MethodPart(
@@ -113,9 +117,9 @@ class MethodMeasurer:
         return Measured(acceptance=rates, positions=positions, text=self.text_name, text_sha256=digest(self.text))
 
     def _store(self) -> Path | None:
-        if self.options.keep_search is None:
+        if self.keep_search is None:
             return None
-        return self.options.keep_search / f"skip-{digest(self.model + digest(self.text))[:16]}.journal"
+        return self.keep_search / f"skip-{digest(self.model + digest(self.text))[:16]}.journal"
 
 
 def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> ChainScorer:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES, describe, refusal
+from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
+from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.optimum.export import export_graph, optimum_missing
 from edgespec.export.optimum.graph import ForeignGraph
-from edgespec.export.optimum.write import HEADROOM
+from edgespec.export.optimum.parity import foreign_parity
+from edgespec.export.optimum.strict import choose_strict
+from edgespec.export.optimum.write import HEADROOM, WORK, write_foreign
+from edgespec.export.quantization.quantizers import QUANTIZERS
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
-from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.manifest import ModelFacts
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import ModelFacts, ModelPart, Precision, SkipSetPart
+from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.probe import rows_exact
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
 
 GRAPH = "model.onnx"
 # the same fact by the names that architectures give it
@@ -89,7 +102,7 @@ class ForeignModel:
         model.facts = model.facts.model_copy(update={"context": context or limit})
         return model
 
-    def weight_bytes(self, choice: WeightChoice) -> int:
+    def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> tuple[int, int]:
         """Bytes of the weight file, alignment apart; without the graph an estimate by the checkpoint's shapes."""
         if self.file is not None:
             graph = ForeignGraph(self.file)
@@ -109,7 +122,58 @@ class ForeignModel:
                 if not looked_up:
                     continue
             total += 4 * int(np.prod(shape))
-        return total
+        return total, 0
+
+    def limit(self, context: int) -> None:
+        self.facts = self.facts.model_copy(update={"context": min(context, self.facts.context)})
+
+    def equip(self, heads: HeadChoice) -> None:
+        assert not heads.trained, "refused by ``refuse_target``"
+
+    def cut(self, tokens: NDArray[np.int64]) -> None:  # [size]
+        raise AssertionError("refused by ``refuse_draft``")
+
+    def write(self, writing: Writing) -> WrittenModel:
+        """Write a part whose graph is optimum's, made now where there is none yet."""
+        what, choice = writing.what, writing.choice
+        if self.file is None:
+            writing.progress("optimum", 0, 1, f"{what}: optimum makes the graph")
+        graph = self.open_graph(writing.folder / WORK / what)
+        if choice.quantizer is not None and choice.quantizer.calibrated:  # a draft: its inputs are not known here
+            choice = replace(choice, quantizer=QUANTIZERS[DEFAULT_QUANTIZER])
+        writing.progress("weights", 0, 1, what)
+        stage, folder = "quantize" if choice.quantizer else "weights", writing.folder / writing.prefix
+
+        def report(done: int, of: int) -> None:
+            writing.progress(stage, done, of, what)
+
+        kind: dict[str, Any] = {"draft": writing.draft, "prefix": writing.prefix, "progress": report}
+        written = write_foreign(folder, graph, self.facts, choice, **kind)
+        if writing.draft:
+            return written
+
+        def exact(part: ModelPart) -> bool:
+            try:
+                return rows_exact(open_slot(Model(folder, part, "strict", writing.threads)))
+            except BundleError:  # a graph that cannot be changed so
+                return False
+
+        return replace(written, part=choose_strict(folder, written.part, exact))
+
+    def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
+        assert self.file is not None, "the graph has been written"
+        progress("parity", 0, 1, "the float32 graph")
+        return foreign_parity(self.file, written.part, written.errors, slot, tokens)
+
+    def for_device(
+        self, writing: Writing, part: ModelPart, device: DeviceName, precision: Precision, skip: SkipSetPart | None
+    ) -> ModelPart:
+        """A draft's part as it is: it stays on the CPU."""
+        return part
+
+    def provenance(self) -> dict[str, Any]:
+        graph = self.open_graph().proto
+        return {"traits": [], "graph": f"{graph.producer_name} {graph.producer_version}".strip() or "unknown"}
 
     def open_graph(self, work: Path | None = None) -> ForeignGraph:
         """The graph; made by optimum in the new folder ``work`` where there is none.

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import WrittenModel
 from edgespec.export.bundle.model_part import MAIN, PLAIN
+from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.graphs.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.optimum.graph import ForeignGraph, Matrix
 from edgespec.export.optimum.strict import double_last_rows
@@ -22,6 +22,7 @@ from edgespec.export.storage.fill import Errors, WeightFile, add_error
 from edgespec.export.storage.layout import INLINE_BYTES, WEIGHTS, WeightLayout
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
 
+WORK = ".optimum"  # of a bundle in the making: what optimum writes
 HEADROOM = 16  # rows beyond the context: those that are timed and probed at its end
 
 

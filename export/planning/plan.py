@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.storage.plan import storage_plans
 from edgespec.runtimes.files.manifest import Format, Layout
-
-if TYPE_CHECKING:  # it needs onnx, and a plan does not
-    from edgespec.export.optimum.model import ForeignModel
+from edgespec.runtimes.files.operators import WantedOperators
 
 
 def weight_bytes(
@@ -36,43 +35,30 @@ def model_bytes(
 
 
 def describe_export(
-    arch: Architecture | ForeignModel,
-    choice: WeightChoice,
-    methods: list[str],
-    draft: Architecture | ForeignModel | None,
-    layout: Layout = "native",
-    plan: HeadPlan | None = None,
-    draft_plan: HeadPlan | None = None,
+    target: SourceModel, choice: WeightChoice, methods: list[str], draft: SourceModel | None, operators: WantedOperators
 ) -> dict[str, Any]:
     """The export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
 
     Args:
-        arch: the target.
+        target: with its heads.
         choice: how matrices are stored.
         methods: all of the bundle.
         draft: the draft, if there is one.
-        layout: of the weights.
-        plan: heads of the target, whose tensors its checkpoint has.
-        draft_plan: the cut LM head of the draft.
+        operators: whose layout the weights get.
     """
-    sizes: dict[str, int] = {}
-    heads = 0
-    for name, model, its in (("target", arch, plan), ("draft", draft, draft_plan)):
-        if isinstance(model, Architecture):
-            sizes[name], extra = model_bytes(model, choice.format, choice.head, layout, its)
-            heads += extra
-        elif model is not None:
-            sizes[name] = model.weight_bytes(choice)
-    if heads:
+    models = {"target": target} | ({"draft": draft} if draft else {})
+    found = {name: model.weight_bytes(choice, operators) for name, model in models.items()}
+    sizes = {name: own for name, (own, _) in found.items()}
+    if heads := sum(more for _, more in found.values()):
         sizes["heads"] = heads
     return {
-        "model": str(arch.source.path),
-        "architecture": arch.facts.architecture,
+        "model": str(target.source.path),
+        "architecture": target.facts.architecture,
         "format": choice.format,
         "head_format": choice.head or choice.format,
         "quantizer": choice.quantizer.name if choice.quantizer else None,
         "methods": methods,
-        "context": arch.facts.context,
+        "context": target.facts.context,
         "weight_bytes": sizes,
-        "kv_bytes_per_token": arch.facts.kv_bytes_per_token + (draft.facts.kv_bytes_per_token if draft else 0),
+        "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models.values()),
     }

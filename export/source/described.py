@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +15,11 @@ class Located(Protocol):
     @property
     def path(self) -> Path:
         """Its folder, with config.json and the tokenizer's files."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know about how it was read."""
         ...
 
 

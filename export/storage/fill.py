@@ -20,10 +20,10 @@ Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] an
 
 
 class WeightFile:
-    """A weight file in the making."""
+    """A weight file in the making; ``progress`` is told the bytes so far after every piece."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb")
+    def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
+        self._file, self.progress = path.open("wb"), progress
 
     def __enter__(self) -> WeightFile:
         return self
@@ -36,7 +36,10 @@ class WeightFile:
     def write(self, entry: Stored, pieces: Iterable[NDArray[Any]]) -> None:
         """Write a tensor that arrives as consecutive pieces of its bytes, in row order."""
         self._file.seek(entry.offset)
-        written = sum(self._file.write(np.ascontiguousarray(piece, entry.dtype).data) for piece in pieces)
+        written = 0
+        for piece in pieces:
+            written += self._file.write(np.ascontiguousarray(piece, entry.dtype).data)
+            self.progress(entry.offset + written)
         if written != entry.length:
             raise AssertionError(f"wrote {written} bytes at {entry.offset}, expected {entry.length}")
 
@@ -53,17 +56,15 @@ def fill(
         path: a new file.
         plan: what lies where.
         chosen: the levels of int4 and int8 matrices; None = round to nearest.
-        progress: called with (bytes written, of) after every tensor.
+        progress: called with (bytes written, of) after every piece of a tensor.
 
     Returns the squared errors of the matrices.
     """
     filler = _Filler(plan, chosen or DirectLevels(QUANTIZERS["rtn"]))
-    with WeightFile(path) as file:
+    with WeightFile(path, lambda done: progress(done, plan.end) if progress else None) as file:
         for content, name in plan.contents:
             for entry, pieces in filler.tensors(content, name):
                 file.write(plan.entries[entry], pieces)
-                if progress:
-                    progress(plan.entries[entry].offset + plan.entries[entry].length, plan.end)
     return filler.errors
 
 

@@ -137,7 +137,7 @@ def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
         ((TARGET, "--method", "speculative"), 1, ["needs a draft model", "--draft"]),
         ((TARGET, "--draft", DRAFT), 1, ["--draft was given", "--method speculative"]),
         ((TARGET, "--skip-set", "file"), 1, ["--skip-set was given"]),
-        ((TARGET, "--skip-set", "none", "--method", "self-spec"), 1, ["none: cannot read a skip set"]),
+        ((TARGET, "--skip-set", "none", "--method", "self-spec"), 1, ["none: cannot be read"]),
         ((TARGET, "--context", "-1"), 1, ["--context -1: expected 2 to 1024"]),
         ((TARGET, "--context", "1025"), 1, ["--context 1025: expected 2 to 1024"]),
         ((TARGET, "--calibration", "none"), 1, ["none: cannot read the calibration text"]),

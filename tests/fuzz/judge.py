@@ -115,8 +115,8 @@ def _expected(error: Exception) -> bool:
 
 def use_source(folder: Path) -> None:
     """Export a source with all that its folder holds."""
-    from edgespec.export.optimum.pipeline import make_exporter
     from edgespec.export.options import ExportOptions
+    from edgespec.export.pipeline import Exporter
 
     gguf, heads = folder / "model.gguf", folder / "heads"
     options = ExportOptions(
@@ -126,7 +126,7 @@ def use_source(folder: Path) -> None:
         heads=(str(heads),) if heads.exists() else (),
         threads=1,
     )
-    make_exporter(options).run()
+    Exporter(options).run()
 
 
 USES: dict[str, Callable[[Path], None]] = {"bundle": use_bundle, "source": use_source}

@@ -10,8 +10,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
-from edgespec.export.optimum.pipeline import make_exporter
 from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.files.operators import WantedOperators
@@ -59,7 +59,7 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
             draft="builtin:shakespeare-draft" if whole else None, heads=heads if whole else (), skip_set=skip,
             threads=1, head_vocab=600 if whole else None, draft_vocab=600 if whole else None,
         )  # fmt: skip
-        make_exporter(options).run()
+        Exporter(options).run()
         (options.output / "chat_template.jinja").write_text(CHAT, "utf-8")
         made["bundle"].append(options.output)
     checkpoint = hf.write_checkpoint(folder / "sources" / "folder", hf.CONFIGS[SMALL], 0, chat_template=CHAT)
@@ -74,7 +74,7 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
     shutil.copytree(make_heads(folder / "small-heads", "medusa", str(checkpoint), count=2), headed / "heads")
     shards = hf.write_checkpoint(folder / "sources" / "shards", hf.CONFIGS[SMALL], 0, shards=2)
     foreign = write_export(folder / "sources" / "foreign", hf.CONFIGS[SMALL], 0)
-    make_exporter(ExportOptions(model=str(foreign), output=folder / "bundles" / "optimum", threads=1)).run()
+    Exporter(ExportOptions(model=str(foreign), output=folder / "bundles" / "optimum", threads=1)).run()
     made["bundle"].append(folder / "bundles" / "optimum")
     made["source"] += [checkpoint, adapted, gguf, headed, shards, foreign]
     return made

@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
-from edgespec.export.planning.bundle import planned_bundle
+from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.planning.memory.budget import parse_bytes
 from edgespec.planning.memory.parts import memory_of

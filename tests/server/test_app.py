@@ -105,7 +105,11 @@ def test_parts_of_text_and_tools_go_through_the_template(client: TestClient) -> 
     [
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text alone"),
-        ({"response_format": {"type": "json_object"}}, "json_object"),
+        ({"response_format": {"type": "xml"}}, "xml"),
+        ({"response_format": {"type": "json_schema"}}, "json_schema with a schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}}, "what"),
+        ({"response_format": {"type": "json_object"}, "edgespec": {"regex": "a"}}, "several grammars"),
+        ({"edgespec": {"regex": "("}}, "regex"),
         ({"top_logprobs": 3}, "top_logprobs 3"),
         ({"tool_choice": "required"}, "tool_choice"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
+from edgespec.decoding.constraint import Grammar
 from edgespec.engine.engine import Engine
 from tests.server.conftest import Served
 
@@ -135,3 +137,22 @@ def test_what_cannot_be_done_is_refused_by_name(
 def test_a_model_without_a_template_says_so(client: OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="no chat template"):
         client.chat.completions.create(model="demo", messages=[{"role": "user", "content": "Hello"}])
+
+
+def test_a_schema_is_followed(client: OpenAI, alone: Engine) -> None:
+    shape = {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 12},
+            "age": {"enum": [7, 40]},
+        },
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    own = {"response_format": {"type": "json_schema", "json_schema": {"name": "person", "schema": shape}}}
+    answer = client.completions.create(model="demo", prompt=PROMPT, max_tokens=60, temperature=0, extra_body=own)
+    found = json.loads(answer.choices[0].text)
+    assert found.keys() == {"name", "age"}
+    assert answer.choices[0].finish_reason == "stop"
+    plain = alone.generate(PROMPT, max_new_tokens=60, method="ar", grammar=Grammar.json_schema(shape))
+    assert answer.choices[0].text == plain.text

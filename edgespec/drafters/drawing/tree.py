@@ -82,7 +82,7 @@ def draw_tree(
         below: list[int] = []
         for node, row in zip(expanded, rows, strict=True):
             logits = row[:vocab]
-            prefix = [*tokens, *_path(node, guesses, parents)] if params.repetition_penalty != 1 else ()
+            prefix = [*tokens, *_path(node, guesses, parents)] if params.reads_prefix else ()
             if params.greedy:
                 scores = adjusted(logits, params, prefix)
                 chosen = best_of(scores, width)

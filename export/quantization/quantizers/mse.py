@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
@@ -13,6 +15,7 @@ from edgespec.export.quantization.quantizers.levels import (
     reciprocal,
     round_levels,
 )
+from edgespec.runtimes.ort.session import default_threads
 
 CHUNK = 2048  # blocks searched at once: a few arrays of this size fit a core's cache
 GRID = {4: np.linspace(0.8, 1.3, 16, dtype=np.float32), 8: np.linspace(0.985, 1.015, 4, dtype=np.float32)}
@@ -42,12 +45,16 @@ def quantize_searched(
     scales = largest_scales(blocks, bits)
     step = max(1, CHUNK // count)
     shared = None if importance is None else _tile(importance, count, min(step, n))  # [BLOCK, step * count]
-    for start in range(0, n, step):
-        part = blocks[start : start + step]
-        columns = np.ascontiguousarray(part.reshape(-1, BLOCK).T)  # [BLOCK, m]
+
+    def search(start: int) -> None:
+        part = slice(start, start + step)
+        columns = np.ascontiguousarray(blocks[part].reshape(-1, BLOCK).T)  # [BLOCK, m]
         weights = None if shared is None else shared[:, : columns.shape[1]]
-        found = search_scales(columns, scales[start : start + step].ravel(), bits, weights)
-        scales[start : start + step] = found.reshape(-1, count)
+        scales[part] = search_scales(columns, scales[part].ravel(), bits, weights).reshape(-1, count)
+
+    with ThreadPoolExecutor(default_threads()) as pool:  # numpy computes without the lock
+        for _ in pool.map(search, range(0, n, step)):
+            pass
     return round_levels(blocks, scales, bits), scales
 
 
@@ -69,11 +76,11 @@ def search_scales(
     levels, work = np.empty_like(columns), np.empty_like(columns)
     best_gain, best = np.zeros_like(start), start.copy()
 
-    def fit(inverse: Array) -> tuple[Array, Array]:  # [m] -> sums of x l and of l l, [m]
+    def fit(inverse: Array, reach: float) -> tuple[Array, Array]:  # [m] -> sums of x l and of l l, [m]
         np.multiply(columns, inverse, out=levels)
         np.rint(levels, out=levels)
-        np.maximum(levels, low, out=levels)
-        np.minimum(levels, high, out=levels)
+        if reach > high + 0.49:  # the largest level before rounding; below, nothing is beyond either end
+            np.clip(levels, low, high, out=levels)
         along = np.add.reduce(np.multiply(levels, weighted, out=work), 0)
         np.multiply(levels, levels, out=work)
         if importance is not None:
@@ -85,7 +92,7 @@ def search_scales(
         anchor = reciprocal(np.take_along_axis(columns, at[None], 0)[0])  # [m]
         for end in (low, high):
             for ratio in GRID[bits]:
-                along, own = fit(anchor * (end * ratio))
+                along, own = fit(anchor * (end * ratio), abs(end) * ratio)
                 scale = np.divide(along, own, out=np.zeros_like(own), where=own > 0)
                 better = along * scale > best_gain
                 best_gain = np.where(better, along * scale, best_gain)
@@ -97,7 +104,7 @@ def search_scales(
             better = error < least
             kept, least = np.where(better, scale, kept), np.where(better, error, least)
             if again < REFINEMENTS:
-                along, own = fit(reciprocal(scale))
+                along, own = fit(reciprocal(scale), np.inf)
                 best = np.divide(along, own, out=best.copy(), where=own > 0)
     return kept
 
@@ -108,8 +115,7 @@ def _error(
     """Weighted squared error of each block with this scale, [m]."""
     np.multiply(columns, reciprocal(scale), out=work)
     np.rint(work, out=work)
-    np.maximum(work, low, out=work)
-    np.minimum(work, high, out=work)
+    np.clip(work, low, high, out=work)
     np.multiply(work, scale, out=work)
     np.subtract(work, columns, out=work)
     np.multiply(work, work, out=work)

@@ -38,7 +38,7 @@ def test_skip_set_files(tmp_path: Path) -> None:
         file.write_text(text, "utf-8")
         with pytest.raises(ExportError):
             read_skip_set(file, 4)
-    with pytest.raises(ExportError, match="cannot read"):
+    with pytest.raises(ExportError, match="cannot be read"):
         read_skip_set(tmp_path / "nothing.json", 4)
 
 

@@ -18,10 +18,10 @@ from edgespec.errors import BundleError, EdgespecError, ExportError, Incompatibl
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.optimum.model import ForeignModel
 from edgespec.export.optimum.parity import AGAINST
-from edgespec.export.optimum.pipeline import make_exporter
 from edgespec.export.optimum.strict import choose_strict
 from edgespec.export.optimum.write import HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.quantizers.levels import dequantize_block, unpack_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.reports.proof import prove
@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def export(model: Path | str, output: Path, **options: Any) -> Manifest:
-    return make_exporter(ExportOptions(str(model), output, threads=1, **options)).run()
+    return Exporter(ExportOptions(str(model), output, threads=1, **options)).run()
 
 
 def refused(
@@ -178,7 +178,7 @@ def test_a_checkpoint_beside_the_graph_of_an_emitted_architecture_wins(source: P
 
 
 def test_the_plan_writes_nothing(source: Path, tmp_path: Path) -> None:
-    plan = make_exporter(ExportOptions(str(source), tmp_path / "no", format="int8", context=100)).plan()
+    plan = Exporter(ExportOptions(str(source), tmp_path / "no", format="int8", context=100)).plan()
     assert (plan["architecture"], plan["context"], plan["kv_bytes_per_token"]) == (MODEL_TYPE, 100, 2 * 2 * 2 * 16 * 4)
     assert plan["weight_bytes"].keys() == {"target"}
     assert not (tmp_path / "no").exists()

@@ -14,8 +14,9 @@ from edgespec.engine.loading import load
 from edgespec.errors import UnsupportedModel
 from edgespec.export.optimum import model as foreign_model
 from edgespec.export.optimum.export import optimum_missing
-from edgespec.export.optimum.pipeline import ForeignExporter, make_exporter
+from edgespec.export.optimum.model import ForeignModel
 from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.operators import EMITTED
 from tests.export.optimum.test_foreign import CONFIG, NAME, SEED, export, refused
 from tests.support import hf
@@ -78,9 +79,9 @@ def test_optimum_is_called_where_it_is_there(
     check = "assert task == 'text-generation-with-past' and dtype == 'fp32' and not trust_remote_code; "
     pretended(f"import shutil; {check}print('noise'); shutil.copy({str(source / 'model.onnx')!r}, output)")
     options = ExportOptions(str(harbour), tmp_path / "bundle", format="int4", threads=1)
-    plan = make_exporter(options).plan()  # before optimum was called: by the checkpoint's shapes
-    exporter = make_exporter(options)
-    assert isinstance(exporter, ForeignExporter)
+    plan = Exporter(options).plan()  # before optimum was called: by the checkpoint's shapes
+    exporter = Exporter(options)
+    assert isinstance(exporter.target, ForeignModel)
     manifest = exporter.run()
     assert manifest.target.origin == "optimum"
     assert plan["weight_bytes"]["target"] == pytest.approx(manifest.memory["weight_bytes"]["target"], rel=0.1)

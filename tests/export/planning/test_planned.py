@@ -17,7 +17,7 @@ from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.planning.bundle import planned_bundle
+from edgespec.export.planned import planned_bundle
 from edgespec.export.source.source import ConfigOnly
 from edgespec.export.source.tensors.stored import Plain
 from edgespec.runtimes.files.kv import LEARNT, table_shape
@@ -111,12 +111,12 @@ def test_an_unsupported_model_is_refused_as_by_an_export(checkpoint: Callable[[s
     config = json.loads((folder / "config.json").read_text("utf-8"))
     (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}), "utf-8")
     from edgespec.export.optimum.export import optimum_missing
-    from edgespec.export.optimum.pipeline import make_exporter
+    from edgespec.export.pipeline import Exporter
 
     if optimum_missing() is None:
         pytest.skip("optimum is installed: the export would go through it")
     said = []
-    for plan in (lambda: planned_bundle(folder), lambda: make_exporter(ExportOptions(str(folder), tmp_path / "out"))):
+    for plan in (lambda: planned_bundle(folder), lambda: Exporter(ExportOptions(str(folder), tmp_path / "out"))):
         with pytest.raises(UnsupportedModel) as caught:
             plan()
         said.append(str(caught.value))
@@ -304,7 +304,7 @@ def test_a_plan_needs_neither_onnx_nor_torch(checkpoint: Callable[[str], Path], 
 import sys
 for name in ("onnx", "onnxruntime", "torch", "transformers", "ml_dtypes", "optuna"):
     sys.modules[name] = None
-from edgespec.export.planning.bundle import planned_bundle
+from edgespec.export.planned import planned_bundle
 planned = planned_bundle(sys.argv[1], methods=["speculative", "self-spec", "medusa"], attention=["int8"])
 print(planned.target.facts.layers)
 """

@@ -59,9 +59,9 @@ def numpy(value: Any) -> Array:
     return np.asarray(value.detach().double().numpy())
 
 
-def loss_of(learner: Any, torch: Any) -> float:
+def loss_of(learner: Any, torch: Any, lengths: list[int] = LENGTHS) -> float:
     tokens = torch.from_numpy(TOKENS)
-    return float(learner(tokens, torch.tensor(LENGTHS), learner.states(tokens)).detach())
+    return float(learner(tokens, torch.tensor(lengths), learner.states(tokens)).detach())
 
 
 def outputs(target: Any, torch: Any) -> tuple[Array, Array, Array]:
@@ -92,6 +92,17 @@ def test_head_i_learns_what_comes_i_plus_two_tokens_on(
                     losses.append(-guess[TOKENS[text, at + head + 2]])
         expected += HEAD_DECAY**head * float(np.mean(losses))
     assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.parametrize("loss", ["kl", "ce"])
+def test_a_head_beyond_the_end_of_every_text_learns_nothing(learners: Any, torch: Any, loss: str) -> None:
+    learner = learners("own", loss)
+    short = [3, 2] if loss == "kl" else [4, 3]  # for the first two heads
+    both = loss_of(learner, torch, short)
+    learner.lm_heads[2].data.mul_(2)
+    assert loss_of(learner, torch, short) == both
+    learner.lm_heads[1].data.mul_(2)
+    assert loss_of(learner, torch, short) != both
 
 
 @pytest.mark.parametrize("loss", ["kl", "ce"])

@@ -91,7 +91,7 @@ def planned_bundle(
     arch = _opened(path, context)
     check_devices(arch, devices)
     check_layers(wanted, arch.facts)
-    check_operators(arch, layout)
+    check_operators(arch.facts, layout)
     its_heads = planned_heads(name, heads, wanted, arch.facts)
     assumed = list(its_heads.assumed)
     skip = _skip_set(arch.facts.layers)

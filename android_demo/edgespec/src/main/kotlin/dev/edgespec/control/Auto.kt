@@ -1,0 +1,239 @@
+package dev.edgespec.control
+
+import dev.edgespec.decoding.Control
+import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.HeadTarget
+import dev.edgespec.decoding.Noise
+import dev.edgespec.decoding.PLAIN
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.SamplingParams
+import dev.edgespec.decoding.Switched
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.Verdict
+import java.util.Locale
+
+private const val CHECK = 16 // rounds between two judgements
+private const val SURE = 48 // rounds after which a measured gain is believed
+private const val FEW = 4 // rounds drafted of CHECK that count as resting
+private const val RIVAL = 1.1 // how much more than the measured gain another candidate must promise
+private const val OFF = 2.0 // a round that takes so many times what it should was interrupted: it is counted as that
+private const val LOOK = 0.25 // plain steps that looking without a guess is counted as, at most
+private const val CATCH_UP = 0.5 // of a draft step: reading a token that was missed, at most
+
+/**
+ * Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it does not pay.  One
+ * candidate is in use at a time, inside adaptive control of its own; the others are not even loaded before their turn.
+ * [fallback] false = the first candidate always drafts, and only a failure makes way for another.
+ */
+class Switch(private val candidates: List<Candidate>, target: Any? = null, private val fallback: Boolean = true) : Drafter {
+    private val heads = target as? HeadTarget
+    private val made = HashMap<Int, Adaptive>()
+    private val learned = fresh()
+    private var standings = learned
+    private var drafter: Adaptive? = null // of the candidate in use, once it has begun
+    private var control = Control()
+    private var seen = 0 // rounds of this request
+    private var tokens = 1 // of the last round
+    private var probe = false // whether its proposal was one
+    private var params = SamplingParams()
+    private var noise = Noise(0)
+    private val entered = ArrayList<Int>() // candidates in use in this request, in order
+    private val rounds = LinkedHashMap<Int, Int>() // rounds with guesses by candidate, in this request
+
+    private fun fresh() = Standings(candidates.map { Standing(it.promise) })
+
+    // -- the loop
+
+    override fun watch(control: Control) {
+        this.control = control
+    }
+
+    override fun bind(params: SamplingParams, noise: Noise) {
+        this.params = params
+        this.noise = noise
+        standings = if (params.seededRejection) fresh() else learned
+        for (standing in standings.each) {
+            standing.out = false
+            standing.read = 0
+        }
+        drafter = null
+        seen = 0
+        entered.clear()
+        rounds.clear()
+    }
+
+    override fun begin(tokens: Tokens) {
+        standings.length = tokens.size
+        val which = if (fallback) again() else 0
+        if (which != 0) {
+            val first = standings.each[0]
+            val past = "in earlier requests ${candidates[0].name} ${first.past(standings.now)}"
+            tell(candidates[0].name, which, if (which != null && standings.ready(0)) "which gave more in earlier requests" else past)
+        }
+        standings.take(which)
+        if (which != null) enter(which, tokens) else wantHidden(null)
+    }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        standings.length = tokens.size
+        if (standings.active == null) {
+            val which = (if (standings.now % CHECK == 0) again() else null) ?: return Proposal.EMPTY
+            change(which, "another look")
+        }
+        val active = standings.active!!
+        val mine = drafter ?: enter(active, tokens)
+        mine.stake = if (fallback) standings.each[active].stake else Double.POSITIVE_INFINITY
+        val before = mine.probes
+        val proposal = mine.propose(tokens, budget)
+        probe = mine.probes > before
+        return proposal
+    }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
+        tokens = verdict.path.size + 1
+        seen++
+        val active = standings.active
+        standings.accrue()
+        val mine = drafter
+        if (mine != null && active != null) {
+            if (proposal.size > 0) rounds[active] = (rounds[active] ?: 0) + 1
+            mine.observe(proposal, verdict, output)
+        }
+    }
+
+    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
+        val mine = drafter ?: return
+        mine.timed(proposal, draftMs, verifyMs)
+        count(mine, proposal, draftMs, verifyMs)
+    }
+
+    override fun lose(why: String): Boolean {
+        val active = standings.active ?: return false
+        standings.each[active].out = true
+        standings.each[active].putOff(standings.now, why)
+        val left = standings.each.indexOfFirst { !it.out }
+        if (left < 0) {
+            standings.take(null)
+            return false
+        }
+        change(if (fallback) again() else left, why)
+        return true
+    }
+
+    // -- what is decided
+
+    /** Add a round of the candidate in use. */
+    private fun count(mine: Adaptive, proposal: Proposal, draftMs: Double, verifyMs: Double) {
+        val standing = standings.each[standings.active!!]
+        val expected = mine.price(proposal)
+        var took = expected
+        val plainMs = mine.cost.plainMs
+        if (plainMs != null && plainMs > 0 && !mine.steady) {
+            if (proposal.size == 0 && proposal.resume == null) {
+                took = 1 + minOf(draftMs / plainMs, LOOK)
+            } else {
+                val measured = (draftMs + verifyMs) / plainMs
+                val clipped = measured.coerceIn(took / OFF, took * OFF)
+                val missed = standings.length - standing.read
+                if (missed > MISSED) {
+                    val beyond = minOf(maxOf(measured - clipped, 0.0), missed * mine.cost.c * CATCH_UP)
+                    standing.reading = beyond / missed
+                    if (standing.failed) standing.pay(beyond) // else it is an investment: the first try reads the whole prompt
+                }
+                took = clipped
+            }
+        }
+        if (proposal.size > 0 || proposal.resume != null) standing.read = standings.length
+        standing.pay(maxOf(took, expected) - tokens) // a clock that is off must not let it look for nothing
+        standings.push(tokens, took, proposal.size > 0 && !probe)
+        standings.tenure++
+        if (fallback && standings.tenure % CHECK == 0) judge()
+    }
+
+    /** Go on with the candidate in use, or change. */
+    private fun judge() {
+        val active = standings.active!!
+        val mine = standings.each[active]
+        val gain = standings.gain
+        val sure = standings.tenure >= SURE
+        if (gain >= PAYS && !mine.broke) {
+            if (!sure) return
+            mine.kept(gain)
+            val rival = standings.best(besides = active)
+            if (rival != null && standings.each[rival].expected > RIVAL * gain) {
+                val promised = standings.each[rival].expected
+                change(rival, "which promises ${two(promised)}x, ${candidates[active].name} gave ${two(gain)}x")
+            }
+            return
+        }
+        if (!sure && standings.drafted(CHECK) > FEW && !mine.broke) return // too early to tell
+        giveWay(active, gain)
+    }
+
+    /** The candidate in use does not pay: the next one, or none. */
+    private fun giveWay(active: Int, gain: Double) {
+        val mine = standings.each[active]
+        mine.gain = gain
+        val which = standings.best(besides = active)
+        val looking = candidates[active].cheap && !mine.broke // it may stay where nothing else is to be had
+        if (which == null && looking) return
+        val note = "did not pay: ${two(gain)}x over ${standings.rounds} rounds"
+        if (!looking) mine.putOff(standings.now, note)
+        change(which ?: again(), "as ${candidates[active].name} $note")
+    }
+
+    /** What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding. */
+    private fun again(): Int? =
+        standings.best() ?: candidates.indices.firstOrNull { candidates[it].cheap && standings.ready(it) }
+
+    /** Another candidate is in use from the next proposal on. */
+    private fun change(which: Int?, why: String) {
+        tell(standings.active?.let { candidates[it].name } ?: PLAIN, which, why)
+        standings.take(which)
+        drafter = null
+        if (which == null) wantHidden(null)
+    }
+
+    private fun tell(left: String, which: Int?, why: String) {
+        control.switches.add(Switched(seen, left, which?.let { candidates[it].name } ?: PLAIN, why))
+    }
+
+    /** Load a candidate if it is its first turn, and tell it what it needs to know. */
+    private fun enter(which: Int, tokens: Tokens): Adaptive {
+        val mine = made.getOrPut(which) { candidates[which].make() }
+        mine.watch(control)
+        mine.bind(params, noise)
+        mine.begin(tokens)
+        if (standings.each[which].gain != null) mine.look()
+        wantHidden(mine)
+        drafter = mine
+        if (which !in entered) entered.add(which)
+        return mine
+    }
+
+    private fun wantHidden(mine: Adaptive?) {
+        heads?.keepHidden = mine != null && mine.wantsHidden
+    }
+
+    // -- saying it
+
+    /** The method in use, `plain` if none is. */
+    override val name: String get() = standings.active?.let { candidates[it].name } ?: PLAIN
+    override val proposer: String get() = drafter?.proposer ?: name
+
+    /** The method of most rounds with guesses in this request; without any, the one in use, `ar` if none is. */
+    val used: String
+        get() = rounds.maxByOrNull { it.value }?.let { candidates[it.key].name } ?: if (standings.active == null) "ar" else name
+
+    /** Whether that method was in use in this request. */
+    fun uses(method: String): Boolean = entered.any { candidates[it].name == method }
+
+    override val reason: String
+        get() {
+            val changes = control.switches.takeLast(3).map { "from round ${it.round} ${it.taken}, ${it.why}" }
+            return (changes + (drafter?.reason ?: "")).filter { it.isNotEmpty() }.joinToString("; ")
+        }
+}
+
+private fun two(value: Double) = "%.2f".format(Locale.ROOT, value)

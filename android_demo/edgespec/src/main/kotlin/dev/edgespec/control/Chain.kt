@@ -1,0 +1,126 @@
+package dev.edgespec.control
+
+import dev.edgespec.decoding.Best
+import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.Noise
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.SamplingParams
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.Verdict
+
+private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE + its own bucket
+
+/**
+ * Asks its proposers in order; the first whose proposal has guesses, or layers already run, wins the round and observes it
+ * as it was.  For the others it is a round without guesses whose pending token is the last one accepted.  A proposer that
+ * fails is left out for the rest of the request.
+ */
+class Compose(private val proposers: List<Drafter>) : Drafter {
+    override val name = "chain"
+    override val wantsHidden = proposers.any { it.wantsHidden }
+    private val won = IntArray(proposers.size) // rounds by proposer
+    private val failed = HashMap<String, String>() // why proposers were left out, by name
+    private val out = HashSet<Int>()
+    private val took = DoubleArray(proposers.size) // milliseconds of each in this round
+
+    override var proposer = name // of the last proposal, for statistics
+        private set
+
+    init {
+        require(proposers.isNotEmpty()) { "expected at least one proposer, got none" }
+    }
+
+    override fun bind(params: SamplingParams, noise: Noise) {
+        out.clear()
+        failed.clear()
+        each { _, one -> one.bind(params, noise) }
+    }
+
+    override fun begin(tokens: Tokens) = each { _, one -> one.begin(tokens) }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        took.fill(0.0)
+        for ((at, one) in proposers.withIndex()) {
+            if (at in out) continue
+            val start = System.nanoTime()
+            var proposal = Proposal.EMPTY
+            attempt(at) {
+                if (one is Adaptive) one.floor = bar(at, budget)
+                proposal = one.propose(tokens, budget)
+            }
+            took[at] = (System.nanoTime() - start) / 1e6
+            if (proposal.size > 0 || proposal.resume != null) {
+                won[at]++
+                proposer = one.proposer
+                return proposal.copy(bucket = at * STRIDE + proposal.bucket)
+            }
+        }
+        return Proposal.EMPTY
+    }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
+        val (winner, bucket) = whose(proposal)
+        val last = if (verdict.path.isEmpty()) 0 else verdict.path.last() + 1
+        val elsewhere = Verdict(IntArray(0), verdict.nextToken)
+        each { at, one ->
+            if (at == winner) {
+                one.observe(proposal.copy(bucket = bucket), verdict, output)
+            } else {
+                one.observe(Proposal.EMPTY, elsewhere, row(output, last))
+            }
+        }
+    }
+
+    /** Everyone learns what the pass took; a pass that began while drafting says nothing to the others. */
+    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
+        val (winner, bucket) = whose(proposal)
+        each { at, one ->
+            if (at == winner) {
+                one.timed(proposal.copy(bucket = bucket), took[at], verifyMs)
+            } else if (proposal.resume == null) {
+                one.watched(proposal.size + 1, took[at], verifyMs)
+            }
+        }
+    }
+
+    override val reason: String
+        get() = proposers.withIndex().joinToString("; ") { (at, one) ->
+            val why = failed[one.name] ?: one.reason
+            "${one.name} won ${won[at]} rounds" + if (why.isEmpty()) "" else " ($why)"
+        }
+
+    override fun usedSummary(): Map<String, Any?> = proposers.withIndex().associate { (at, one) ->
+        one.name to mapOf("won" to won[at], "failed" to failed[one.name]) + one.usedSummary()
+    }
+
+    private fun attempt(at: Int, run: () -> Unit) {
+        try {
+            run()
+        } catch (error: Exception) {
+            out.add(at)
+            failed[proposers[at].name] = "left out: ${error.javaClass.simpleName}: ${error.message}"
+        }
+    }
+
+    private fun each(run: (Int, Drafter) -> Unit) {
+        for ((at, one) in proposers.withIndex()) if (at !in out) attempt(at) { run(at, one) }
+    }
+
+    /** Number of the proposer and its own bucket; nobody's is -1. */
+    private fun whose(proposal: Proposal): Pair<Int, Int> =
+        if (proposal.size == 0 && proposal.resume == null) -1 to 0 else proposal.bucket / STRIDE to proposal.bucket % STRIDE
+
+    /** The speed that the costly proposers after this one promise; 1 = plain decoding's. */
+    private fun bar(at: Int, budget: Int): Double =
+        proposers.indices.filter { it > at && it !in out }.mapNotNull { (proposers[it] as? Adaptive)?.promised(budget) }.maxOrNull() ?: 1.0
+}
+
+/** The pass as if it had been over this row alone. */
+private fun row(output: Pass, row: Int): Pass {
+    val best = output.best?.let {
+        Best(it.tokens.copyOfRange(row * it.top, (row + 1) * it.top), it.logits.copyOfRange(row * it.top, (row + 1) * it.top), it.top)
+    }
+    val logits = if (output.logits.rows > row) output.logits.part(row, 1) else output.logits
+    return Pass(logits, output.hidden?.part(row, 1), best)
+}

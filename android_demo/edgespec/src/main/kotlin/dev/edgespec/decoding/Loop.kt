@@ -1,0 +1,202 @@
+package dev.edgespec.decoding
+
+import dev.edgespec.InvalidRequest
+
+/*
+ * THE loop.  Every method decodes through it; with the empty proposal it is plain decoding.
+ *
+ * State: `tokens` is the truth; the target's slot holds all of them but the last, the pending token.  A round feeds the
+ * pending token and a proposal, and commits the accepted guesses and one token more, recovered or bonus.
+ */
+
+/** What one request asks for; see [Settings]. */
+class DecodeOptions(
+    val maxNewTokens: Int = 128,
+    val gamma: Int = 4,
+    val eos: Set<Int> = emptySet(),
+    val sampling: SamplingParams = SamplingParams(),
+    val logprobs: Boolean = false,
+    val shadow: Int = 0,
+    val accept: Accept = Accept.EXACT,
+) {
+    init {
+        if (maxNewTokens < 1 || gamma < 1) {
+            throw InvalidRequest("expected max_new_tokens >= 1 and gamma >= 1, got max_new_tokens $maxNewTokens and gamma $gamma")
+        }
+    }
+}
+
+/**
+ * One round, as a caller that streams sees it.
+ *
+ * @property tokens emitted: accepted guesses, then the recovered or bonus token (cut after EOS).
+ * @property drafted all guesses that were verified, in the proposal's order.
+ * @property accepted how many of [tokens] were guesses.
+ * @property path indices of the accepted guesses in [drafted].
+ * @property rejected the guesses that would have followed the accepted ones: in a tree, the drafter's first choices.
+ * @property logprobs of each of [tokens] by the unadjusted model, if asked for.
+ * @property finish why this round is the last: eos, length or context; null = it is not.
+ */
+class Round(
+    val tokens: IntArray,
+    val drafted: IntArray,
+    val accepted: Int,
+    val path: IntArray,
+    val rejected: IntArray,
+    val logprobs: DoubleArray?,
+    val finish: String?,
+)
+
+/** A pass that a round wants: [n] rows, their parents (null = a chain), rows that are to be run on, or only the best. */
+class PassRequest(val tokens: IntArray, val parents: IntArray?, val resume: Resume?, val best: Boolean) {
+    var ms = 0.0 // what the pass took
+
+    /** Run it, and time it. */
+    fun run(target: Target): Pass {
+        val start = System.nanoTime()
+        val output = when {
+            resume != null -> (target as LayeredTarget).forwardResumed(tokens, resume, best)
+            best -> (target as GreedyTarget).forwardBest(tokens, parents)
+            else -> target.forward(tokens, parents)
+        }
+        ms = since(start)
+        return output
+    }
+}
+
+internal fun since(start: Long): Double = (System.nanoTime() - start) / 1e6
+
+/**
+ * The rounds of a request over [target]; [next] makes one.  Ending early is to stop asking: the slot then holds a prefix
+ * of what was emitted, and the next request on it reuses what it can.
+ */
+class Rounds(
+    private val target: Target,
+    drafter: Drafter,
+    prompt: IntArray,
+    private val options: DecodeOptions,
+    private val stats: Stats = Stats(),
+) {
+    private val tokens = Tokens(prompt)
+    private val params = options.sampling
+    private val noise = Noise(params.seed)
+    private val guard = Guard(drafter, stats, options.eos, target)
+    private val wantsHidden = drafter.wantsHidden
+    private val shadow = stats.monitor.shadow
+    private val layers = (target as? LayeredTarget)?.layers ?: 0
+    private var left = options.maxNewTokens
+    private var begun = false
+
+    /** Whether every token so far is the very one of plain decoding, where rows have the same bits in every pass. */
+    var keepsText = true
+        private set
+
+    private val pending = IntArray(1) // [1]: the whole input of a plain round
+
+    /** Why the last round was the last; null = there is another. */
+    var finish: String? = null
+        private set
+
+    // where greedy decoding looks at nothing else, the logits need not leave the LM head
+    private val onlyBest = params.plainGreedy && !options.logprobs && options.accept.rule != "top-k" && target is GreedyTarget
+
+    init {
+        val known = "the vocabulary has ${target.vocabSize}"
+        if (prompt.isEmpty()) {
+            throw InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
+        }
+        if (prompt.size >= target.context) {
+            throw InvalidRequest(
+                "the prompt has ${prompt.size} tokens and the context ${target.context}: no room for a new one",
+                "shorten the prompt or load the model with a larger context",
+            )
+        }
+        if (prompt.min() < 0 || prompt.max() >= target.vocabSize) {
+            throw InvalidRequest("the prompt has a token id outside the vocabulary ($known)", "check the tokenizer")
+        }
+        params.logitBias.keys.maxOrNull()?.let {
+            if (it >= target.vocabSize) throw InvalidRequest("logit_bias names token $it; $known")
+        }
+    }
+
+    private fun begin() {
+        begun = true
+        val start = System.nanoTime()
+        (target as? HeadTarget)?.keepHidden = wantsHidden
+        val reused = target.follow(Tokens(tokens.slice(0, tokens.size - 1)))
+        if (reused < tokens.size - 1) target.prefill(tokens.slice(reused, tokens.size - 1))
+        stats.promptTokens += tokens.size
+        stats.reusedTokens += reused
+        val prefilled = System.nanoTime()
+        stats.prefillMs += (prefilled - start) / 1e6
+        shadow.every = options.shadow
+        guard.begin(tokens, params, noise)
+        stats.draftMs += since(prefilled)
+    }
+
+    /** The next round; there must be one ([finish] is null). */
+    fun next(): Round {
+        check(finish == null) { "the request has ended: $finish" }
+        if (!begun) begin()
+        val start = System.nanoTime()
+        // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
+        val budget = minOf(options.gamma, left - 1, target.context - tokens.size - 1)
+        val proposal = if (budget > 0) guard.propose(tokens, budget) else Proposal.EMPTY
+        val draftMs = since(start)
+        pending[0] = tokens.at(-1)
+        val rows = if (proposal.size > 0) pending + proposal.tokens else pending
+        val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }
+        val request = PassRequest(rows, above, proposal.resume, onlyBest)
+        val output = request.run(target)
+        val passed = System.nanoTime()
+
+        val sampler = RowSampler(output, tokens, proposal, params, noise)
+        val verdict = verify(proposal, sampler, noise, options.accept)
+        keepsText = keepsText && keepsText(proposal, sampler, options.accept)
+        val path = verdict.path
+        var emitted = IntArray(path.size + 1) { if (it < path.size) proposal.tokens[path[it]] else verdict.nextToken }
+        if (options.eos.isNotEmpty()) {
+            val at = emitted.indexOfFirst { it in options.eos }
+            if (at >= 0) {
+                emitted = emitted.copyOf(at + 1)
+                finish = "eos"
+            }
+        }
+        // the last emitted token is the new pending one: it never enters the slot, not even an accepted EOS
+        target.keep(IntArray(emitted.size) { if (it == 0) 0 else path[it - 1] + 1 })
+        val atRows = IntArray(emitted.size) { if (it == 0) 0 else path[it - 1] + 1 }
+        val logprobs = if (options.logprobs) DoubleArray(emitted.size) { sampler.logprob(atRows[it], emitted[it]) } else null
+        if (shadow.every > 0 && stats.rounds % shadow.every == 0) { // the rows of this very pass say it
+            shadow.compare(options.maxNewTokens - left, IntArray(emitted.size) { sampler.choose(atRows[it]) }, emitted)
+        }
+        tokens.push(emitted)
+        left -= emitted.size
+        if (finish == null) finish = if (left == 0) "length" else if (tokens.size >= target.context) "context" else null
+        val accepted = minOf(path.size, emitted.size)
+        stats.record(emitted.size, proposal.size, accepted, if (proposal.size > 0) reached(proposal, path) else 0)
+        check(target.tokens.size == tokens.size - 1) { "the slot must hold all committed tokens but the pending one" }
+        val verified = System.nanoTime()
+        guard.observe(proposal, verdict, output)
+        val observed = System.nanoTime()
+        stats.draftMs += draftMs + (observed - verified) / 1e6
+        stats.verifyMs += request.ms
+        guard.timed(proposal, draftMs, request.ms)
+        val run = rows.size * if (proposal.resume == null) 1.0 else 1 - proposal.resume.layer.toDouble() / layers
+        val who = if (proposal.size > 0) guard.proposer else PLAIN
+        stats.monitor.add(RoundRecord(who, emitted.size, proposal.size, accepted, run, draftMs, request.ms))
+        stats.otherMs += since(observed) + (verified - passed) / 1e6
+        return Round(emitted, proposal.tokens, accepted, path, refused(proposal, path), logprobs, finish)
+    }
+}
+
+/** The drafter's first choices below the accepted path. */
+private fun refused(proposal: Proposal, path: IntArray): IntArray {
+    if (proposal.size == 0) return NONE
+    val found = ArrayList<Int>()
+    var below = proposal.children(if (path.isEmpty()) -1 else path.last())
+    while (below.isNotEmpty()) {
+        found.add(proposal.tokens[below[0]])
+        below = proposal.children(below[0])
+    }
+    return found.toIntArray()
+}

@@ -1,0 +1,320 @@
+package dev.edgespec.decoding
+
+import dev.edgespec.EdgespecError
+import dev.edgespec.InvalidRequest
+import kotlin.math.abs
+import kotlin.math.exp
+import kotlin.math.ln
+
+/*
+ * From a row of logits to a token: the adjusted distribution p, and drawing from it by the Gumbel-max trick with
+ * counter-based noise.  Arithmetic follows the Python side step by step, in float32 where that is, so that seeded text is
+ * the same.
+ */
+
+private const val FIRST_NUCLEUS = 64 // top-p sorts this many candidates first, and 16 times more while they hold too little
+private const val MANY = 4096 // in a larger support, tokens NEAR nats below the best are looked at by noise alone
+private const val NEAR = 8.0
+
+/** How a token is chosen; applied in this order.  Fields and ranges are those of the Python side. */
+data class SamplingParams(
+    val temperature: Double = 0.0,
+    val topK: Int = 0,
+    val topP: Double = 1.0,
+    val minP: Double = 0.0,
+    val repetitionPenalty: Double = 1.0,
+    val logitBias: Map<Int, Double> = emptyMap(),
+    val seed: Long? = null,
+    val acceptance: String = "rejection",
+    val verification: String = "token",
+) {
+    init {
+        fun need(valid: Boolean, name: String, value: Any?, allowed: String) {
+            if (!valid) throw InvalidRequest("$name is $value; allowed: $allowed")
+        }
+        need(temperature.isFinite() && temperature >= 0, "temperature", temperature, "a number >= 0 (0 = greedy)")
+        need(topK >= 0, "top_k", topK, "an integer >= 0 (0 = off)")
+        need(topP > 0 && topP <= 1, "top_p", topP, "0 < top_p <= 1 (1 = off)")
+        need(minP in 0.0..1.0, "min_p", minP, "0 <= min_p <= 1 (0 = off)")
+        // logits are float32: a factor beyond this would make infinities of them
+        need(repetitionPenalty in 1e-6..1e6, "repetition_penalty", repetitionPenalty, "a number from 0.000001 to 1000000")
+        need(
+            logitBias.all { (token, bias) -> token >= 0 && (bias == Double.NEGATIVE_INFINITY || abs(bias) <= 1e30) },
+            "logit_bias", logitBias, "{token >= 0: number up to 1e30, or -inf}",
+        )
+        need(acceptance in listOf("rejection", "coupled"), "acceptance", "'$acceptance'", "'rejection' or 'coupled'")
+        need(verification in listOf("token", "block"), "verification", "'$verification'", "'token' or 'block'")
+    }
+
+    /** Whether there is nothing random. */
+    val greedy: Boolean get() = temperature == 0.0
+
+    /** Whether single logits are changed, by bias or by repetition penalty. */
+    val adjusts: Boolean get() = logitBias.isNotEmpty() || repetitionPenalty != 1.0
+
+    /** Whether the token is the argmax of the raw row. */
+    val plainGreedy: Boolean get() = greedy && !adjusts
+
+    /** Whether drawn guesses are verified by rejection sampling; else all guesses are verified by matching. */
+    val rejects: Boolean get() = !greedy && acceptance == "rejection"
+
+    /** Whether the seed decides the text together with how much is guessed: guesses use up random numbers. */
+    val seededRejection: Boolean get() = seed != null && rejects
+}
+
+private fun notFinite(position: Int? = null): EdgespecError {
+    val where = if (position == null) "" else " for position $position"
+    return EdgespecError(
+        "expected finite logits$where, got NaN, +inf or nothing but -inf",
+        "the model or its export is damaged; `edgespec export` it again and look at its parity report",
+    )
+}
+
+/** The first index of the largest value; a NaN wins. */
+fun argmax(row: FloatArray, size: Int = row.size): Int {
+    var best = 0
+    for (at in 0 until size) {
+        val value = row[at]
+        if (value.isNaN()) return at
+        if (value > row[best]) best = at
+    }
+    return best
+}
+
+/** [vocab]: [logits] after logit bias and repetition penalty; the same array if there are none. */
+fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): FloatArray {
+    if (!params.adjusts) return logits
+    val row = logits.copyOf()
+    for ((token, bias) in params.logitBias) row[token] += bias.toFloat()
+    if (params.repetitionPenalty != 1.0 && prefix.isNotEmpty()) {
+        val factor = params.repetitionPenalty.toFloat()
+        for (token in prefix.toSet()) row[token] = if (row[token] < 0) row[token] * factor else row[token] / factor
+    }
+    return row
+}
+
+/** The tokens that can be drawn: [ids] [k], ascending, and [logits] [k], whose softmax is their distribution. */
+class Support(val ids: IntArray, val logits: DoubleArray) {
+    /** [k], sums to 1. */
+    fun probs(): DoubleArray {
+        val top = logits.max()
+        val weights = DoubleArray(logits.size) { exp(logits[it] - top) }
+        val total = weights.sum()
+        for (at in weights.indices) weights[at] /= total
+        return weights
+    }
+
+    /** float64 [vocab]: the same, spread out. */
+    fun spread(vocab: Int): DoubleArray {
+        val found = DoubleArray(vocab)
+        val probs = probs()
+        for (at in ids.indices) found[ids[at]] = probs[at]
+        return found
+    }
+
+    /**
+     * The token at [position] by Gumbel-max.  Logarithms are the dear part of a large support: a token far below the best
+     * can win only by a noise above a bound, which is a comparison of integers.
+     */
+    fun draw(noise: Noise, position: Int, stream: Long = TARGET): Int {
+        val bits = noise.bits(position, ids, stream)
+        var far = Double.NEGATIVE_INFINITY
+        var least = 0L
+        if (bits.size > MANY) {
+            far = logits.max() - NEAR
+            var beaten = Double.NEGATIVE_INFINITY
+            for (at in bits.indices) if (logits[at] >= far) beaten = maxOf(beaten, logits[at] + gumbelOf(bits[at]))
+            least = ((exp(-exp(far - beaten)) - 1e-9) * (1L shl 53).toDouble()).toLong()
+        }
+        var best = -1
+        var most = Double.NEGATIVE_INFINITY
+        for (at in bits.indices) {
+            if (logits[at] < far && bits[at] < least) continue
+            val value = logits[at] + gumbelOf(bits[at])
+            if (best < 0 || value > most) {
+                best = at
+                most = value
+            }
+        }
+        return ids[best]
+    }
+}
+
+/** Ascending: indices of the [count] largest of the first [size] of [values] and of what ties with the last. */
+internal fun top(values: DoubleArray, count: Int, size: Int = values.size): IntArray {
+    if (count >= size) return IntArray(size) { it }
+    val heap = DoubleArray(count) // a min-heap of the largest so far
+    var filled = 0
+    for (at in 0 until size) {
+        val value = values[at]
+        if (filled < count) {
+            var child = filled++
+            heap[child] = value
+            while (child > 0 && heap[child] < heap[(child - 1) / 2]) {
+                val parent = (child - 1) / 2
+                heap[child] = heap[parent].also { heap[parent] = heap[child] }
+                child = parent
+            }
+        } else if (value > heap[0]) {
+            heap[0] = value
+            var parent = 0
+            while (true) {
+                var child = 2 * parent + 1
+                if (child >= count) break
+                if (child + 1 < count && heap[child + 1] < heap[child]) child++
+                if (heap[parent] <= heap[child]) break
+                heap[parent] = heap[child].also { heap[child] = heap[parent] }
+                parent = child
+            }
+        }
+    }
+    val least = heap[0]
+    return (0 until size).filter { values[it] >= least }.toIntArray()
+}
+
+/** At most [count] indices of the largest [values], the largest first, the lowest on a tie; -inf is left out. */
+fun bestOf(values: DoubleArray, count: Int): IntArray {
+    val found = top(values, minOf(count, values.size)).filter { values[it] > Double.NEGATIVE_INFINITY }
+    return found.sortedByDescending { values[it] }.take(count).toIntArray() // the sort is stable
+}
+
+internal fun doubles(row: FloatArray): DoubleArray = DoubleArray(row.size) { row[it].toDouble() }
+
+/** float64 [k]: values over the temperature, shifted so that the largest is 0. */
+private fun scaled(row: DoubleArray, temperature: Double): DoubleArray {
+    val top = row.max()
+    return DoubleArray(row.size) { (row[it] - top) / temperature } // before the division: it must not overflow
+}
+
+/** Ascending: indices of the fewest of [row] that hold [topP] of the mass. */
+private fun nucleus(row: FloatArray, temperature: Double, topP: Double): IntArray {
+    val count = row.size
+    val most = row.max()
+    val divisor = maxOf(temperature.toFloat(), java.lang.Float.MIN_NORMAL)
+    var total = 0.0
+    for (value in row) total += exp(((value - most) / divisor).toDouble()).toFloat().toDouble()
+    val wanted = topP * total
+    val wide = doubles(row)
+    var size = FIRST_NUCLEUS
+    while (true) {
+        val candidates = if (size * 2 < count) top(wide, size) else IntArray(count) { it }
+        val order = candidates.sortedByDescending { row[it] }
+        val weights = scaled(DoubleArray(order.size) { wide[order[it]] }, temperature)
+        var mass = 0.0
+        var last = order.size
+        for (at in order.indices) {
+            mass += exp(weights[at])
+            if (mass >= wanted) {
+                last = at
+                break
+            }
+        }
+        if (last < order.size || order.size == count) return order.take(last + 1).toIntArray().also { it.sort() }
+        size *= 16
+    }
+}
+
+/** The adjusted distribution in sparse form. */
+fun support(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Support {
+    var row = adjusted(logits, params, prefix)
+    val best = argmax(row) // a NaN wins every argmax, so looking at the winner is enough
+    if (!row[best].isFinite()) throw notFinite()
+    if (params.greedy) return Support(intArrayOf(best), DoubleArray(1))
+    var ids = IntArray(row.size) { it }
+    fun keep(kept: IntArray) {
+        val from = row
+        val named = ids
+        row = FloatArray(kept.size) { from[kept[it]] }
+        ids = IntArray(kept.size) { named[kept[it]] }
+    }
+    if (params.topK in 1 until row.size) keep(top(doubles(row), params.topK))
+    if (params.topP < 1) keep(nucleus(row, params.temperature, params.topP))
+    var weights = scaled(doubles(row), params.temperature)
+    if (params.minP > 0) {
+        val least = ln(params.minP)
+        val kept = weights.indices.filter { weights[it] >= least }
+        val named = ids
+        val all = weights
+        ids = IntArray(kept.size) { named[kept[it]] }
+        weights = DoubleArray(kept.size) { all[kept[it]] }
+    }
+    return Support(ids, weights)
+}
+
+/** Log-probability of [token] under the unadjusted [logits], of which the first [size] count. */
+fun logSoftmaxAt(logits: FloatArray, token: Int, size: Int = logits.size): Double {
+    var most = Float.NEGATIVE_INFINITY
+    for (at in 0 until size) most = maxOf(most, logits[at])
+    var total = 0.0
+    for (at in 0 until size) total += exp((logits[at] - most).toDouble()).toFloat().toDouble()
+    return (logits[token] - most).toDouble() - ln(total)
+}
+
+/** What sampling says about each row of one target pass: row 0 follows the pending token, row i + 1 node i. */
+class RowSampler(
+    private val output: Pass,
+    private val tokens: Tokens,
+    private val proposal: Proposal,
+    private val params: SamplingParams,
+    private val noise: Noise,
+) : VerifiedRows {
+    private val plain = params.plainGreedy
+    override val matching = params.greedy || params.acceptance == "coupled"
+    override val block = params.verification == "block"
+
+    /** Committed tokens and the guesses on the path to [row]. */
+    fun prefix(row: Int): List<Int> {
+        val path = ArrayDeque<Int>()
+        var node = row - 1
+        while (node >= 0) {
+            path.addFirst(proposal.tokens[node])
+            node = proposal.parent(node)
+        }
+        return tokens + path
+    }
+
+    override fun position(row: Int): Int =
+        tokens.size + if (proposal.parents == null) row else proposal.depth(row - 1)
+
+    // only the repetition penalty reads the prefix; a long one is not copied for nothing
+    private fun seen(row: Int): List<Int> = if (params.repetitionPenalty != 1.0) prefix(row) else emptyList()
+
+    private fun supportOf(row: Int): Support = support(output.logits.row(row), params, seen(row))
+
+    override fun choose(row: Int): Int = if (plain) likeliest(row) else supportOf(row).draw(noise, position(row))
+
+    override fun distribution(row: Int): DoubleArray {
+        if (!plain) return supportOf(row).spread(output.logits.columns)
+        val found = DoubleArray(output.logits.columns)
+        found[likeliest(row)] = 1.0
+        return found
+    }
+
+    override fun likeliest(row: Int): Int {
+        val best: Int
+        val logit: Float
+        val given = output.best
+        if (given != null) {
+            best = given.tokens[row * given.top]
+            logit = given.logits[row * given.top]
+        } else {
+            val logits = output.logits.row(row)
+            val values = if (plain) logits else adjusted(logits, params, seen(row))
+            best = argmax(values)
+            logit = values[best]
+        }
+        if (!logit.isFinite()) throw notFinite(position(row))
+        return best
+    }
+
+    override fun rank(row: Int, token: Int): Int {
+        val logits = adjusted(output.logits.row(row), params, seen(row))
+        if (!logits[argmax(logits)].isFinite()) throw notFinite(position(row))
+        val mine = logits[token]
+        if (mine == Float.NEGATIVE_INFINITY) return logits.size
+        return logits.indices.count { logits[it] > mine || (it < token && logits[it] == mine) }
+    }
+
+    /** Log-probability of [token] at [row] by the model itself: before bias, penalty and truncation. */
+    fun logprob(row: Int, token: Int): Double = logSoftmaxAt(output.logits.row(row), token, output.logits.columns)
+}

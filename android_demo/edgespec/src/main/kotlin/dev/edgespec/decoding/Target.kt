@@ -1,0 +1,128 @@
+package dev.edgespec.decoding
+
+import java.nio.FloatBuffer
+
+/** The contract between decoding and a model: what the loop and the drafters may ask of it. */
+
+/** Sub-layers a self-draft leaves out; layers whose attention and whose MLP are skipped, ascending. */
+data class SkipSet(val attention: List<Int> = emptyList(), val mlp: List<Int> = emptyList()) {
+    val size: Int get() = attention.size + mlp.size
+}
+
+/**
+ * float32 [rows, columns]: a view of a runner's buffer, valid until the next pass over the same model.
+ * [row] hands out one array again and again: look at one row at a time.
+ */
+class Matrix(val rows: Int, val columns: Int, private val data: FloatBuffer, private val scratch: FloatArray) {
+    /** [columns]: row [at]; its contents change with the next call. */
+    fun row(at: Int): FloatArray {
+        require(at in 0 until rows) { "row $at of $rows" }
+        val from = data.duplicate()
+        from.position(at * columns)
+        from.get(scratch, 0, columns)
+        return scratch
+    }
+
+    /** [count * columns]: a copy of rows from [first] on. */
+    fun copy(first: Int = 0, count: Int = rows): FloatArray {
+        val found = FloatArray(count * columns)
+        val from = data.duplicate()
+        from.position(first * columns)
+        from.get(found)
+        return found
+    }
+
+    /** The rows from [first] on, the same memory. */
+    fun part(first: Int, count: Int): Matrix {
+        val from = data.duplicate()
+        from.position(first * columns)
+        return Matrix(count, columns, from.slice(), scratch)
+    }
+
+    companion object {
+        /** A matrix over [data], [rows * columns]. */
+        fun of(data: FloatArray, rows: Int, columns: Int) = Matrix(rows, columns, FloatBuffer.wrap(data), FloatArray(columns))
+    }
+}
+
+/** Likeliest tokens and their logits: [tokens] and [logits] are [rows, top], row by row. */
+class Best(val tokens: IntArray, val logits: FloatArray, val top: Int = 1)
+
+/** Rows of a pass whose first [layer] layers have run: [hidden] is the residual stream [rows, width] before that layer. */
+class Resume(val hidden: FloatArray, val rows: Int, val layer: Int) {
+    fun truncated(most: Int): Resume =
+        if (rows <= most) this else Resume(hidden.copyOf(hidden.size / rows * most), most, layer)
+}
+
+/** What a group of heads says of r rows: [logits] [count * r, size] over [tokens], or only the [best] of each. */
+class Heads(val logits: Matrix?, val tokens: IntArray? = null, val best: Best? = null)
+
+/**
+ * The output of one pass: [logits] [r, vocab], no rows where only the [best] was asked for; [hidden] [n, width], the
+ * residual stream of every row after the last layer, where the target was told to keep it.
+ */
+class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null)
+
+/** A model with one KV slot.  [tokens] is what the slot holds; the caller's token list is the truth. */
+interface Target {
+    val vocabSize: Int
+    val context: Int // most tokens (prompt + new) one sequence may have
+    val tokens: Tokens // committed tokens whose KV the slot holds
+    val trees: Boolean get() = true // whether the rows of a pass may form a tree
+
+    /** Crop the slot to its longest common prefix with [tokens]; returns how many tokens stay. */
+    fun follow(tokens: Tokens): Int
+
+    /** Append [tokens] to the slot, in chunks, without computing logits. */
+    fun prefill(tokens: IntArray)
+
+    /** Run rows after the slot's tokens; [parents]: parent row of each, -1 for row 0, null = a chain. */
+    fun forward(tokens: IntArray, parents: IntArray? = null): Pass
+
+    /** Commit these rows of the last forward (ascending, a root path) and forget the others. */
+    fun keep(rows: IntArray)
+}
+
+/** A target that can say the likeliest tokens without writing all logits. */
+interface GreedyTarget : Target {
+    fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass
+}
+
+/** A target whose sub-layers can be left out, pass by pass, over the same KV slot. */
+interface SelfDraftTarget : Target {
+    val layers: Int
+
+    /** Run draft rows [offset] rows after the slot's tokens with sub-layers left out -> logits of the last row. */
+    fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass
+}
+
+/** A self-draft target that can score many hypotheses about its own text in one pass. */
+interface ScoringTarget : SelfDraftTarget {
+    val capacity: Int
+
+    /** Rows that each continue the first [visible] tokens of the slot, or an earlier row ([parents], -1 = none). */
+    fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet? = null): Pass
+}
+
+/** A target with heads beside its LM head. */
+interface HeadTarget : Target {
+    var keepHidden: Boolean // fill Pass.hidden from now on
+
+    /** A group of heads over [rows] rows of a residual stream; [top] 0 = all logits, else the best so many. */
+    fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int = 0): Heads
+}
+
+/** A target that can run some of its layers. */
+interface LayeredTarget : HeadTarget {
+    val layers: Int
+    val hiddenSize: Int
+
+    /** Layers 0 to [last] over a chain of [tokens], from [offset] rows after the slot's tokens -> [n, width]. */
+    fun forwardLayers(tokens: IntArray, offset: Int, last: Int): FloatArray
+
+    /** Layers [first] to [last] over [rows] rows of the residual stream before [first] -> [rows, width]. */
+    fun forwardLayers(hidden: FloatArray, rows: Int, offset: Int, first: Int, last: Int): FloatArray
+
+    /** Like [forward] of a chain whose first layers have run: only the others do. */
+    fun forwardResumed(tokens: IntArray, resume: Resume, best: Boolean = false): Pass
+}

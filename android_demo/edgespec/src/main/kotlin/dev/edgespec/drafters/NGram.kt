@@ -1,0 +1,188 @@
+package dev.edgespec.drafters
+
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.Verdict
+
+private const val LONGEST = 32 // a match is measured no further back
+private val BUCKETS = intArrayOf(2, 3, 5, 10, 16) // match lengths at which the next bucket starts
+private const val COUNT = (1L shl 20) - 1 // low bits of an entry: how often its only continuation was seen
+private val STORED = BUCKETS.size + 1 // first bucket of guesses from a store
+private const val SHORT = 2 // a match of the text no longer than this gives way to a longer one of a store
+
+/**
+ * Guesses from the text itself, and from a store: what followed the same tokens earlier will follow again.
+ *
+ * Policies: `map` (the token that mostly followed, one guess at a time), `lookup` (copy what followed the most recent
+ * occurrence), `automaton` (that of the longest end that occurred before).
+ */
+class NGram(
+    private val nMin: Int = 1,
+    private val nMax: Int = 4,
+    private val policy: String = "map",
+    private val share: Double = 0.6,
+    extra: Int? = null,
+    private val store: NGramStore? = null,
+) : Drafter {
+    override val name = "ngram"
+    override val cheap = true
+    private val extra = extra ?: if (policy == "automaton") 0 else 1
+    private val text = Tokens()
+    private var automaton = SuffixAutomaton()
+
+    /** The last n tokens before a place, as a key. */
+    private data class Key(val low: Long, val high: Long)
+
+    // for each n, key -> (index after its most recent occurrence) << 20 | (how often the token there followed it);
+    // once a second token followed, `more` has the counts of all, in the order in which they were first seen
+    private var last = List(nMax + 1) { HashMap<Any, Long>() }
+    private var more = List(nMax + 1) { HashMap<Any, LinkedHashMap<Int, Int>>() }
+
+    init {
+        if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1) || policy !in listOf("map", "lookup", "automaton")) {
+            throw InvalidRequest(
+                "expected 1 <= n_min <= n_max <= $LONGEST, 0 < share <= 1 and policy 'map', 'lookup' or 'automaton', got " +
+                    "n_min $nMin, n_max $nMax, share $share and policy '$policy'"
+            )
+        }
+    }
+
+    /** Of the [n] tokens of [from] that end before [end]. */
+    private fun key(from: Tokens, end: Int, n: Int): Any = when {
+        n <= 2 -> packed(from, end, n)
+        n <= 4 -> Key(packed(from, end, 2), packed(from, end - 2, n - 2))
+        else -> from.slice(end - n, end).asList()
+    }
+
+    private fun packed(from: Tokens, end: Int, n: Int): Long {
+        var key = 0L
+        for (back in 1..n) key = key or (from.at(end - back).toLong() shl (32 * (back - 1)))
+        return key
+    }
+
+    private fun clear() {
+        text.crop(0)
+        automaton = SuffixAutomaton()
+        last = List(nMax + 1) { HashMap() }
+        more = List(nMax + 1) { HashMap() }
+    }
+
+    override fun begin(tokens: Tokens) = follow(tokens)
+
+    /** Make the index one of [tokens]; if these are not a continuation, by starting anew. */
+    private fun follow(tokens: Tokens) {
+        if (text.commonPrefix(tokens) < text.size) clear()
+        for (at in text.size until tokens.size) {
+            if (policy == "automaton") automaton.push(tokens.at(at)) else index(tokens.at(at))
+            text.push(tokens.at(at))
+        }
+    }
+
+    /** Index that [token] followed the text so far. */
+    private fun index(token: Int) {
+        val at = text.size
+        for (n in nMin..minOf(nMax, at)) {
+            val key = key(text, at, n)
+            val entry = last[n][key]
+            if (entry == null) {
+                last[n][key] = (at.toLong() shl 20) or 1L
+                continue
+            }
+            val counts = more[n][key]
+            val before = text.at((entry shr 20).toInt())
+            if (counts != null) {
+                counts[token] = (counts[token] ?: 0) + 1
+            } else if (before != token) {
+                more[n][key] = linkedMapOf(before to (entry and COUNT).toInt(), token to 1)
+            }
+            last[n][key] = (at.toLong() shl 20) or minOf((entry and COUNT) + 1, COUNT)
+        }
+    }
+
+    /** Length of the longest indexed key that ends [tail]; 0 if there is none. */
+    private fun match(tail: Tokens): Int {
+        var found = 0
+        for (n in nMin..minOf(nMax, tail.size)) {
+            if (key(tail, tail.size, n) !in last[n]) break // then no longer key is there either
+            found = n
+        }
+        return found
+    }
+
+    /** The token that mostly followed the end of [tail], by the longest key that is sure enough; -1 if none is. */
+    private fun likely(tail: Tokens): Int {
+        for (n in match(tail) downTo nMin) {
+            val key = key(tail, tail.size, n)
+            val latest = text.at((last[n].getValue(key) shr 20).toInt())
+            val counts = more[n][key] ?: return latest
+            val most = counts.values.max()
+            if (most >= share * counts.values.sum()) {
+                return if (counts[latest] == most) latest else counts.entries.first { it.value == most }.key
+            }
+        }
+        return -1
+    }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        follow(tokens)
+        val (matched, guesses) = fromText(budget)
+        if (store != null && (guesses.isEmpty() || matched <= SHORT)) {
+            val stored = fromStore(store, if (guesses.isEmpty()) 0 else matched, budget)
+            if (stored.size > 0) return stored
+        }
+        if (guesses.isEmpty()) return Proposal.EMPTY
+        return Proposal(guesses, bucket = BUCKETS.count { it <= matched })
+    }
+
+    /** Length of the match, and the guesses, of the text itself. */
+    private fun fromText(budget: Int): Pair<Int, IntArray> {
+        if (policy == "automaton") {
+            val matched = automaton.matched
+            return matched to copied(automaton.after, if (matched >= nMin) minOf(budget, matched + extra) else 0)
+        }
+        val tail = Tokens(text.slice(maxOf(0, text.size - nMax)))
+        val n = match(tail)
+        if (n == 0) return 0 to IntArray(0)
+        val start = (last[n].getValue(key(tail, tail.size, n)) shr 20).toInt()
+        var matched = n
+        while (matched < minOf(LONGEST, start) && text.at(start - matched - 1) == text.at(text.size - matched - 1)) matched++
+        if (policy == "lookup") return matched to copied(start, minOf(budget, matched + extra))
+        val guesses = Tokens()
+        while (guesses.size < minOf(budget, matched + extra)) {
+            val token = likely(tail)
+            if (token < 0) break
+            tail.push(token)
+            guesses.push(token)
+        }
+        return matched to guesses.toIntArray()
+    }
+
+    /** [count] tokens from [start]; at the end of the text they go on with themselves: it is in a loop. */
+    private fun copied(start: Int, count: Int): IntArray {
+        val guesses = IntArray(count)
+        for (i in 0 until count) guesses[i] = if (start + i < text.size) text.at(start + i) else guesses[start + i - text.size]
+        return guesses
+    }
+
+    /** Guesses of the store, if it knows more than the last [beyond] tokens: at most two a token matched. */
+    private fun fromStore(store: NGramStore, beyond: Int, budget: Int): Proposal {
+        val tail = Tokens(text.slice(maxOf(0, text.size - store.nMax)))
+        var hit = store.likely(tail.toIntArray(), share)
+        if (hit == null || hit.n <= beyond) return Proposal.EMPTY
+        // what was seen once is as sure as the text is close to the store's; else length and count are alike good
+        val sure = if (hit.seen == 1) 0 else hit.n + (if (hit.seen >= 4) 1 else 0) + (if (hit.seen >= 16) 1 else 0)
+        val most = minOf(budget, 2 * hit.n)
+        val guesses = Tokens()
+        while (hit != null && guesses.size < most) {
+            guesses.push(hit.token)
+            tail.push(hit.token)
+            hit = store.likely(tail.slice(maxOf(0, tail.size - store.nMax)), share)
+        }
+        return Proposal(guesses.toIntArray(), bucket = STORED + sure)
+    }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
+}

@@ -1,0 +1,346 @@
+package dev.edgespec.drafters
+
+import com.google.gson.JsonArray
+import com.google.gson.JsonObject
+import com.google.gson.JsonParser
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.SkipSet
+import dev.edgespec.formulas.speedup
+import java.io.File
+import java.util.Random
+import kotlin.math.exp
+import kotlin.math.ln
+import kotlin.math.sqrt
+
+/*
+ * Which sub-layers to leave out, searched while decoding: SWIFT (arXiv 2410.06916), with the changes that the Python side
+ * describes.  The candidates are drawn by another generator than there; what is judged, and how, is the same.
+ */
+
+private const val SEARCH_GAMMA = 8 // longest draft whose speed is predicted
+private const val MODEL_EVERY = 3 // every third candidate is the model's
+private const val UNIFORM = 0.3 // share of the other candidates that are drawn anew rather than mutated from the best
+private const val CONFIRM = 2 // windows before a set may lead
+private const val SCORE_AGAIN = 8 // candidates after which the leading set is scored again: texts change
+private const val PATIENCE = 100 // candidates without a better set
+private const val SURE_PATIENCE = 24 // fewer above this acceptance
+private const val SURE = 0.94
+private const val IN_SIGHT = 1.01 // a set that may well be so much faster is worth looking for
+private const val MOST_CANDIDATES = 1000
+private const val MEMORY = 256.0 // guesses a record remembers; older ones fade
+private const val TRUST = 8.0 // guesses that the model's acceptance counts as
+private const val KEPT = 64 // records that are kept
+private const val ATTENTION_LOSS = 0.03 // prior loss of log acceptance: attention is about twice as skippable
+private const val MLP_LOSS = 0.06
+private const val SPREAD = 0.06 // of that loss
+
+/** What a set has shown: guesses that were right, that were scored, and times it was scored. */
+class SkipRecord(var matched: Double = 0.0, var seen: Double = 0.0, var windows: Int = 0) {
+    /** One window more; what is long ago counts less. */
+    fun add(matched: Int, seen: Int) {
+        val keep = if (this.seen > 0) minOf(1.0, maxOf(MEMORY - seen, 0.0) / this.seen) else 1.0
+        this.matched = keep * this.matched + matched
+        this.seen = keep * this.seen + seen
+        windows++
+    }
+
+    fun acceptance(prior: Double): Double = (matched + TRUST * prior) / (seen + TRUST)
+}
+
+/** Proposes sets and keeps the one of the highest predicted speed; the first and the last layer are never left out. */
+class OnlineSearch(
+    val layers: Int,
+    val initial: SkipSet,
+    private val cost: (SkipSet) -> Double,
+    private val verify: (Int) -> Double,
+    seed: Long = 0,
+) {
+    var best = initial
+        private set
+    val records = LinkedHashMap<SkipSet, SkipRecord>()
+    var candidates = 0
+        private set
+
+    /** Why the search has ended; "" = it goes on. */
+    var stopped = if (layers > 2) "" else "there is no layer between the first and the last"
+    private val random = Random(seed)
+    private var since = 0 // candidates since the lead changed
+    private var sinceBest = 0 // candidates since the leading set was scored
+    private var challenger: SkipSet? = null
+    private val inner = maxOf(0, layers - 2)
+    private val variables = 2 * inner
+    private var precision = Array(variables) { i -> DoubleArray(variables) { if (it == i) 1 / (SPREAD * SPREAD) else 0.0 } }
+    private var loss = DoubleArray(variables) { prior(it) } // of log acceptance, by sub-layer
+
+    private fun prior(at: Int) = if (at < inner) ATTENTION_LOSS else MLP_LOSS
+
+    // -- judging
+
+    fun acceptance(skip: SkipSet): Double = (records[skip] ?: SkipRecord()).acceptance(exp(-dot(loss, bits(skip))))
+
+    /** Predicted speed over plain decoding with a set, at its best draft length. */
+    fun speed(skip: SkipSet, acceptance: Double = acceptance(skip)): Double {
+        val c = cost(skip)
+        return (1..SEARCH_GAMMA).maxOf { speedup(acceptance, it, c, verify) }
+    }
+
+    // -- searching
+
+    /** The set to score next. */
+    fun ask(): SkipSet {
+        for (first in listOf(initial, best)) if ((records[first]?.windows ?: 0) == 0) return first
+        challenger?.let { return it }
+        if (sinceBest >= SCORE_AGAIN) return best
+        candidates++
+        since++
+        sinceBest++
+        repeat(8) { // something new, if it can be found
+            val found = when {
+                candidates % MODEL_EVERY == 0 -> modelled()
+                random.nextDouble() < UNIFORM -> uniform()
+                else -> mutated()
+            }
+            if (found.size > 0 && found !in records) return found
+        }
+        return uniform()
+    }
+
+    /** A window of [skip] was scored: so many right guesses of so many.  Returns whether the lead changed. */
+    fun tell(skip: SkipSet, matched: Int, seen: Int): Boolean {
+        val record = records.getOrPut(skip) { SkipRecord() }
+        record.add(matched, seen)
+        fit()
+        if (skip == best) sinceBest = 0
+        val before = best
+        val lead = speed(best)
+        challenger = null
+        if (skip != best && speed(skip) > lead) {
+            if (record.windows >= CONFIRM) best = skip else challenger = skip
+        } else if (skip == best) { // it may have lost its lead to one that was confirmed before
+            best = records.filterValues { it.windows >= CONFIRM }.keys.maxByOrNull(::speed) ?: best
+            if (speed(best) <= lead) best = before
+        }
+        if (records.size > KEPT) records.remove(records.keys.filter { it != best && it != initial }.minBy(::speed))
+        if (best != before) {
+            since = 0
+            return true
+        }
+        lookForTheEnd()
+        return false
+    }
+
+    /** Go on from what an earlier search has seen. */
+    fun resume(known: Map<SkipSet, SkipRecord>) {
+        for ((skip, record) in known) if (record.seen > (records[skip]?.seen ?: 0.0)) records[skip] = record
+        fit()
+        best = records.filter { (skip, record) -> record.windows >= CONFIRM || skip == initial }.keys.maxByOrNull(::speed) ?: best
+        since = 0
+        sinceBest = SCORE_AGAIN // the new text decides first whether it holds
+        if (layers > 2) stopped = ""
+    }
+
+    private fun lookForTheEnd() {
+        var patience = PATIENCE
+        if ((records[best]?.windows ?: 0) >= CONFIRM && since >= SURE_PATIENCE && acceptance(best) >= SURE) {
+            val lower = cholesky(precision)
+            val hoped = DoubleArray(variables) { at ->
+                val unit = DoubleArray(variables) { if (it == at) 1.0 else 0.0 }
+                maxOf(loss[at] - sqrt(solve(lower, unit)[at]), 0.0)
+            }
+            val inSight = fastest(hoped)
+            val promise = if (inSight.size > 0) speed(inSight, exp(-dot(hoped, bits(inSight)))) else 0.0
+            if (promise <= IN_SIGHT * speed(best)) patience = SURE_PATIENCE
+        }
+        if (challenger == null && (since >= patience || candidates >= MOST_CANDIDATES)) {
+            stopped = "no better set among the last $since candidates"
+        }
+    }
+
+    // -- candidates
+
+    private fun bits(skip: SkipSet): BooleanArray {
+        val bits = BooleanArray(variables)
+        skip.attention.forEach { bits[it - 1] = true }
+        skip.mlp.forEach { bits[inner + it - 1] = true }
+        return bits
+    }
+
+    private fun set(bits: BooleanArray) =
+        SkipSet((0 until inner).filter { bits[it] }.map { it + 1 }, (0 until inner).filter { bits[inner + it] }.map { it + 1 })
+
+    private fun chosen(count: Int): List<Int> = (0 until variables).shuffled(random).take(count)
+
+    /** Any set; its size is drawn first, or nearly all would have half of the sub-layers. */
+    private fun uniform(): SkipSet {
+        val bits = BooleanArray(variables)
+        chosen(1 + random.nextInt(maxOf(1, (0.75 * variables).toInt()))).forEach { bits[it] = true }
+        return set(bits)
+    }
+
+    /** The leading set with one to three sub-layers switched. */
+    private fun mutated(): SkipSet {
+        val bits = bits(best)
+        chosen(minOf(1 + random.nextInt(3), variables)).forEach { bits[it] = !bits[it] }
+        return set(bits)
+    }
+
+    /** Bayesian linear regression of the log acceptance on what is left out. */
+    private fun fit() {
+        val weightOfPrior = 1 / (SPREAD * SPREAD)
+        val made = Array(variables) { i -> DoubleArray(variables) { if (it == i) weightOfPrior else 0.0 } }
+        val moment = DoubleArray(variables) { weightOfPrior * prior(it) }
+        for ((skip, record) in records) {
+            if (record.seen <= 0) continue
+            val x = bits(skip)
+            val rate = (record.matched + 0.5) / (record.seen + 0.5)
+            val weight = record.seen * rate / (1.05 - rate) // one over the variance of the logarithm of a share
+            for (i in 0 until variables) {
+                if (!x[i]) continue
+                for (j in 0 until variables) if (x[j]) made[i][j] += weight
+                moment[i] -= weight * ln(rate)
+            }
+        }
+        precision = made
+        loss = solve(cholesky(made), moment).also { for (i in it.indices) it[i] = maxOf(it[i], 0.0) }
+    }
+
+    /** The fastest new set by a model drawn from the posterior (Thompson sampling). */
+    private fun modelled(): SkipSet {
+        val drawn = backward(cholesky(precision), DoubleArray(variables) { random.nextGaussian() })
+        return fastest(DoubleArray(variables) { maxOf(loss[it] + drawn[it], 0.0) })
+    }
+
+    /** The fastest new set if sub-layers cost these losses: of every size the sub-layers of the least loss for the time. */
+    private fun fastest(losses: DoubleArray): SkipSet {
+        val saved = doubleArrayOf(1 - cost(SkipSet(listOf(1))), 1 - cost(SkipSet(emptyList(), listOf(1))))
+        val order = losses.indices.sortedBy { losses[it] / maxOf(saved[if (it < inner) 0 else 1], 1e-3) }
+        val bits = BooleanArray(variables)
+        var found = SkipSet()
+        var speed = 0.0
+        var total = 0.0
+        for (at in order) {
+            bits[at] = true
+            total += losses[at]
+            val skip = set(bits)
+            val here = speed(skip, exp(-total))
+            if (here > speed && skip !in records) {
+                found = skip
+                speed = here
+            }
+        }
+        return found
+    }
+}
+
+private fun dot(values: DoubleArray, bits: BooleanArray) = values.indices.sumOf { if (bits[it]) values[it] else 0.0 }
+
+/** L of a positive definite matrix L L^T. */
+private fun cholesky(matrix: Array<DoubleArray>): Array<DoubleArray> {
+    val lower = Array(matrix.size) { DoubleArray(matrix.size) }
+    for (i in matrix.indices) for (j in 0..i) {
+        var sum = matrix[i][j]
+        for (k in 0 until j) sum -= lower[i][k] * lower[j][k]
+        lower[i][j] = if (i == j) sqrt(sum) else sum / lower[j][j]
+    }
+    return lower
+}
+
+/** x of L L^T x = b. */
+private fun solve(lower: Array<DoubleArray>, right: DoubleArray): DoubleArray {
+    val x = right.copyOf()
+    for (i in x.indices) {
+        for (k in 0 until i) x[i] -= lower[i][k] * x[k]
+        x[i] /= lower[i][i]
+    }
+    return backward(lower, x)
+}
+
+/** x of L^T x = b. */
+private fun backward(lower: Array<DoubleArray>, right: DoubleArray): DoubleArray {
+    val x = right.copyOf()
+    for (i in x.indices.reversed()) {
+        for (k in i + 1 until x.size) x[i] -= lower[k][i] * x[k]
+        x[i] /= lower[i][i]
+    }
+    return x
+}
+
+private val KIND = Regex("[a-z0-9][a-z0-9-]{0,31}")
+private const val SKIP_VERSION = 1
+
+/** Skip sets found while decoding, kept in [folder]: counts by set, nothing of any text.  The Python side's format. */
+class SkipStore(folder: File, identity: String, operators: String, kind: String) {
+    private val path: File
+    private var read = 0L
+
+    /** Why something could not be read or written; "" = nothing of the sort. */
+    var note = ""
+        private set
+
+    init {
+        if (!KIND.matches(kind)) {
+            throw InvalidRequest("stream kind '$kind': expected up to 32 lower-case letters, digits or dashes", "for example: code")
+        }
+        path = File(folder, "$identity-$operators-$kind.json")
+    }
+
+    /** Let [search] go on from what is stored; whether there was something new to go on from. */
+    fun load(search: OnlineSearch): Boolean {
+        val time = path.lastModified()
+        if (time == 0L || time == read) return false
+        read = time
+        try {
+            require(path.length() <= 1 shl 20) { "it is too large" }
+            val data = JsonParser.parseString(path.readText()).asJsonObject
+            require(data["version"].asInt == SKIP_VERSION && data["layers"].asInt == search.layers) { "it is of another version or model" }
+            search.resume(data["records"].asJsonArray.associate { record(it.asJsonObject, search.layers) })
+            return true
+        } catch (error: Exception) { // whatever is wrong with it
+            note = "a stored skip set was ignored: ${error.message ?: error.javaClass.simpleName}"
+            return false
+        }
+    }
+
+    /** Replace the file by what [search] knows; a folder that cannot be written is no failure. */
+    fun save(search: OnlineSearch) {
+        fun array(layers: List<Int>) = JsonArray().also { all -> layers.forEach { all.add(it) } }
+        val records = JsonArray()
+        for ((skip, record) in search.records) {
+            records.add(JsonObject().apply {
+                add("attention", array(skip.attention))
+                add("mlp", array(skip.mlp))
+                addProperty("matched", record.matched)
+                addProperty("seen", record.seen)
+                addProperty("windows", record.windows)
+            })
+        }
+        val data = JsonObject().apply {
+            addProperty("version", SKIP_VERSION)
+            addProperty("layers", search.layers)
+            add("records", records)
+        }
+        try {
+            path.parentFile.mkdirs()
+            val partial = File.createTempFile(path.name, ".partial", path.parentFile)
+            try {
+                partial.writeText(data.toString())
+                if (!partial.renameTo(path)) note = "skip sets cannot be kept: $path cannot be replaced"
+            } finally {
+                partial.delete()
+            }
+            read = path.lastModified()
+        } catch (error: java.io.IOException) {
+            note = "skip sets cannot be kept: ${error.message}"
+        }
+    }
+
+    private fun record(item: JsonObject, layers: Int): Pair<SkipSet, SkipRecord> {
+        val (attention, mlp) = listOf("attention", "mlp").map { name -> item[name].asJsonArray.map { it.asInt } }
+        for (found in listOf(attention, mlp)) {
+            require(found == found.distinct().sorted() && found.all { it in 1 until layers - 1 }) { "it leaves out layers that cannot be" }
+        }
+        val record = SkipRecord(item["matched"].asDouble, item["seen"].asDouble, item["windows"].asInt)
+        require(record.matched in 0.0..record.seen && record.seen <= 1e6 && record.windows in 0..1_000_000) { "its counts make no sense" }
+        return SkipSet(attention, mlp) to record
+    }
+}

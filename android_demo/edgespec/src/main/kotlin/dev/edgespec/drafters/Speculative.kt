@@ -1,0 +1,117 @@
+package dev.edgespec.drafters
+
+import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.GreedyTarget
+import dev.edgespec.decoding.Matrix
+import dev.edgespec.decoding.Noise
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.SamplingParams
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.Verdict
+import dev.edgespec.runtimes.Slot
+
+// tokens the draft has not seen yet are fed in one pass with the pending one up to this many; more are prefilled first
+private const val FEED = 4
+
+/**
+ * Draws chains or trees from a draft model (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318).  Its slot follows the
+ * committed tokens by longest common prefix.  [branch]: guesses per node; null or [1] = a chain, one number = a comb,
+ * several = a full tree by depth.
+ */
+class DraftModel(private val model: Slot, private val vocabSize: Int, branch: List<Int>? = null) : Drafter {
+    override val name = "speculative"
+    private val branch = branch ?: listOf(1)
+    private val trees = this.branch != listOf(1)
+    private var params = SamplingParams()
+    private var noise = Noise(0)
+
+    override fun bind(params: SamplingParams, noise: Noise) {
+        this.params = params
+        this.noise = noise
+    }
+
+    override fun rows(budget: Int): IntArray = rowsOf(branch, budget)
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        val length = minOf(budget, model.context - tokens.size)
+        if (length < 1) return Proposal.EMPTY
+        var known = model.follow(Tokens(tokens.slice(0, tokens.size - 1)))
+        // a padding row of the target's vocabulary: the draft has no such
+        if (tokens.slice(known).max() >= model.vocabSize) return Proposal.EMPTY
+        if (tokens.size - known > FEED) {
+            model.prefill(tokens.slice(known, tokens.size - 1))
+            known = tokens.size - 1
+        }
+        return if (trees) tree(tokens, known, length) else chain(tokens, known, length)
+    }
+
+    private fun chain(tokens: Tokens, known: Int, length: Int): Proposal {
+        fun feed(guess: Int?) = if (guess == null) tokens.slice(known) else intArrayOf(guess)
+        val step = { guess: Int? -> feed(guess).let { run(it, it.size).row(0) } }
+        // the likeliest token may not be one of the draft's padding, which the target does not know
+        val greedy = (model as? GreedyTarget)?.takeIf { model.vocabSize <= vocabSize }
+        val best = greedy?.let { slot ->
+            { guess: Int? ->
+                val fed = feed(guess)
+                val found = slot.forwardBest(fed).best!!
+                slot.keep(IntArray(fed.size) { it })
+                found.tokens[fed.size - 1] to found.logits[fed.size - 1]
+            }
+        }
+        return drawChain(step, tokens, length, vocabSize, params, noise, best = best)
+    }
+
+    /** A comb, at the cost of its chain of first choices, or a full tree, whose nodes run again at every depth. */
+    private fun tree(tokens: Tokens, known: Int, length: Int): Proposal {
+        val comb = branch.size == 1
+        val levels = widthsOf(branch, length).size
+        val level: Level = level@{ nodes, guesses, parents ->
+            if (nodes[0] < 0) {
+                val feed = tokens.slice(known)
+                // the rows of a tree need a common root: the pending token, which therefore stays out of the slot
+                return@level run(feed, feed.size - if (!comb && levels > 1) 1 else 0)
+            }
+            if (comb) return@level run(intArrayOf(guesses[nodes[0]]), 1)
+            val above = IntArray(guesses.size + 1) { if (it == 0) -1 else parents[it - 1] + 1 }
+            val logits = model.forward(intArrayOf(tokens.at(-1)) + guesses, above).logits
+            val rows = whole(logits, IntArray(nodes.size) { nodes[it] + 1 })
+            val path = ArrayDeque<Int>()
+            var first = nodes[0]
+            while (first >= 0) {
+                path.addFirst(first + 1)
+                first = parents[first]
+            }
+            path.addFirst(0)
+            // the deepest that is run: what the first choices were stays for the next round
+            if (path.size == levels) model.keep(path.toIntArray())
+            rows
+        }
+        return drawTree(level, tokens, branch, length, vocabSize, params, noise)
+    }
+
+    /** Logits [1, vocab] after a chain of rows, of which the slot keeps the first [kept]. */
+    private fun run(feed: IntArray, kept: Int): Matrix {
+        val logits = model.forward(feed).logits
+        model.keep(IntArray(kept) { it })
+        return whole(logits, intArrayOf(logits.rows - 1))
+    }
+
+    /** [rows] of [logits] [r, columns] as [rows, vocab]: a token without a column cannot be guessed. */
+    private fun whole(logits: Matrix, rows: IntArray): Matrix {
+        val vocab = model.vocabSize
+        val cut = logits.columns < vocab
+        if (!cut && rows.size == 1) return logits.part(rows[0], 1)
+        val named = model.headTokens
+        val found = FloatArray(rows.size * vocab) { if (cut) Float.NEGATIVE_INFINITY else 0f }
+        for ((at, row) in rows.withIndex()) {
+            val from = logits.row(row)
+            for (column in 0 until logits.columns) found[at * vocab + if (cut && named != null) named[column] else column] = from[column]
+        }
+        return Matrix.of(found, rows.size, vocab)
+    }
+
+    override val stepOnce: () -> Unit get() = { model.forward(intArrayOf(0)) }
+
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit // the next propose crops the slot
+}

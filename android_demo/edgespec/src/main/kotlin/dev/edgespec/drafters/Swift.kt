@@ -1,0 +1,225 @@
+package dev.edgespec.drafters
+
+import dev.edgespec.EdgespecError
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.DraftOptions
+import dev.edgespec.decoding.Noise
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.SamplingParams
+import dev.edgespec.decoding.ScoringTarget
+import dev.edgespec.decoding.SkipSet
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.argmax
+import dev.edgespec.formulas.CostModel
+import dev.edgespec.runtimes.Manifest
+import dev.edgespec.runtimes.MethodPart
+import java.util.Locale
+
+private const val ROWS = 16 // of one scoring pass
+private const val DEPTH = 4 // of its chains
+private const val FRESH = 8 // tokens to be written before the next pass
+private const val SAVE_EVERY = 16 // scored windows
+
+/** Cost of a draft step over a plain one, by its skip set: what leaving out an attention or an MLP saves. */
+class StepCost(val attention: Double, val mlp: Double) {
+    private var extra = 0.0 // what steps took beyond that on this machine; learned
+
+    operator fun invoke(skip: SkipSet): Double = maxOf(1 - skip.attention.size * attention - skip.mlp.size * mlp + extra, 0.02)
+
+    /** A step with [skip] took [cost]; one that the system interrupted must not count for much. */
+    fun observe(skip: SkipSet, cost: Double) {
+        extra += 0.1 * (cost - this(skip)).coerceIn(-0.2, 0.2)
+    }
+}
+
+/**
+ * Draws combs from the target itself with the best skip set known, and looks for a better one as it goes: SWIFT (arXiv
+ * 2410.06916).  A seeded text of rejection sampling is drafted with the set that the search starts from.
+ */
+class Swift(
+    private val scoring: ScoringTarget,
+    private val search: OnlineSearch,
+    private val stepCost: StepCost,
+    private val costs: CostModel,
+    private val share: Double = 0.02,
+    private val branch: List<Int>? = null,
+    private val store: SkipStore? = null,
+) : SelfSpec(scoring, search.also { store?.load(it) }.best) {
+    override val name = "swift"
+    private var decodedMs = 0.0 // time of all rounds that the search has seen
+    private var searchMs = 0.0 // time that the search took
+    private var passes = 0
+    private var changes = 0 // of the set in use
+    private var steady = false
+    private var unitMs = 0.0 // time of a one-row pass
+    private val recent = ArrayDeque<Double>() // times of the last scoring passes
+    private var prompt = 0
+    private var scoredAt = 0
+    private var unsaved = 0
+    private val given = StepCost(stepCost.attention, stepCost.mlp)
+    private var policy = SiblingPolicy(listOf(1))
+
+    // -- drafting
+
+    override fun bind(params: SamplingParams, noise: Noise) {
+        super.bind(params, noise)
+        steady = params.seededRejection
+        use(if (steady) search.initial else search.best)
+        if (branch == null) return
+        val verify = if (steady) costs.given() else costs
+        val step = if (steady) given else stepCost
+        // a row is worth what it takes: at the speed of this round, and never less than plain decoding's
+        val price = { depth: Int, expected: Double, rows: Int ->
+            val rate = expected / (depth * step(skip) + verify.v(depth + 1))
+            maxOf(rate, 1.0) * (verify.v(rows + 1) - verify.v(rows))
+        }
+        policy = SiblingPolicy(branch, price, (2 until 14).minOf { verify.v(it + 1) - verify.v(it) })
+    }
+
+    override fun begin(tokens: Tokens) {
+        prompt = tokens.size
+        scoredAt = 0
+        if (store == null || steady) return
+        if (unsaved > 0) save() else if (store.load(search)) use(search.best)
+    }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal =
+        drawComb(steps(tokens), tokens, ask(budget), target.vocabSize, params, noise, stop, policy, bucket)
+
+    /** Move the threshold by what happened to the chain. */
+    override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
+        if (proposal.parents == null) return super.observe(proposal, verdict, output)
+        val chain = proposal.parents.max() + 2 // its nodes come first
+        val accepted = verdict.path.count { it < chain }
+        super.observe(Proposal(proposal.tokens.copyOf(chain)), Verdict(IntArray(accepted) { it }, verdict.nextToken), output)
+    }
+
+    /** A number of the set in use: each has an acceptance of its own. */
+    override val bucket: Int get() = if (steady) 0 else changes
+
+    private fun use(found: SkipSet) {
+        if (found != skip) {
+            skip = found
+            changes++
+        }
+    }
+
+    // -- searching
+
+    override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
+        if (proposal.size > 0 && unitMs > 0 && !steady) {
+            val steps = if (proposal.parents == null) proposal.size else proposal.parents.max() + 2
+            stepCost.observe(skip, draftMs / steps / unitMs)
+        }
+        watched(proposal.size + 1, draftMs, verifyMs)
+    }
+
+    override fun watched(rows: Int, draftMs: Double, verifyMs: Double) {
+        if (steady) return
+        unitMs += (verifyMs / costs.v(rows) - unitMs) * if (unitMs > 0) 0.1 else 1.0
+        decodedMs += draftMs + verifyMs
+        if (search.stopped.isNotEmpty() || !mayScore()) return
+        val start = System.nanoTime()
+        score()
+        val taken = (System.nanoTime() - start) / 1e6
+        searchMs += taken
+        recent.addLast(taken)
+        if (recent.size > 4) recent.removeFirst()
+    }
+
+    /** Whether there are tokens to score on, room for the rows, and time for it within the budget. */
+    private fun mayScore(): Boolean {
+        val held = scoring.tokens.size
+        if (held - ROWS < prompt || held - scoredAt < FRESH || held + ROWS + 1 > scoring.capacity) return false
+        val expected = 1.5 * (recent.maxOrNull() ?: (2 * unitMs * costs.v(ROWS)))
+        return searchMs + expected <= share * decodedMs
+    }
+
+    private fun score() {
+        val asked = search.ask()
+        scoredAt = scoring.tokens.size
+        val matched = try {
+            matches(scoring, asked)
+        } catch (error: EdgespecError) { // coded keys of which too few are exact, or no room
+            search.stopped = "sets cannot be scored here: ${error.message}"
+            return
+        }
+        passes++
+        unsaved++
+        if (search.tell(asked, matched, ROWS)) {
+            use(search.best)
+            save()
+        } else if (unsaved >= SAVE_EVERY || search.stopped.isNotEmpty()) {
+            save()
+        }
+    }
+
+    private fun save() {
+        unsaved = 0
+        store?.save(search)
+    }
+
+    // -- saying it
+
+    private val searchShare: Double get() = if (decodedMs > 0) searchMs / decodedMs else 0.0
+
+    override val reason: String
+        get() {
+            var words = "leaves out ${skip.attention.size} attentions and ${skip.mlp.size} MLPs"
+            if (steady) {
+                words += ": the set to start from, because the text is seeded"
+            } else if (skip in search.records) {
+                words += ", predicted %.2fx at matchness %.2f".format(Locale.ROOT, search.speed(skip), search.acceptance(skip))
+            }
+            words += "; %d sets tried in %.0f ms (%.1f%% of decoding)".format(Locale.ROOT, search.candidates, searchMs, 100 * searchShare)
+            return listOf(words, search.stopped, store?.note ?: "").filter { it.isNotEmpty() }.joinToString("; ")
+        }
+
+    override fun usedSummary(): Map<String, Any?> = mapOf(
+        "candidates" to search.candidates, "passes" to passes, "search_ms" to searchMs, "search_share" to searchShare,
+        "skip" to mapOf("attention" to skip.attention, "mlp" to skip.mlp), "matchness" to search.acceptance(skip),
+        "predicted_speedup" to search.speed(skip), "stopped" to search.stopped,
+    )
+}
+
+/**
+ * How many of the slot's last ROWS tokens a draft without [skip] would have guessed.  The text is cut into chains of DEPTH
+ * rows, each of which sees the full model's keys and values before it, and its own.
+ */
+internal fun matches(target: ScoringTarget, skip: SkipSet): Int {
+    val held = target.tokens.size
+    val ids = target.tokens.slice(held - ROWS - 1)
+    val first = held - ROWS - 1
+    val visible = IntArray(ROWS) { first + it - it % DEPTH }
+    val parents = IntArray(ROWS) { if (it % DEPTH > 0) it - 1 else -1 }
+    val logits = target.forwardHypotheses(ids.copyOf(ROWS), visible, parents, skip).logits
+    return (0 until ROWS).count { argmax(logits.row(it)) == ids[it + 1] }
+}
+
+internal fun buildSwift(parts: Parts, part: MethodPart, options: DraftOptions): Swift {
+    if (options.search !in 0.0..1.0) {
+        throw InvalidRequest("search ${options.search}: expected a share of the decoding time, 0 to 1", "0.02 is 2 %")
+    }
+    val target = parts.target
+    val given = part.skip ?: SkipSet()
+    fun inner(layers: List<Int>) = layers.filter { it in 1 until target.layers - 1 }
+    val stepCost = stepCost(parts.manifest)
+    val costs = parts.costs()
+    val search = OnlineSearch(target.layers, SkipSet(inner(given.attention), inner(given.mlp)), stepCost::invoke, costs::v)
+    val identity = parts.manifest.files[parts.manifest.target.weights]?.sha256?.take(24) ?: "unknown"
+    val store = parts.cache?.let { SkipStore(it.resolve("swift"), identity, target.model.graph.operators, options.kind) }
+    return Swift(target, search, stepCost, costs, options.search, options.branch, store)
+}
+
+/** What sub-layers save, as the export measured it; else by their weights. */
+private fun stepCost(manifest: Manifest): StepCost {
+    val (plain, attention, mlp) = listOf("plain_ms", "attention_ms", "mlp_ms").map { manifest.costNumber(it) ?: 0.0 }
+    if (plain > 0 && attention + mlp > 0) return StepCost(attention / plain, mlp / plain)
+    val facts = manifest.target.facts
+    val ofAttention = facts.hidden.toDouble() * facts.headDim * 2 * (facts.heads + facts.kvHeads)
+    val ofMlp = 3.0 * facts.hidden * facts.intermediate
+    val total = facts.layers * (ofAttention + ofMlp) + facts.hidden.toDouble() * facts.vocab
+    return StepCost(ofAttention / total, ofMlp / total)
+}

@@ -1,0 +1,97 @@
+package dev.edgespec.engine
+
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.DraftOptions
+import dev.edgespec.formulas.WORTH
+import dev.edgespec.runtimes.METHODS
+import dev.edgespec.runtimes.Manifest
+import dev.edgespec.runtimes.MethodPart
+import java.util.Locale
+
+/* Which method a request gets, and why. */
+
+const val CHAIN = "chain" // several methods asked in turn: in every bundle
+const val AUTO = "auto" // the method of the best prediction, watched and changed while it decodes: in every bundle
+private const val CANDIDATES = 3 // most methods that auto chooses from
+
+/** A method picked for a request: its parameters, most guesses a round, and why this one. */
+data class MethodChoice(
+    val name: String,
+    val part: MethodPart,
+    val gamma: Int,
+    val reason: String,
+    val proposers: List<MethodChoice> = emptyList(), // of a chain
+    val promise: Double = 1.0, // predicted speed over plain decoding; 1 = nothing was predicted
+    val candidates: List<MethodChoice> = emptyList(), // of auto, this one first
+) {
+    fun uses(method: String): Boolean = name == method || proposers.any { it.name == method }
+}
+
+/** The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay. */
+fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = DraftOptions()): MethodChoice {
+    val methods = manifest.methods
+    val proposers = drafts.proposers
+    if (wanted == CHAIN || (wanted == null && proposers.isNotEmpty())) return chain(manifest, proposers)
+    if (wanted == AUTO && proposers.isNotEmpty()) {
+        throw InvalidRequest(
+            "method auto and proposers ${proposers.joinToString(", ")}: expected one of them", "proposers belong to method chain",
+        )
+    }
+    if (wanted != null && wanted != AUTO) {
+        if (wanted !in methods) {
+            throw InvalidRequest(
+                "method '$wanted' is not in this bundle; it has: ${methods.keys.joinToString(", ")}", howToHave(wanted),
+            )
+        }
+        return choice(manifest, wanted, "asked for")
+    }
+    val gains = methods.filter { it.key != "ar" }.mapValues { it.value.predictedSpeedup ?: 0.0 }.filterValues { it >= WORTH }
+    var names = gains.keys.sortedByDescending { gains.getValue(it) }.take(CANDIDATES)
+    if ("ngram" !in names) names = names.take(CANDIDATES - 1) + "ngram"
+    val chosen = names.map { name ->
+        val gain = gains[name]
+        val reason = if (gain == null) {
+            "default: costs little where text does not repeat"
+        } else {
+            "predicted %.2fx on the exporting machine".format(Locale.ROOT, gain)
+        }
+        choice(manifest, name, reason).copy(promise = gain ?: 1.0)
+    }
+    return chosen[0].copy(gamma = chosen.maxOf { it.gamma }, candidates = chosen)
+}
+
+/** The proposers, or n-gram and the best other method of the bundle. */
+private fun chain(manifest: Manifest, given: List<String>): MethodChoice {
+    val usable = manifest.methods.keys.filter { it != "ar" }
+    var proposers = given
+    if (proposers.isEmpty()) {
+        val others = usable.filter { it != "ngram" }
+        val predicted = manifest.methods.mapValues { it.value.predictedSpeedup ?: 0.0 }.filterValues { it > 0 }
+        val best = predicted.maxByOrNull { it.value }?.key
+        proposers = if (others.isEmpty()) listOf("ngram") else listOf("ngram", if (best in others) best!! else others[0])
+    }
+    proposers.firstOrNull { it !in usable }?.let {
+        throw InvalidRequest("proposer '$it' is not in this bundle; it has: ${usable.joinToString(", ")}", howToHave(it))
+    }
+    if (proposers.toSet().size < proposers.size) {
+        throw InvalidRequest("proposers ${proposers.joinToString(", ")}: expected each one once")
+    }
+    val chosen = proposers.map { choice(manifest, it, "") }
+    return MethodChoice(CHAIN, MethodPart(), chosen.maxOf { it.gamma }, proposers.joinToString(", then "), chosen)
+}
+
+/** A caller's own proposer as a method. */
+fun ownChoice(name: String) = MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
+
+private fun howToHave(name: String) = if (name in METHODS) "export it with `--method $name`" else "check the spelling"
+
+internal fun choice(manifest: Manifest, name: String, reason: String): MethodChoice {
+    val part = manifest.methods.getValue(name)
+    // adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
+    val gamma = when (name) {
+        "ar" -> 1
+        "ngram" -> 8
+        else -> maxOf(part.gamma, 6)
+    }
+    return MethodChoice(name, part, gamma, reason)
+}

@@ -1,0 +1,127 @@
+package dev.edgespec.engine
+
+import dev.edgespec.control.Switch
+import dev.edgespec.decoding.DecodeOptions
+import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.Round
+import dev.edgespec.decoding.Rounds
+import dev.edgespec.decoding.SHADOW_EVERY
+import dev.edgespec.decoding.Settings
+import dev.edgespec.decoding.Stats
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.runtimes.StreamDecoder
+
+/** A running request, a round at a time; made, run and closed on the decode thread. */
+internal class Request(private val engine: Engine, private val prompt: IntArray, private val settings: Settings) : AutoCloseable {
+    private var choice: MethodChoice
+    private val admission: Admission
+    private val stats = Stats()
+    private val lane: Lane
+    private val drafter: Drafter
+    private val rounds: Rounds
+    private val decoder: StreamDecoder
+    private val written = Tokens()
+    private val logprobs = ArrayList<Double>()
+    private var finish: String? = null
+    private var released = false
+
+    init {
+        val (chosen, admitted) = engine.admit(engine.chooseFor(settings), prompt.size, settings)
+        choice = chosen
+        admission = admitted
+        lane = engine.lanes.take(Tokens(prompt))
+        try {
+            lane.chunk = admission.chunk
+            val own = settings.proposer
+            drafter = if (own != null) {
+                lane.own(own, settings.gamma, settings.adaptive, settings.fallback)
+            } else {
+                lane.drafter(choice, settings.gamma, settings.adaptive, settings.fallback, settings.drafts)
+            }
+            val options = DecodeOptions(
+                maxNewTokens = settings.maxNewTokens,
+                gamma = settings.gamma ?: choice.gamma,
+                eos = if (settings.ignoreEos) emptySet() else engine.eos,
+                sampling = settings.sampling,
+                logprobs = settings.logprobs,
+                shadow = settings.shadow ?: if (settings.accept.lossless) 0 else SHADOW_EVERY,
+                accept = settings.accept,
+            )
+            rounds = Rounds(lane.target, drafter, prompt, options, stats)
+            decoder = StreamDecoder(engine.codec::decode, prompt, settings.stop)
+        } catch (error: Throwable) {
+            engine.lanes.giveBack(lane)
+            throw error
+        }
+    }
+
+    /** The next piece; the last one has the result. */
+    fun next(): Chunk {
+        if (stats.rounds == 0) lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
+        val round = rounds.next()
+        val pieces = take(round)
+        if (finish == null) return Chunk(pieces.joinToString(""), round, pieces)
+        close()
+        val rest = decoder.finish()
+        return Chunk(pieces.joinToString("") + rest, round, pieces, result())
+    }
+
+    /** Add a round's tokens; a stop string in the middle of it drops the tokens after. */
+    private fun take(round: Round): List<String> {
+        val pieces = ArrayList<String>()
+        finish = round.finish
+        for ((at, token) in round.tokens.withIndex()) {
+            written.push(token)
+            round.logprobs?.let { logprobs.add(it[at]) }
+            val ended = round.finish == "eos" && at == round.tokens.size - 1
+            pieces.add(if (ended) "" else decoder.push(token)) // EOS is no text, even where it is a word
+            if (decoder.stopped != null) {
+                finish = "stop"
+                break
+            }
+        }
+        return pieces
+    }
+
+    override fun close() {
+        if (released) return
+        released = true
+        engine.lanes.giveBack(lane)
+    }
+
+    /** The result so far; complete once the request has ended. */
+    fun result(): Result {
+        val auto = drafter as? Switch
+        val used = auto?.used ?: choice.name
+        return Result(
+            text = decoder.text,
+            tokens = written.toIntArray(),
+            finish = finish ?: "cancelled",
+            stats = stats,
+            methodRequested = settings.method,
+            methodUsed = used,
+            reason = reason(),
+            lossless = settings.accept.lossless,
+            exact = engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact()),
+            approximations = engine.approximations + settings.accept.approximations,
+            operators = engine.operators.kind,
+            draftAttention = draftAttention,
+            logprobs = if (settings.logprobs) logprobs.toDoubleArray() else null,
+            predictedBytes = admission.predicted,
+        )
+    }
+
+    /** The coarser keys that this request's drafts read. */
+    private val draftAttention: String?
+        get() {
+            val skipping = listOf("self-spec", "swift").any { (drafter as? Switch)?.uses(it) ?: choice.uses(it) }
+            return engine.attention.draft.takeIf { skipping }
+        }
+
+    private fun reason(): String {
+        val dropped = stats.droppedReason
+        val reading = draftAttention?.let { "drafts read $it keys, verification ${engine.attention.name}" }
+        val parts = if (dropped != null) listOf(choice.reason, "drafter dropped: $dropped") else listOfNotNull(choice.reason, reading, drafter.reason)
+        return parts.filter { it.isNotEmpty() }.joinToString("; ")
+    }
+}

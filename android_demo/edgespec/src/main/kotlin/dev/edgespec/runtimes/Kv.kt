@@ -1,0 +1,146 @@
+package dev.edgespec.runtimes
+
+import dev.edgespec.BundleError
+import dev.edgespec.InvalidRequest
+import java.io.File
+
+/* How native operators keep keys and values: sizes, the numbers the operator is told, and which format a session uses. */
+
+internal const val KV_BLOCK = 128 // tokens that lie together
+private const val TILE = 16
+private const val SINK_ROWS = 16
+const val LONGEST_PASS = 128 // rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
+private val CODES = mapOf("f32" to 0L, "f16" to 1L, "int8" to 2L, "int4" to 3L, "nomad1" to 4L, "nomad2" to 5L, "none" to 6L)
+private val SHOWN = mapOf("f16" to "float16", "nomad1" to "nomad (d_sub 1)", "nomad2" to "nomad (d_sub 2)")
+private val LEARNT = listOf("int4", "nomad1", "nomad2")
+private val DRAFT_ATTENTION = listOf("int4", "nomad", "nomad2")
+
+/** Formats of one model's cache: keys, values, a coarser copy of the keys for drafts, and how many keys are exact. */
+data class KvFormat(
+    val keys: String, val values: String, val codes: String? = null, val window: Int = 0, val sinks: Int = 0,
+    val draftWindow: Int = 0,
+) {
+    /** Rows of the ring of exact keys. */
+    val ring: Int
+        get() = maxOf(window, draftWindow).let { if (it > 0) up(it + LONGEST_PASS, TILE) else 0 }
+
+    private fun headerBytes(facts: ModelFacts): Long =
+        if (ring > 0) 2L * facts.layers * facts.kvHeads * (ring + SINK_ROWS) * paddedDim(facts) else 0
+
+    private fun blockBytes(facts: ModelFacts): Long =
+        facts.layers.toLong() * facts.kvHeads * listOfNotNull(keys, values, codes).sumOf { headBytes(it, paddedDim(facts)) }
+
+    /** Bytes of a cache of at least this many tokens. */
+    fun nbytes(facts: ModelFacts, tokens: Int): Long = headerBytes(facts) + up(tokens, KV_BLOCK) / KV_BLOCK * blockBytes(facts)
+
+    /** Controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring. */
+    fun controls(): LongArray = longArrayOf(
+        CODES.getValue(keys), CODES.getValue(values), CODES.getValue(codes ?: "none"), 0, window.toLong(),
+        if (window > 0) sinks.toLong() else 0, ring.toLong(),
+    )
+
+    /** What differs from float32 attention, for results. */
+    val approximations: List<String>
+        get() {
+            val exact = if (window > 0 && keys !in listOf("f32", "f16")) ", float16 for the newest $window" else ""
+            val found = if (keys == "f32") emptyList() else listOf("${SHOWN[keys] ?: keys} keys$exact")
+            return if (values == "f32") found else found + "${SHOWN[values] ?: values} values"
+        }
+}
+
+val ATTENTION: Map<String, KvFormat> = mapOf(
+    "f32" to KvFormat("f32", "f32"),
+    "f16" to KvFormat("f16", "f16"),
+    "int8" to KvFormat("int8", "int8"),
+    "int4" to KvFormat("int4", "int8", window = 64, sinks = 4),
+    "nomad" to KvFormat("nomad1", "int8", window = 64, sinks = 4),
+    "nomad2" to KvFormat("nomad2", "int8", window = 128, sinks = 4),
+)
+
+internal fun up(value: Int, to: Int): Int = (value + to - 1) / to * to
+
+private fun paddedDim(facts: ModelFacts) = up(facts.headDim, TILE)
+
+/** Bytes of 128 keys or values of one head. */
+private fun headBytes(name: String, dim: Int): Long = when (name) {
+    "f32" -> KV_BLOCK * dim * 4L
+    "f16" -> KV_BLOCK * dim * 2L
+    "int8" -> KV_BLOCK * dim + KV_BLOCK * 4L
+    "int4" -> KV_BLOCK * dim / 2L
+    "nomad1" -> dim * 64L
+    else -> dim * 32L
+}
+
+/** What a model is decoded with where nothing else is said: exact up to rounding. */
+fun exactAttention(part: ModelPart): String = if (part.format == "fp32") "f32" else "f16"
+
+/** How a session keeps keys and values: the attention that decides the text, and the coarser one that self-drafts read. */
+class AttentionChoice(val name: String, val draft: String? = null, val kv: KvFormat? = null)
+
+/** The attention of a session; [wanted] null = the bundle's default. */
+fun chooseAttention(part: ModelPart, operators: String, wanted: String? = null, draft: String? = null): AttentionChoice {
+    for ((name, known, option) in listOf(
+        Triple(wanted, ATTENTION.keys.toList(), "attention"), Triple(draft, DRAFT_ATTENTION, "draft attention"),
+    )) {
+        if (name != null && name !in known) throw InvalidRequest("unknown $option '$name'", "$option: ${known.joinToString(", ")}")
+    }
+    if (operators == "stock") {
+        if (draft == null && wanted in listOf(null, "f32")) return AttentionChoice("f32")
+        val what = if (wanted !in listOf(null, "f32")) "attention $wanted" else "draft attention $draft"
+        throw InvalidRequest("$what needs native operators", "see `edgespec info` for why they are off")
+    }
+    val name = wanted ?: part.attention?.default ?: exactAttention(part)
+    checkLearnt(part, name, "attention")
+    if (name == "nomad2" && part.attention?.passed?.get(name) == false) {
+        throw InvalidRequest(
+            "attention nomad2 failed this bundle's quality gate",
+            "use nomad or int4; draft attention nomad2 stays possible, because drafts change no text",
+        )
+    }
+    val kv = ATTENTION.getValue(name)
+    if (draft == null) return AttentionChoice(name, null, kv)
+    if (draft == name) throw InvalidRequest("drafts read $draft keys anyway: that is the attention", "leave the draft attention out")
+    checkLearnt(part, draft, "draft attention")
+    val codes = ATTENTION.getValue(draft)
+    return AttentionChoice(name, draft, kv.copy(codes = codes.keys, draftWindow = codes.window, sinks = maxOf(kv.sinks, 4)))
+}
+
+private fun checkLearnt(part: ModelPart, name: String, option: String) {
+    val keys = ATTENTION.getValue(name).keys
+    if (keys in LEARNT && (part.attention == null || keys !in part.attention.learnt)) {
+        throw InvalidRequest(
+            "$option $name needs tables learnt from text, and this bundle has none for it", "export it with `--attention $name`",
+        )
+    }
+}
+
+/** What the keys', then the codes' format was learnt with, as the operator takes it; empty where none is needed. */
+internal fun readTables(folder: File, part: ModelPart, kv: KvFormat): FloatArray {
+    val needed = listOfNotNull(kv.keys, kv.codes).filter { it in LEARNT }
+    if (needed.isEmpty()) return FloatArray(0)
+    val file = File(folder, part.attention?.tables ?: throw BundleError("$folder: ${needed[0]} keys need tables, and there are none", "export the bundle again"))
+    return needed.map { name -> readTensor(file, name, tableSize(name, part.facts)) }.reduce { all, more -> all + more }
+}
+
+private fun tableSize(name: String, facts: ModelFacts): Int {
+    val dim = paddedDim(facts)
+    return facts.layers * facts.kvHeads * if (name == "int4") 2 * dim else 16 * dim
+}
+
+/** A float32 tensor of a safetensors file. */
+private fun readTensor(file: File, name: String, size: Int): FloatArray = try {
+    java.io.RandomAccessFile(file, "r").use { data ->
+        val length = java.lang.Long.reverseBytes(data.readLong())
+        require(length in 2..(1L shl 20)) { "a header of $length bytes" }
+        val header = com.google.gson.JsonParser.parseString(String(ByteArray(length.toInt()).also(data::readFully))).asJsonObject
+        val entry = header.getAsJsonObject(name) ?: throw IllegalArgumentException("$name: expected float32, got nothing")
+        val (first, last) = entry.getAsJsonArray("data_offsets").map { it.asLong }
+        require(entry["dtype"].asString == "F32" && last - first == 4L * size) { "$name: expected $size float32, got ${entry["dtype"]} of ${last - first} bytes" }
+        data.seek(8 + length + first)
+        val bytes = ByteArray(4 * size).also(data::readFully)
+        val floats = java.nio.ByteBuffer.wrap(bytes).order(java.nio.ByteOrder.LITTLE_ENDIAN).asFloatBuffer()
+        FloatArray(size).also { floats.get(it) }
+    }
+} catch (error: Exception) { // whatever is wrong with it
+    throw BundleError("$file: not readable: ${error.message}", "export the bundle again", error)
+}

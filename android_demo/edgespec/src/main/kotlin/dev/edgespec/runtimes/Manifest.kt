@@ -1,0 +1,329 @@
+package dev.edgespec.runtimes
+
+import com.google.gson.JsonElement
+import com.google.gson.JsonObject
+import com.google.gson.JsonParseException
+import com.google.gson.JsonParser
+import dev.edgespec.BundleError
+import dev.edgespec.decoding.SkipSet
+import java.io.File
+import java.io.IOException
+import java.math.BigDecimal
+
+/* The manifest of a bundle (`edgespec.json`): reading it with errors a person can act on. */
+
+const val SCHEMA = 2
+const val MANIFEST = "edgespec.json"
+val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
+val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
+private const val EXPORT_AGAIN = "export the bundle again"
+
+/** What decoding and planning need to know of a model; sizes in elements. */
+class ModelFacts(
+    val architecture: String, val layers: Int, val hidden: Int, val intermediate: Int, val heads: Int, val kvHeads: Int,
+    val headDim: Int, val vocab: Int, val context: Int,
+)
+
+/** One ONNX file of a model; see the Python side for what the flags mean. */
+class Graph(
+    val file: String, val device: String, val gated: Boolean, val padded: Boolean, val hidden: Boolean, val operators: String,
+)
+
+/** How native operators keep keys and values of a model, and whether a learnt format passed its gate. */
+class AttentionPart(val default: String, val tables: String?, val learnt: List<String>, val passed: Map<String, Boolean>)
+
+/** Heads beside the LM head that a graph can compute from hidden states; one gate switches a group. */
+class HeadGroup(val name: String, val kind: String, val count: Int, val layer: Int)
+
+/** The tokens that a cut LM head scores: little-endian int32 [size]. */
+class HeadVocab(val file: String, val size: Int)
+
+/** A model of the bundle: its facts, its format and its graphs over one weight file. */
+class ModelPart(
+    val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
+    val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
+    val headVocab: HeadVocab?, val cut: Boolean, val origin: String,
+) {
+    /** The graph that can run every method: gated if there is one, else strict, else plain. */
+    val main: String get() = listOf("gated", "strict", "plain").first { it in graphs }
+
+    /** Every file that this entry of the manifest uses. */
+    fun named(): List<String> =
+        listOfNotNull(weights, index, attention?.tables, headVocab?.file) + graphs.values.map { it.file }
+}
+
+/** Parameters of one decoding method. */
+class MethodPart(
+    val gamma: Int = 4, val skip: SkipSet? = null, val heads: List<String> = emptyList(),
+    val ranks: List<List<Double>> = emptyList(), val threshold: Double? = null, val acceptance: List<Double>? = null,
+    val draftCost: Double? = null, val predictedSpeedup: Double? = null,
+)
+
+class FileEntry(val size: Long, val sha256: String)
+
+/** A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same. */
+class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArray)
+
+/** The whole manifest. */
+class Manifest(
+    val target: ModelPart, val draft: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?, val eos: List<Int>,
+    val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
+) {
+    /** A number among the measured costs; null if it is not there. */
+    fun costNumber(name: String): Double? = cost[name]?.takeIf { it.isJsonPrimitive && it.asJsonPrimitive.isNumber }?.asDouble
+
+    /** Milliseconds of passes by rows, as the export measured them; null if it did not. */
+    val verifyMs: Map<Int, Double>?
+        get() = (cost["verify_ms"] as? JsonObject)?.entrySet()?.associate { it.key.toInt() to it.value.asDouble }?.ifEmpty { null }
+}
+
+/** Reads typed values out of JSON, and says where something else stands. */
+internal class Reader(private val file: File, private val data: JsonObject, private val where: String = "") {
+    private val read = HashSet<String>()
+
+    private fun at(name: String) = if (where.isEmpty()) name else "$where.$name"
+
+    fun wrong(name: String, what: String): BundleError = BundleError("$file: ${at(name)}: $what", EXPORT_AGAIN)
+
+    private fun find(name: String): JsonElement? {
+        read.add(name)
+        return data[name]?.takeIf { !it.isJsonNull }
+    }
+
+    private fun <T> need(name: String, found: T?): T = found ?: throw wrong(name, "Field required")
+
+    fun textOrNull(name: String, allowed: List<String>? = null): String? = find(name)?.let {
+        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isString) throw wrong(name, "Input should be a valid string")
+        val found = it.asString
+        if (allowed != null && found !in allowed) {
+            throw wrong(name, "Input should be ${allowed.joinToString(", ") { one -> "'$one'" }}")
+        }
+        found
+    }
+
+    fun text(name: String, allowed: List<String>? = null): String = need(name, textOrNull(name, allowed))
+
+    fun pathOrNull(name: String): String? = textOrNull(name)?.also { checkInside(name, it) }
+
+    fun path(name: String): String = need(name, pathOrNull(name))
+
+    fun checkInside(name: String, path: String) {
+        if (path.isEmpty() || path.startsWith("/") || path.split("/").any { it == ".." } || "\\" in path || ":" in path) {
+            throw wrong(name, "Value error, path '$path' leaves the bundle: only relative paths inside the folder are allowed")
+        }
+    }
+
+    fun longOrNull(name: String, least: Long = Long.MIN_VALUE, most: Long = Long.MAX_VALUE): Long? =
+        find(name)?.let { whole(name, it, least, most) }
+
+    private fun whole(name: String, it: JsonElement, least: Long, most: Long): Long {
+        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid integer")
+        val number = try {
+            BigDecimal(it.asString).longValueExact()
+        } catch (_: ArithmeticException) {
+            throw wrong(name, "Input should be a valid integer")
+        }
+        if (number < least) throw wrong(name, "Input should be greater than ${least - 1}")
+        if (number > most) throw wrong(name, "Input should be at most $most")
+        return number
+    }
+
+    fun int(name: String, least: Int = Int.MIN_VALUE): Int =
+        need(name, longOrNull(name, least.toLong(), Int.MAX_VALUE.toLong())).toInt()
+
+    fun intOrNull(name: String, least: Int = Int.MIN_VALUE): Int? = longOrNull(name, least.toLong(), Int.MAX_VALUE.toLong())?.toInt()
+
+    fun numberOrNull(name: String): Double? = find(name)?.let {
+        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid number")
+        it.asDouble
+    }
+
+    fun flag(name: String): Boolean = find(name)?.let {
+        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isBoolean) throw wrong(name, "Input should be a valid boolean")
+        it.asBoolean
+    } ?: false
+
+    fun jsonOrNull(name: String): JsonObject? = find(name)?.let {
+        if (!it.isJsonObject) throw wrong(name, "Input should be an object")
+        it.asJsonObject
+    }
+
+    fun partOrNull(name: String): Reader? = jsonOrNull(name)?.let { Reader(file, it, at(name)) }
+
+    fun part(name: String): Reader = need(name, partOrNull(name))
+
+    /** Members of an object, by name. */
+    fun <T> members(name: String, make: (String, Reader) -> T): Map<String, T> {
+        val parent = jsonOrNull(name) ?: return emptyMap()
+        return parent.entrySet().associate { (key, value) ->
+            if (!value.isJsonObject) throw wrong("$name.$key", "Input should be an object")
+            key to Reader(file, value.asJsonObject, at("$name.$key")).let { reader -> make(key, reader).also { reader.done() } }
+        }
+    }
+
+    private fun array(name: String): List<JsonElement> {
+        val found = find(name) ?: return emptyList()
+        if (!found.isJsonArray) throw wrong(name, "Input should be a valid list")
+        return found.asJsonArray.toList()
+    }
+
+    fun <T> parts(name: String, make: (Reader) -> T): List<T> = array(name).mapIndexed { at, value ->
+        if (!value.isJsonObject) throw wrong("$name.$at", "Input should be an object")
+        Reader(file, value.asJsonObject, at("$name.$at")).let { reader -> make(reader).also { reader.done() } }
+    }
+
+    fun ints(name: String): List<Int> =
+        array(name).map { whole(name, it, Int.MIN_VALUE.toLong(), Int.MAX_VALUE.toLong()).toInt() }
+
+    fun texts(name: String): List<String> = array(name).map {
+        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isString) throw wrong(name, "Input should be a valid string")
+        it.asString
+    }
+
+    fun numbers(name: String): List<Double> = array(name).map { number(name, it) }
+
+    private fun number(name: String, it: JsonElement): Double {
+        if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid number")
+        return it.asDouble
+    }
+
+    fun lists(name: String): List<List<Double>> = array(name).map { row ->
+        if (!row.isJsonArray) throw wrong(name, "Input should be a valid list")
+        row.asJsonArray.map { number(name, it) }
+    }
+
+    /** What this runtime has no use for. */
+    fun ignore(vararg names: String) = read.addAll(names)
+
+    /** Unknown keys are errors, so that a typo in a manifest cannot pass silently. */
+    fun done() {
+        data.keySet().firstOrNull { it !in read }?.let { throw wrong(it, "Extra inputs are not permitted") }
+    }
+}
+
+/** Read and validate `folder/edgespec.json`. */
+fun readManifest(folder: File): Manifest {
+    val path = File(folder, MANIFEST)
+    if (!path.isFile) {
+        val what = if (folder.isDirectory) "has no $MANIFEST" else "is not a folder"
+        throw BundleError("$folder: expected a bundle, but it $what", "make one with `edgespec export MODEL`")
+    }
+    val data = try {
+        JsonParser.parseString(Charsets.UTF_8.newDecoder().decode(java.nio.ByteBuffer.wrap(path.readBytes())).toString())
+    } catch (error: JsonParseException) {
+        throw BundleError("$path: not readable as JSON: ${error.message}", EXPORT_AGAIN, error)
+    } catch (error: IOException) {
+        throw BundleError("$path: not readable as JSON: ${error.message}", EXPORT_AGAIN, error)
+    } catch (error: StackOverflowError) { // nested without end
+        throw BundleError("$path: not readable as JSON: nested too deeply", EXPORT_AGAIN, error)
+    }
+    val given = (data as? JsonObject)?.get("schema_version")
+    val version = given?.takeIf { it.isJsonPrimitive && it.asJsonPrimitive.isNumber }?.asString?.toIntOrNull()
+        ?: throw BundleError("$path: expected an object with an integer schema_version, got ${given ?: "None"}")
+    if (version < SCHEMA) {
+        throw BundleError(
+            "$path: schema $version is older than this edgespec, which reads schema $SCHEMA",
+            "export the bundle again with this version",
+        )
+    }
+    if (version > SCHEMA) {
+        throw BundleError(
+            "$path: schema $version is newer than this edgespec, which reads up to schema $SCHEMA",
+            "upgrade edgespec, or export the bundle with this version",
+        )
+    }
+    try {
+        return manifest(Reader(path, data.asJsonObject))
+    } catch (error: NumberFormatException) { // a number that is none, such as 1e999999999
+        throw BundleError("$path: ${error.message}", EXPORT_AGAIN, error)
+    }
+}
+
+private fun manifest(of: Reader): Manifest {
+    of.ignore("schema_version", "parity", "memory")
+    of.text("edgespec_version")
+    val tokenizer = of.part("tokenizer")
+    tokenizer.flag("chat_template")
+    val found = Manifest(
+        target = model(of.part("target")),
+        draft = of.partOrNull("draft")?.let(::model),
+        methods = of.members("methods") { _, reader -> method(reader) },
+        bos = tokenizer.intOrNull("bos"),
+        eos = tokenizer.ints("eos"),
+        cost = of.jsonOrNull("cost") ?: JsonObject(),
+        provenance = of.jsonOrNull("provenance") ?: JsonObject(),
+        golden = of.parts("golden") { GoldenVector(it.ints("prompt").toIntArray(), it.text("method"), it.ints("tokens").toIntArray()) },
+        files = of.members("files") { name, it ->
+            of.checkInside("files", name)
+            FileEntry(it.longOrNull("size") ?: throw it.wrong("size", "Field required"), it.text("sha256"))
+        },
+    )
+    tokenizer.done()
+    of.done()
+    return found
+}
+
+private fun model(of: Reader): ModelPart {
+    of.ignore("quantizer", "head_format")
+    val facts = of.part("facts")
+    facts.ignore("rope", "tied", "parameters")
+    val headVocab = of.partOrNull("head_vocab")
+    val found = ModelPart(
+        facts = ModelFacts(
+            facts.text("architecture"), facts.int("layers", 1), facts.int("hidden", 1), facts.int("intermediate", 1),
+            facts.int("heads", 1), facts.int("kv_heads", 1), facts.int("head_dim", 1), facts.int("vocab", 1), facts.int("context", 1),
+        ),
+        format = of.text("format", FORMATS),
+        graphs = of.members("graphs") { _, it ->
+            it.ignore("precision", "skip")
+            Graph(
+                it.path("file"), it.textOrNull("device", listOf("cpu", "webgpu")) ?: "cpu", it.flag("gated"), it.flag("padded"),
+                it.flag("hidden"), it.textOrNull("operators", listOf("stock", "native")) ?: "stock",
+            )
+        },
+        weights = of.path("weights"),
+        index = of.pathOrNull("index"),
+        layout = of.textOrNull("layout", listOf("stock", "native")) ?: "stock",
+        headroom = of.int("headroom", 1),
+        minRows = of.int("min_rows", 0),
+        attention = of.partOrNull("attention")?.let {
+            it.ignore("positions", "depth", "text", "text_sha256")
+            AttentionPart(
+                it.text("default", ATTENTION.keys.toList()), it.pathOrNull("tables"), it.texts("learnt"),
+                it.members("gates") { _, gate ->
+                    gate.ignore("perplexity_change", "agreement")
+                    gate.flag("passed")
+                },
+            ).also { _ -> it.done() }
+        },
+        heads = of.parts("heads") {
+            it.ignore("inner", "own")
+            HeadGroup(it.text("name"), it.text("kind", listOf("medusa", "blockwise", "exit")), it.int("count", 1), it.intOrNull("layer", 0) ?: 0)
+        },
+        headVocab = headVocab?.let { HeadVocab(it.path("file"), it.int("size", 1)) },
+        cut = of.flag("cut"),
+        origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
+    )
+    headVocab?.done()
+    facts.done()
+    of.done()
+    if (listOf("gated", "strict", "plain", "native").none { it in found.graphs }) throw of.wrong("graphs", "there is none to decode with")
+    return found
+}
+
+private fun method(of: Reader): MethodPart {
+    of.ignore("branch", "notes")
+    return MethodPart(
+        gamma = of.intOrNull("gamma", 1) ?: 4,
+        skip = of.partOrNull("skip")?.let { SkipSet(it.ints("attention"), it.ints("mlp")).also { _ -> it.done() } },
+        heads = of.texts("heads"),
+        ranks = of.lists("ranks"),
+        threshold = of.numberOrNull("threshold"),
+        acceptance = of.parts("measured") {
+            it.ignore("positions", "text", "text_sha256")
+            it.numbers("acceptance")
+        }.firstOrNull(),
+        draftCost = of.numberOrNull("draft_cost"),
+        predictedSpeedup = of.numberOrNull("predicted_speedup"),
+    )
+}

@@ -1,0 +1,107 @@
+package dev.edgespec.runtimes
+
+import ai.onnxruntime.OnnxJavaType
+import dev.edgespec.BundleError
+import dev.edgespec.decoding.Matrix
+import java.io.File
+import java.nio.ByteBuffer
+import java.nio.ByteOrder
+
+/** Stock or native operators, and why. */
+class OperatorChoice(val kind: String, val reason: String) {
+    /** The graph that can run every method, strict if asked for; native rows always have the same bits. */
+    fun graph(part: ModelPart, strict: Boolean): String {
+        if (kind == "native" && "native" in part.graphs) return "native"
+        return if (strict || part.main == "gated") part.main else "plain"
+    }
+}
+
+/** Native operators where their [library] is there and the bundle's weights are theirs, else stock ones. */
+fun chooseOperators(wanted: String, part: ModelPart, library: File?): OperatorChoice {
+    if (part.origin == "optimum") {
+        throw BundleError(
+            "this model's graph was exported by optimum, which this runtime does not decode",
+            "export a model of an architecture that edgespec emits itself",
+        )
+    }
+    if (wanted !in listOf("auto", "stock", "native")) throw BundleError("operators '$wanted': expected auto, stock or native")
+    val missing = when {
+        "native" !in part.graphs -> "this bundle has no graph for native operators"
+        library == null -> "no native operators: no library was given"
+        !library.isFile -> "no native operators: $library does not exist"
+        else -> null
+    }
+    if (wanted == "native" && missing != null) throw BundleError(missing, "give the library, or use stock operators")
+    val kind = if (wanted == "stock" || missing != null || (wanted == "auto" && part.layout != "native")) "stock" else "native"
+    // the Python side converts weights into the other layout; a phone should not need the disk for both
+    if (kind != part.layout) {
+        throw BundleError(
+            "the bundle has no weights for $kind operators${missing?.let { ", and $it" } ?: ""}",
+            "export it with `--operators $kind`",
+        )
+    }
+    val why = if (wanted != "auto") "asked for" else if (kind == "native") "native operators" else "the bundle was exported for stock operators"
+    return OperatorChoice(kind, why)
+}
+
+/** A loaded graph: its session, and the buffers that all KV slots over it share.  One pass at a time. */
+class Model(
+    val folder: File,
+    val part: ModelPart,
+    graph: String,
+    val threads: Int,
+    library: File?,
+    kv: KvFormat? = null,
+) : AutoCloseable {
+    val facts: ModelFacts = part.facts
+    val graph: Graph = part.graphs[graph] ?: throw BundleError("$folder: has no graph '$graph'", "export the bundle again")
+    val native: Boolean = this.graph.operators == "native"
+    val kv: KvFormat = kv ?: ATTENTION.getValue(exactAttention(part))
+    internal val session = makeSession(File(folder, this.graph.file), threads, library.takeIf { native })
+    internal val keyTables: Bound
+    private val memory = HashMap<String, ByteBuffer>()
+    private val views = HashMap<String, HashMap<List<Int>, Bound>>()
+    private val rows = HashMap<Int, FloatArray>()
+
+    /** int32 [size]: the tokens that the columns of a cut LM head mean; null = there is none. */
+    val headTokens: IntArray? = part.headVocab?.let { vocab ->
+        val bytes = File(folder, vocab.file).readBytes()
+        if (bytes.size != 4 * vocab.size) throw BundleError("${File(folder, vocab.file)}: expected ${4 * vocab.size} bytes, got ${bytes.size}", "export the bundle again")
+        val ids = ByteBuffer.wrap(bytes).order(ByteOrder.LITTLE_ENDIAN).asIntBuffer()
+        IntArray(vocab.size).also { ids.get(it) }
+    }
+
+    init {
+        val tables = if (native) readTables(folder, part, this.kv) else FloatArray(0)
+        keyTables = Bound.of(OnnxJavaType.FLOAT, tables.size)
+        keyTables.floats.put(tables)
+    }
+
+    /** A view of the growing buffer [name]; the same memory whatever the shape.  New memory is zero. */
+    internal fun buffer(name: String, type: OnnxJavaType, vararg shape: Int): Bound {
+        val known = views.getOrPut(name) { HashMap() }
+        return known.getOrPut(shape.asList()) {
+            val size = shape.fold(type.size.toLong()) { all, one -> all * one }
+            val held = memory[name]
+            if (held == null || held.capacity() < size) {
+                memory[name] = Bound.memory(size)
+                known.values.forEach { it.close() }
+                known.clear()
+            }
+            Bound.over(memory.getValue(name), type, *shape)
+        }
+    }
+
+    internal fun matrix(bound: Bound, rows: Int, columns: Int): Matrix =
+        Matrix(rows, columns, bound.floats, this.rows.getOrPut(columns) { FloatArray(columns) })
+
+    /** Bytes of the shared buffers. */
+    val bufferBytes: Long get() = memory.values.sumOf { it.capacity().toLong() }
+
+    override fun close() {
+        views.values.forEach { of -> of.values.forEach { it.close() } }
+        views.clear()
+        memory.clear()
+        session.close()
+    }
+}

@@ -1,0 +1,34 @@
+package dev.edgespec.runtimes
+
+import dev.edgespec.decoding.Tokens
+import java.util.Random
+
+private val SIZES = listOf(2, 3, 5) // rows of the passes that are compared
+private const val PREFIX = 24 // fewest tokens of context
+
+/**
+ * Whether verified rows equal plain decoding's bit for bit on this machine, in strict mode: a few tokens are decoded one by
+ * one and again in blocks, after the slot's own tokens, which stay.
+ */
+internal fun probeRows(slot: Slot): Boolean {
+    val longest = SIZES.max()
+    val held = slot.tokens.toIntArray()
+    val random = Random(7)
+    val arbitrary = IntArray(PREFIX) { random.nextInt(slot.vocabSize) }
+    val known = if (held.size >= PREFIX) held else held + arbitrary
+    val text = known.copyOfRange(known.size - longest, known.size)
+    try {
+        slot.prefill(arbitrary.copyOf(maxOf(0, PREFIX - held.size)))
+        val prefix = Tokens(slot.tokens.toIntArray())
+        val plain = text.map { token ->
+            slot.forward(intArrayOf(token)).logits.row(0).contentHashCode().also { slot.keep(intArrayOf(0)) }
+        }
+        return SIZES.all { size ->
+            slot.follow(prefix)
+            val rows = slot.forward(text.copyOf(size)).logits
+            (0 until size).all { rows.row(it).contentHashCode() == plain[it] }
+        }
+    } finally {
+        slot.follow(Tokens(held))
+    }
+}

@@ -1,0 +1,125 @@
+package dev.edgespec.runtimes
+
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.Best
+import dev.edgespec.decoding.LayeredTarget
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.ScoringTarget
+import dev.edgespec.decoding.SkipSet
+import dev.edgespec.decoding.Tokens
+
+const val PREFILL_CHUNK = 128
+internal const val ROUND_CAPACITY = 64
+
+/** A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share. */
+abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, AutoCloseable {
+    override val vocabSize: Int = model.facts.vocab
+    override val layers: Int = model.facts.layers
+    override val hiddenSize: Int = model.facts.hidden
+    override val context: Int = minOf(context ?: model.facts.context, model.facts.context)
+    override val tokens = Tokens()
+    override var keepHidden = false
+    override var capacity = 0
+        protected set
+    var chunk = PREFILL_CHUNK // most rows of a prefill's pass
+    protected val columns: Int = model.part.headVocab?.size?.takeIf { model.part.cut } ?: model.facts.vocab // of the logits
+    val headTokens: IntArray? get() = model.headTokens
+    protected var pending: IntArray = IntArray(0)
+    protected var pendingParents: IntArray? = null
+
+    override fun follow(tokens: Tokens): Int {
+        val same = this.tokens.commonPrefix(tokens)
+        this.tokens.crop(same)
+        return same
+    }
+
+    override fun prefill(tokens: IntArray) {
+        reserve(this.tokens.size + tokens.size)
+        for (start in tokens.indices step chunk) {
+            val rows = tokens.copyOfRange(start, minOf(start + chunk, tokens.size))
+            fill(rows)
+            this.tokens.push(rows)
+        }
+    }
+
+    override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass = forwardDraft(tokens, offset, skip)
+
+    /** Run rows [offset] rows after the slot's tokens -> logits of the last row, [1, vocab]. */
+    abstract fun forwardDraft(tokens: IntArray, offset: Int = 0, skip: SkipSet? = null): Pass
+
+    /** Make room for this many tokens and the rows after them; what the slot holds stays. */
+    abstract fun reserve(tokens: Int)
+
+    /** Bytes of KV allocated. */
+    abstract val kvBytes: Long
+
+    /** Run rows after the slot's tokens for their KV alone. */
+    protected abstract fun fill(chunk: IntArray)
+
+    protected fun noHidden() = InvalidRequest(
+        "this graph has no hidden states", "export with the method that needs them, and use the graph for all methods",
+    )
+
+    /** Number and description of a group of heads. */
+    protected fun group(name: String): Pair<Int, HeadGroup> {
+        val groups = model.part.heads
+        val at = groups.indexOfFirst { it.name == name }
+        if (at < 0) {
+            val have = groups.joinToString(", ") { it.name }.ifEmpty { "none" }
+            throw InvalidRequest("this model has no heads '$name'; it has: $have", "export it with `--heads DIR`")
+        }
+        return at to groups[at]
+    }
+
+    /** Columns of a group's logits. */
+    protected val headSize: Int get() = headTokens?.size ?: vocabSize
+
+    protected fun needRoom(rows: Int) {
+        if (rows > capacity) reserve(rows)
+        if (rows > capacity) throw InvalidRequest("a pass up to row $rows does not fit the cache of $capacity rows")
+    }
+}
+
+/** How many ancestors each row has. */
+internal fun depthsOf(parents: IntArray): IntArray {
+    val depths = IntArray(parents.size)
+    for (row in parents.indices) if (parents[row] >= 0) depths[row] = depths[parents[row]] + 1
+    return depths
+}
+
+/** The largest logits of each row of [logits] [rows, size] and their tokens, in order; the lowest token wins a tie. */
+internal fun bestOfRows(logits: dev.edgespec.decoding.Matrix, named: IntArray?, top: Int): Best {
+    val width = minOf(top, logits.columns)
+    val tokens = IntArray(logits.rows * width)
+    val values = FloatArray(logits.rows * width)
+    for (row in 0 until logits.rows) {
+        val from = logits.row(row)
+        // a NaN is put first, so that whoever looks at the winner sees it
+        val best = dev.edgespec.decoding.argmax(from)
+        val found = if (from[best].isNaN()) IntArray(width) { best } else topOf(from, width)
+        for (at in 0 until width) {
+            tokens[row * width + at] = named?.get(found[at]) ?: found[at]
+            values[row * width + at] = from[found[at]]
+        }
+    }
+    return Best(tokens, values, width)
+}
+
+private fun topOf(row: FloatArray, count: Int): IntArray {
+    val kept = IntArray(count)
+    var filled = 0
+    for (at in row.indices) { // insertion: few are wanted, and few values enter
+        if (filled == count && row[at] <= row[kept[count - 1]]) continue
+        var place = if (filled < count) filled++ else count - 1
+        while (place > 0 && row[kept[place - 1]] < row[at]) {
+            kept[place] = kept[place - 1]
+            place--
+        }
+        kept[place] = at
+    }
+    return kept
+}
+
+/** A slot over a model, of the kind that fits its graph; [reserve]: tokens to allocate for at once. */
+fun openSlot(model: Model, context: Int? = null, reserve: Int = 256): Slot =
+    if (model.native) NativeSlot(model, context, reserve) else StockSlot(model, context, reserve)

@@ -1,0 +1,59 @@
+package dev.edgespec.control
+
+import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.Noise
+import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.SamplingParams
+import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.Verdict
+import dev.edgespec.formulas.CostModel
+import dev.edgespec.support.doubles
+import dev.edgespec.support.flag
+import dev.edgespec.support.int
+import dev.edgespec.support.ints
+import dev.edgespec.support.matrix
+import dev.edgespec.support.text
+import dev.edgespec.support.vectors
+import org.junit.jupiter.api.Assertions.assertArrayEquals
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Test
+
+class AdaptiveTest {
+    /** Offers as many guesses as it may, of a bucket that a recording names. */
+    private class Guesser(override val cheap: Boolean, private val buckets: IntArray) : Drafter {
+        override val name = "recorded"
+        var round = 0
+
+        override fun propose(tokens: Tokens, budget: Int) = Proposal(IntArray(budget), bucket = buckets[round])
+
+        override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) = Unit
+    }
+
+    @Test
+    fun `decisions on recorded clocks are those of the Python side`() {
+        val nothing = Pass(matrix(listOf(FloatArray(1))))
+        for (case in vectors("adaptive")) {
+            val cheap = case.flag("cheap")
+            val inner = Guesser(cheap, case.ints("buckets"))
+            val costs = CostModel(mapOf(1 to 1.0, 2 to 1.2, 8 to 2.1), if (cheap) 0.0 else 0.15)
+            val control = Adaptive(inner, costs, 8, case.flag("fallback"))
+            // a seeded text never follows the clock
+            control.bind(SamplingParams(temperature = if (case.flag("seeded")) 1.0 else 0.0, seed = 1), Noise(1))
+            val stand = case.ints("stand")
+            val draft = case.doubles("draft_ms")
+            val extra = case.doubles("row_ms")
+            val lengths = IntArray(stand.size) { at ->
+                inner.round = at
+                val proposal = control.propose(Tokens(intArrayOf(1)), 1 + at % 8)
+                val count = proposal.size
+                control.observe(proposal, Verdict(IntArray(minOf(count, stand[at])) { it }, 0), nothing)
+                control.timed(proposal, draft[at] * count, 5 + extra[at] * count)
+                count
+            }
+            assertArrayEquals(case.ints("lengths"), lengths, "cheap $cheap, seeded ${case["seeded"]}")
+            assertEquals(case.int("probes"), control.probes)
+            assertEquals(case.text("reason"), control.reason)
+        }
+    }
+}

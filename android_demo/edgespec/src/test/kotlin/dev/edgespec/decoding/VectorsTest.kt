@@ -1,0 +1,64 @@
+package dev.edgespec.decoding
+
+import dev.edgespec.support.assertClose
+import dev.edgespec.support.doubles
+import dev.edgespec.support.int
+import dev.edgespec.support.ints
+import dev.edgespec.support.intsOrNull
+import dev.edgespec.support.matrix
+import dev.edgespec.support.paramsOf
+import dev.edgespec.support.row
+import dev.edgespec.support.softmax
+import dev.edgespec.support.text
+import dev.edgespec.support.vectors
+import org.junit.jupiter.api.Assertions.assertArrayEquals
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Test
+
+/** Noise, sampling and verification are the Python side's, number for number. */
+class VectorsTest {
+    @Test
+    fun `noise has the bits of the Python side`() {
+        for (case in vectors("noise")) {
+            val noise = Noise(case["seed"].asLong)
+            val position = case.int("position")
+            val stream = case["stream"].asLong
+            val bits = LongArray(5) { case["bits"].asJsonArray[it].asLong }
+            assertArrayEquals(bits, noise.bits(position, case.ints("tokens"), stream), "$case")
+            assertEquals(case["uniform"].asDouble, noise.uniform(position, stream), 0.0)
+            assertClose(case.doubles("gumbel"), noise.gumbel(position, case.ints("tokens"), stream), "$case")
+        }
+    }
+
+    @Test
+    fun `supports, probabilities and drawn tokens are those of the Python side`() {
+        for (case in vectors("sampling")) {
+            val params = paramsOf(case["params"].asJsonObject)
+            val seed = case.int("row")
+            val found = support(row(seed, case.int("vocab")), params, case.ints("prefix").asList())
+            assertEquals(case.int("size"), found.ids.size, "$case")
+            assertArrayEquals(case.ints("ids"), found.ids.copyOf(case.ints("ids").size), "$case")
+            assertClose(case.doubles("probs"), found.probs().copyOf(case.doubles("probs").size), "$case")
+            val first = case.int("first_position")
+            val drawn = IntArray(8) { found.draw(Noise(seed.toLong()), first + it) }
+            assertArrayEquals(case.ints("drawn"), drawn, "$case")
+        }
+    }
+
+    @Test
+    fun `verdicts over chains, trees and blocks are those of the Python side`() {
+        for (case in vectors("verify")) {
+            val vocab = case.int("vocab")
+            val seed = case["seed"].asLong
+            val params = paramsOf(case["params"].asJsonObject, seed)
+            val parents = case.intsOrNull("parents")
+            val probs = case.intsOrNull("q_rows")?.map { softmax(row(it, vocab, 2.0)) }?.toTypedArray()
+            val proposal = Proposal(case.ints("tokens"), parents, probs, replacement = parents == null)
+            val pass = Pass(matrix(case.ints("rows").map { row(it, vocab, 2.0) }))
+            val rows = RowSampler(pass, Tokens(case.ints("committed")), proposal, params, Noise(seed))
+            val verdict = verify(proposal, rows, Noise(seed), Accept.parse(case.text("accept"), case.int("min_block")))
+            assertArrayEquals(case.ints("path"), verdict.path, "$case")
+            assertEquals(case.int("next_token"), verdict.nextToken, "$case")
+        }
+    }
+}

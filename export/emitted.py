@@ -1,0 +1,120 @@
+"""A model whose graphs edgespec emits itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.traits import traits
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
+from edgespec.export.graphs.device_graphs import add_device_graphs
+from edgespec.export.heads.choice import HeadChoice, cut_draft
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.heads.vocab import write_tokens
+from edgespec.export.measuring.parity import parity_report
+from edgespec.export.planning.plan import model_bytes
+from edgespec.export.quantization.calibrate import chosen_levels
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.manifest import Layout, ModelFacts, ModelPart, Precision, SkipSetPart
+from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.slots.slot import Slot
+
+MIB = 1 << 20
+
+
+@dataclass
+class EmittedModel:
+    """See ``SourceModel``.
+
+    Attributes:
+        arch: the architecture over its checkpoint.
+        heads: beside or instead of its LM head; None = none.
+        tokens: int64 [size], what a cut LM head scores.
+    """
+
+    arch: Architecture
+    heads: HeadPlan | None = None
+    tokens: NDArray[np.int64] | None = None
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Its sizes."""
+        return self.arch.facts
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The parsed config.json."""
+        return self.arch.config
+
+    @property
+    def source(self) -> Checkpoint:
+        """Its tensors, with those of heads."""
+        return self.arch.source
+
+    def limit(self, context: int) -> None:
+        self.arch.facts = self.facts.model_copy(update={"context": min(context, self.facts.context)})
+
+    def equip(self, heads: HeadChoice) -> None:
+        self.heads, self.tokens = heads.plan, heads.tokens
+        heads.extend(self.arch)
+
+    def cut(self, tokens: NDArray[np.int64]) -> None:  # [size]
+        self.heads, self.tokens = cut_draft(self.arch, tokens), tokens
+
+    def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> tuple[int, int]:
+        return model_bytes(self.arch, choice.format, choice.head, _layout(operators), self.heads)
+
+    def write(self, writing: Writing) -> WrittenModel:
+        choice, what, of = writing.choice, writing.what, 2 * self.facts.layers
+        folder = writing.folder / writing.prefix
+        writing.progress("weights", 0, 1, what)
+
+        def written(done: int, end: int) -> None:
+            writing.progress("weights", -(-done // MIB), -(-end // MIB), f"{what}, MiB")
+
+        def quantized(done: int) -> None:
+            writing.progress("quantize", done, of, f"{what}, on {texts.size} tokens")
+
+        kind: dict[str, Any] = {
+            "gated": writing.gated,
+            "draft": writing.draft,
+            "prefix": writing.prefix,
+            "layout": _layout(writing.operators),
+            "plan": self.heads,
+            "head_vocab": None if self.tokens is None else write_tokens(folder, writing.prefix, self.tokens),
+            "progress": written,
+        }
+        if choice.quantizer is None:
+            return write_model(folder, self.arch, choice.format, **kind)
+        texts = writing.texts(self.facts.context)
+        with chosen_levels(self.arch, choice.quantizer, choice.bits(self.arch), texts, folder, quantized) as chosen:
+            return write_model(folder, self.arch, choice.format, head=choice.head, chosen=chosen, **kind)
+
+    def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
+        of = 2 * self.facts.layers
+
+        def report(done: int) -> None:
+            progress("parity", done, of, "source in fp32")
+
+        return parity_report(self.arch, written.errors, slot, tokens, report)
+
+    def for_device(
+        self, writing: Writing, part: ModelPart, device: DeviceName, precision: Precision, skip: SkipSetPart | None
+    ) -> ModelPart:
+        folder = writing.folder / writing.prefix
+        return add_device_graphs(folder, self.arch, part, device, skip, writing.prefix, precision)
+
+    def provenance(self) -> dict[str, Any]:
+        return {"traits": traits(self.arch)}
+
+
+def _layout(operators: WantedOperators) -> Layout:
+    return "stock" if operators == "stock" else "native"

@@ -1,0 +1,122 @@
+"""Texts that follow a JSON schema, a regular expression or a grammar, by the llguidance library."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.target import common_prefix
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.text.codec import TextCodec
+
+MOST = 1 << 20  # characters of a grammar
+# JSON as models write it; where spaces and line ends were free, a small model could write them forever
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+class Guidance:
+    """Makes constraints for the texts of one bundle.
+
+    Args:
+        codec: its tokenizer.
+        eos: tokens that end its texts.
+        vocab: logits of a row, which may be more than the tokenizer has tokens.
+
+    Raises:
+        InvalidRequest: a tokenizer without an end, or of a kind that llguidance cannot read.
+    """
+
+    def __init__(self, codec: TextCodec, eos: Sequence[int], vocab: int) -> None:
+        from llguidance import LLTokenizer
+
+        if not eos:
+            raise InvalidRequest("a text that must follow a grammar has to end, and this bundle has no EOS token")
+        self._vocab = vocab
+        try:
+            self._tokenizer = LLTokenizer(codec.tokenizer.to_str(), n_vocab=vocab, eos_token=min(eos))
+        except ValueError as error:
+            raise InvalidRequest(f"this bundle's tokenizer cannot be guided: {error}") from error
+
+    def constraint(self, grammar: Grammar, prompt: int) -> GuidedText:
+        """What a text of a request must be.
+
+        Args:
+            grammar: as asked for.
+            prompt: tokens of the prompt, which the grammar says nothing of.
+
+        Raises:
+            InvalidRequest: a grammar that is none, or that llguidance does not know; the message says where.
+        """
+        from llguidance import LLMatcher
+
+        if len(grammar.text) > MOST:
+            raise InvalidRequest(f"a grammar of {len(grammar.text)} characters: expected at most {MOST}")
+        try:
+            matcher = LLMatcher(self._tokenizer, _compiled(grammar))
+            problem = matcher.get_error()
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            raise InvalidRequest(f"{grammar.kind}: {problem}", "see docs/guides/structured-output.md")
+        return GuidedText(matcher, prompt, self._vocab)
+
+
+def _compiled(grammar: Grammar) -> str:
+    """The grammar in llguidance's own form."""
+    from llguidance import LLMatcher
+
+    if grammar.kind == "json_schema":
+        return str(LLMatcher.grammar_from_json_schema(grammar.text, defaults=JSON_FORM))
+    make = LLMatcher.grammar_from_regex if grammar.kind == "regex" else LLMatcher.grammar_from_lark
+    return str(make(grammar.text))
+
+
+class GuidedText:
+    """A constraint (``decoding.constraint``): follows whatever prefix it is asked for, from the last one.
+
+    Args:
+        matcher: llguidance's, at the beginning of the text.
+        prompt: tokens before the text.
+        vocab: tokens of a row.
+    """
+
+    def __init__(self, matcher: Any, prompt: int, vocab: int) -> None:
+        self._matcher, self._prompt, self._vocab = matcher, prompt, vocab
+        self._at: list[int] = []  # tokens that the matcher has consumed
+
+    def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
+        """See Constraint; behind a token that may not be there anything is: nobody will look."""
+        if not self._go_to(prefix):
+            return None
+        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        return np.unpackbits(mask, count=self._vocab, bitorder="little").astype(np.bool_)
+
+    def forced(self, prefix: Sequence[int], most: int) -> list[int]:
+        """See Constraint."""
+        if not self._go_to(prefix) or self._matcher.is_stopped():
+            return []
+        found = [int(token) for token in self._matcher.compute_ff_tokens()]
+        self._check()
+        return found[:most]
+
+    def _go_to(self, prefix: Sequence[int]) -> bool:
+        """Move the matcher; False = the grammar does not allow this prefix."""
+        text = list(prefix[self._prompt :])
+        same = common_prefix(self._at, text)
+        if back := len(self._at) - same:
+            self._matcher.rollback(back)
+            del self._at[same:]
+        for token in text[same:]:
+            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([token]):
+                return False
+            self._at.append(token)
+        return True
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise InvalidRequest(f"the grammar cannot be followed: {self._matcher.get_error()}")

@@ -1,0 +1,238 @@
+"""Every benchmark runs on the embedded model and prints what its description says; no test asserts a time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.decoding.rows import RowSampler
+from edgespec.engine.sessions import Session
+from tests.conftest import TARGET
+
+ROOT = Path(__file__).resolve().parents[2]
+CONDITIONS = {"processor", "cores", "load", "python", "onnxruntime"}
+RATIO = {"ratio", "low", "high", "pairs"}
+
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def text(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """(benchmark, arguments) -> what it prints; ``changes`` are constants of the benchmark that make it short."""
+
+    def run(name: str, *arguments: object, **changes: Any) -> str:
+        module = importlib.import_module(f"benchmarks.{name}")
+        for constant, value in changes.items():
+            monkeypatch.setattr(module, constant, value)
+        monkeypatch.setattr(sys, "argv", [name, *map(str, arguments)])
+        # some replace these for the rest of their process
+        monkeypatch.setattr(RowSampler, "choose", RowSampler.choose)
+        monkeypatch.setattr(Session, "_bare", Session._bare)
+        capsys.readouterr()
+        module.main()
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def figures(text: Callable[..., str]) -> Run:
+    """The one JSON object that a benchmark prints."""
+    return lambda *arguments, **changes: json.loads(text(*arguments, **changes))
+
+
+@pytest.fixture
+def small(bundles: Callable[..., Path]) -> Path:
+    """A bundle with every method."""
+    return bundles("stock")
+
+
+@pytest.fixture
+def native_bundle(native: None, bundles: Callable[..., Path]) -> Path:
+    """The same for native operators."""
+    return bundles("native")
+
+
+def test_every_benchmark_is_here() -> None:
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py")} - {"__init__", "common", "memory_cell"}
+    here = Path(__file__).read_text("utf-8")
+    assert [name for name in sorted(names) if f'"{name}"' not in here] == []
+
+
+def test_acceptance(figures: Run) -> None:
+    pytest.importorskip("torch", reason="needs torch: pip install 'edgespec[train]'")
+    pytest.importorskip("transformers", reason="needs transformers: pip install 'edgespec[train]'")
+    heads, draft = "builtin:shakespeare-medusa", "builtin:shakespeare-draft"
+    short = ("--texts", 2, "--new-tokens", 12)
+    found = figures("acceptance", "--model", TARGET, "--heads", heads, "--draft", draft, *short)
+    assert set(found["positions"]) == {"sampled", "greedy"}
+    for kind in ("sampled", "greedy"):
+        assert set(found["found"][heads][kind]) == {"top1", "top5"}
+        assert set(found["found"][draft][kind]) == {"overlap", "agreement", "positions"}
+        assert found["found"][draft][kind]["overlap"] > 0.2
+
+
+@pytest.mark.usefixtures("native")
+def test_attention(figures: Run) -> None:
+    short = ("--depths", 64, "--formats", "f16", "--pairs", 2, "--shape", "llama-3.2-1b")
+    found = figures("attention", *short, CACHE_BYTES=1 << 18)["depths"]["64"]
+    assert found["layers"] >= 1
+    assert set(found["us_per_layer"]) == {"onnxruntime", "f16"}
+    assert set(found["speed_over_onnxruntime"]) == {"f16"}
+
+
+@pytest.mark.usefixtures("native")
+def test_attention_quality(text: Callable[..., str]) -> None:
+    short = ("--tokens", 64, "--threads", 1)
+    found = json.loads(
+        text("attention_quality", *short, KEYS=("f16", "int8"), VALUES=("f16",), BUDGET=256, LEARNT=("nomad1",))
+    )
+    assert set(found) > CONDITIONS
+    assert {row["keys"] for row in found["formats"]} == {"f16", "int8"}
+    exact = found["formats"][0]
+    assert (exact["perplexity_change"], exact["agreement"], exact["positions"]) == (0, 1, found["scored"])
+    table = text(
+        "attention_quality", *short, "--markdown", KEYS=("f16",), VALUES=("f16",), BUDGET=256, LEARNT=("nomad1",)
+    ).splitlines()
+    assert table[0] == "| keys | f16 | f16, window |"
+    assert table[2].startswith("| f16 | +0.00% 1.000 |")
+
+
+def test_auto(figures: Run, small: Path) -> None:
+    found = figures("auto", small, "--requests", 2, "--tokens", 12, "--prompt", 8)
+    for part in ("first", "later"):
+        assert set(found[part]["time"]) == RATIO
+        assert set(found[part]) == {"time", "counted", "tokens", "drafted", "accepted", "switches", "method_used"}
+        assert found[part]["tokens"] == 24
+        assert found[part]["accepted"] == 0  # by construction
+
+
+def test_batch(figures: Run, native_bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "prompts.txt").write_text("My lord,\nSpeak,\n")
+    short = (
+        "--batch",
+        2,
+        "--method",
+        "ngram",
+        "--new",
+        8,
+        "--repeats",
+        1,
+        "--threads",
+        1,
+        "--fixed",
+        2,
+        "--prompts",
+        tmp_path / "prompts.txt",
+    )
+    runs = figures("batch", native_bundle, *short)["runs"]
+    assert set(runs) == {
+        f"{name}, {width} together" for name in ("ar", "ngram", "ngram, 2 guesses") for width in (1, 2)
+    }
+    for run in runs.values():
+        assert run["same_texts"]
+        assert set(run["against_one_plain"]) == set(run["against_plain_together"]) == RATIO
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("kind", ["q4", "c8"])
+def test_linear(figures: Run, kind: str) -> None:
+    changes: dict[str, Any] = {"SHAPES": {"tiny": [(64, 64), (128, 64)]}, "TOTAL": 1 << 16, "ROWS": (1, 2)}
+    found = figures("linear", "--shapes", "tiny", "--kind", kind, "--pairs", 5, "--threads", 1, **changes)
+    assert set(found["shapes"]["tiny"]) == {"weight_mb", "gb_s", "bandwidth_gb_s", "share", "ms", "v"}
+    assert set(found["shapes"]["tiny"]["v"]) == {"1", "2"}
+    assert found["shapes"]["tiny"]["v"]["1"] == 1
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
+def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
+    short = (native_bundle, "--contexts", 128, "--methods", "ngram", "--threads", 1)
+    (cell,) = json.loads(text("memory", *short, "--json"))["cells"]
+    assert (cell["method"], cell["context"], cell["operators"]) == ("ngram", 128, "native")
+    for figure in cell["figures"].values():
+        assert set(figure) == {"predicted", "measured", "error"}
+    assert cell["measured"]["drafted"] >= 0
+
+
+def test_methods(figures: Run, small: Path) -> None:
+    found = figures("methods", small, "--method", "ngram", "--gamma", 2, "--new", 6, "--repeats", 1, "--threads", 1)
+    assert set(found["runs"]) == {"int4 plain", "int4 ngram", "int4 ngram gamma 2"}
+    for run in found["runs"].values():
+        assert set(run) == {"ms_per_token", "speedup", "tokens_per_round", "acceptance_rate"}
+    assert found["baseline"] == "int4 plain"
+    assert found["runs"]["int4 plain"]["tokens_per_round"] == 1
+
+
+def test_overhead(figures: Run, small: Path) -> None:
+    found = figures("overhead", small, "--steps", 6, "--repeats", 2)
+    assert set(found) == CONDITIONS | {"bundle", "threads", "steps", "run_us", "added_us", "low", "high"}
+    assert found["run_us"] > 0
+
+
+def test_plain(figures: Run, small: Path) -> None:
+    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, and a build of the model")
+    with pytest.raises(Exception, match="genai_config"):
+        figures("plain", small, small, "--one", "--pairs", 2)
+
+
+def test_plans(text: Callable[..., str], small: Path) -> None:
+    changes: dict[str, Any] = {"CONTEXTS": (128,), "BUDGETS": 1, "LONG": 16, "SHORT": 4}
+    short = (small, "--new", 4, "--repeats", 1, "--prompts", 1, "--seconds", 0.1, "--calibrate-on", "golden", "--json")
+    found = json.loads(text("plans", *short, **changes))
+    assert {row["prompts"] for row in found["rows"]} == {"own", "long", "repeated", "random"}
+    assert found["cells"] == len(found["rows"])
+    for row in found["rows"]:
+        assert {"context", "budget", "pick", "best", "regret", "auto"} < set(row)
+        assert 0 <= row["regret"] < 1
+
+
+def test_prediction(text: Callable[..., str], small: Path) -> None:
+    short = (small, "--own-prompts", 1, "--new", 6, "--repeats", 1, "--method", "ngram", "--seconds", 0.1)
+    found = json.loads(text("prediction", *short, "--json"))
+    assert {row["method"] for row in found["rows"]} == {"ngram"}
+    assert found["summary"]
+    assert "ngram" in text("prediction", *short)
+
+
+def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
+    held_out = tmp_path / "held.txt"
+    held_out.write_text("MENENIUS:\nWhat work's, my countrymen, in hand? where go you\nWith bats and clubs?\n" * 8)
+    short = ("--text", held_out, "--tokens", 64, "--length", 32, "--threads", 1)
+    changes: dict[str, Any] = {"VARIANTS": [("int8", "rtn", None)]}
+    models = json.loads(text("quality", TARGET, small, *short, **changes))["models"]
+    assert [row["label"] for row in models[TARGET]["rows"]] == ["fp32", "int8 rtn"]
+    exact, rounded = models[TARGET]["rows"]
+    assert (exact["perplexity_gap"], exact["top1_agreement"], exact["kl"]) == (0, 1, 0)
+    assert 0 < rounded["kl"] < 0.1
+    assert len(models[small.name]["rows"]) == 1
+    assert "| int8 rtn |" in text("quality", TARGET, *short, "--markdown", **changes)
+
+
+def test_replay(figures: Run, small: Path, tmp_path: Path) -> None:
+    from edgespec.export.source.source import resolve
+
+    answer = "to be, or not to be: that is the question. " * 6
+    asked = {"question_id": 1, "turns": ["Who speaks?", "And then?"]}
+    said = {"question_id": 1, "choices": [{"turns": ["The prince.", answer]}]}
+    (tmp_path / "questions.jsonl").write_text(json.dumps(asked))
+    (tmp_path / "answers.jsonl").write_text(json.dumps(said))
+    files = ("--traces", tmp_path / "answers.jsonl", "--questions", tmp_path / "questions.jsonl")
+    short = ("--tokenizer", resolve(TARGET) / "tokenizer.json", "--new", 24, "--threads", 1)
+    found = figures("replay", small, *files, *short, "--operators", "stock")
+    assert (found["answers"], found["baseline"]) == (1, "int4 plain")
+    assert set(found["runs"]) == {"int4 plain", "int4 ngram", "int4 ngram --no-strict"}
+    assert found["runs"]["int4 plain"]["tokens_per_round"] == 1
+
+
+def test_rows(figures: Run, small: Path) -> None:
+    found = figures("rows", small, "--depths", "0,8", "--rows", "1,2", "--pairs", 2, "--threads", 1)
+    assert set(found["depths"]) == {"0", "8"}
+    for depth in found["depths"].values():
+        assert set(depth) == {"ms", "v", "prefill_tokens_per_second", "share_of_bandwidth"}
+        assert set(depth["ms"]) == set(depth["v"]) == {"1", "2"}

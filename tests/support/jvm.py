@@ -1,0 +1,88 @@
+"""Maven and the Kotlin runtime in android_demo."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from xml.etree import ElementTree
+
+import onnxruntime
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DEMO = ROOT / "android_demo"
+LIMIT = 900  # seconds: a busy machine may be slow
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a run of tests on the JVM did."""
+
+    tests: int
+    skipped: int
+    output: str
+
+
+def need_maven() -> None:
+    """A JDK and Maven are a must in continuous integration; elsewhere the test is skipped without them."""
+    missing = [name for name in ("javac", "mvn") if shutil.which(name) is None]
+    if missing and os.environ.get("CI"):
+        pytest.fail(f"continuous integration must have a JDK 17 and Maven; missing: {', '.join(missing)}")
+    if missing:
+        pytest.skip(f"no {' and no '.join(missing)} to build the Kotlin runtime with")
+
+
+def maven(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Maven in android_demo: without the network where everything is there already."""
+    # the JVM is given its own memory limits by the build
+    command = ["mvn", "-q", "-B", *arguments]
+    found = subprocess.run([*command, "-o"], cwd=DEMO, capture_output=True, text=True, timeout=LIMIT)
+    if found.returncode and "offline" in found.stdout + found.stderr:
+        found = subprocess.run(command, cwd=DEMO, capture_output=True, text=True, timeout=LIMIT)
+    return found
+
+
+def run_tests(**properties: str) -> Ran:
+    """``mvn verify`` with system properties; fails with what Maven said."""
+    shutil.rmtree(DEMO / "edgespec" / "target" / "surefire-reports", ignore_errors=True)
+    found = maven("verify", *(f"-Dedgespec.{name}={value}" for name, value in properties.items()))
+    said = (found.stdout + found.stderr)[-6000:]
+    assert found.returncode == 0, said
+    reports = [ElementTree.parse(file).getroot() for file in DEMO.glob("*/target/surefire-reports/TEST-*.xml")]
+    return Ran(
+        sum(int(one.get("tests", 0)) for one in reports), sum(int(one.get("skipped", 0)) for one in reports), said
+    )
+
+
+def same_onnxruntime(folder: Path) -> Path:
+    """A library that gives the JVM the ONNX Runtime of this Python: versions round otherwise in stock operators.
+
+    The Java artefact asks for the functions of the C interface under the name of its own version; the interface is
+    append-only, so a later library serves it.
+    """
+    capi = Path(onnxruntime.__file__).parent / "capi"
+    library = next(capi.glob("libonnxruntime.so.*"))
+    source, script, made = folder / "same.c", folder / "same.map", folder / "libonnxruntime.so.1"
+    source.write_text(
+        "#include <dlfcn.h>\n"
+        f'static void* find(const char* name) {{ return dlsym(dlopen("{library}", RTLD_NOW | RTLD_GLOBAL), name); }}\n'
+        "const void* OrtGetApiBase(void) { return ((const void* (*)(void))find(__func__))(); }\n"
+        "void* OrtSessionOptionsAppendExecutionProvider_CPU(void* options, int arena) {\n"
+        "  return ((void* (*)(void*, int))find(__func__))(options, arena);\n"
+        "}\n"
+    )
+    script.write_text(f"VERS_{version_of('onnxruntime')} {{ global: Ort*; local: *; }};\n")
+    flags = ["-shared", "-fPIC", f"-Wl,--version-script={script}", "-Wl,-soname,libonnxruntime.so.1"]
+    subprocess.run(["cc", *flags, str(source), "-o", str(made), "-ldl"], check=True, timeout=LIMIT)
+    return made
+
+
+def version_of(name: str) -> str:
+    """A version of the parent POM, such as ``onnxruntime.version``."""
+    found = re.search(rf"<{name}\.version>([^<]+)<", (DEMO / "pom.xml").read_text("utf-8"))
+    assert found, name
+    return found[1]

@@ -1,0 +1,280 @@
+"""Write tests/vectors: what the decoding core computes for given input, for every runtime that must do the same.
+
+python tools/make_vectors.py [FOLDER]
+
+Kotlin's runtime is tested against these files (android_demo), and this program against itself: a change of the core
+that changes a vector must be meant.  Rows of logits are not stored where a formula makes them (``row``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.accept import Accept
+from edgespec.decoding.drafter import Drafter, RoundTime
+from edgespec.decoding.noise import ACCEPT, BLOCK, DRAFT, RESIDUAL, TARGET, Noise
+from edgespec.decoding.proposal import Proposal, Verdict
+from edgespec.decoding.rows import RowSampler
+from edgespec.decoding.sampling import SamplingParams, support
+from edgespec.decoding.target import Pass
+from edgespec.decoding.verify import verify
+from edgespec.drafters.ngram import NGram
+from edgespec.formulas.cost import CostModel
+from edgespec.formulas.tree import grow, layout
+
+FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
+NOTHING = Pass(np.zeros((1, 1), np.float32))
+
+PARAMS: list[dict[str, Any]] = [
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.8},
+    {"temperature": 0.9, "min_p": 0.1},
+    {"temperature": 1e-5},
+    {"temperature": 0.8, "top_k": 12, "top_p": 0.9, "min_p": 0.02, "repetition_penalty": 1.3},
+    {"temperature": 1.1, "repetition_penalty": 0.6, "logit_bias": {"3": 4.5, "1": float("-inf"), "7": -2.0}},
+    {"temperature": 0.0, "repetition_penalty": 2.0, "logit_bias": {"2": 1.5}},
+]
+
+
+def row(seed: int, vocab: int, scale: float = 6.0) -> NDArray[np.float32]:
+    """float32 [vocab]: logits that any language can make: a hash of (seed, token) as a fraction, times the scale."""
+    tokens = np.arange(vocab, dtype=np.uint64)
+    hashed = (tokens * np.uint64(2654435761) + np.uint64(seed * 40503 + 12345)) % np.uint64(1 << 32)
+    hashed = (hashed * np.uint64(2246822519) + np.uint64(seed)) % np.uint64(1 << 32)
+    return ((hashed.astype(np.float64) / 2**32 * 2 - 1) * scale).astype(np.float32)
+
+
+def params_of(given: dict[str, Any], seed: int | None = None) -> SamplingParams:
+    """Sampling parameters of a vector; JSON has text for keys."""
+    bias = {int(token): value for token, value in given.get("logit_bias", {}).items()}
+    return SamplingParams(**{**given, "logit_bias": bias, "seed": seed})
+
+
+def noise() -> Iterator[dict[str, Any]]:
+    """Bits, uniform and Gumbel numbers."""
+    tokens = [0, 1, 2, 77, 151935]
+    for seed in (0, 1, -1, 20240229, 2**63 - 1, -(2**63)):
+        made = Noise(seed)
+        streams = {0: TARGET, 5: RESIDUAL, 131071: ACCEPT + 3, 7: DRAFT + 9, 9: BLOCK + 4}
+        for position, stream in streams.items():
+            given = np.array(tokens, np.int64)
+            yield {
+                "seed": seed,
+                "position": position,
+                "stream": stream,
+                "tokens": tokens,
+                "bits": made.bits(position, given, stream).tolist(),
+                "uniform": made.uniform(position, stream),
+                "gumbel": made.gumbel(position, given, stream).tolist(),
+            }
+
+
+def sampling() -> Iterator[dict[str, Any]]:
+    """Supports, their probabilities, and tokens drawn."""
+    for vocab in (24, 700, 9000):
+        for number, given in enumerate(PARAMS):
+            for seed in range(6 if vocab < 9000 else 2):
+                prefix = [seed, 3, 5, 3, 11]
+                found = support(row(seed, vocab), params_of(given), prefix)
+                drawn = [found.draw(Noise(seed), position) for position in range(number, number + 8)]
+                few = len(found.ids) <= 30
+                yield {
+                    "vocab": vocab,
+                    "row": seed,
+                    "params": given,
+                    "prefix": prefix,
+                    "size": len(found.ids),
+                    "ids": found.ids.tolist() if few else found.ids[:30].tolist(),
+                    "probs": found.probs()[:30].tolist(),
+                    "first_position": number,
+                    "drawn": drawn,
+                }
+
+
+def _proposals(rng: np.random.Generator, vocab: int) -> Iterator[tuple[dict[str, Any], Proposal]]:
+    """Chains and trees, of deterministic and of drawn guesses; q is a softmax of ``row``."""
+    shapes: list[list[int] | None] = [None, None, [-1, 0, 0, 1, 1, -1, 5], [-1, -1, -1, 0, 1, 3]]
+    for number, parents in enumerate(shapes * 2):
+        drawn = number >= len(shapes)
+        size = 5 if parents is None else len(parents)
+        rows = rng.integers(0, 50, size).tolist()
+        if parents is not None and drawn:  # siblings are drawn from one distribution
+            first: dict[int, int] = {}
+            rows = [first.setdefault(parent, rows[at]) for at, parent in enumerate(parents)]
+        probs = None
+        tokens = rng.integers(0, vocab, size).tolist()
+        if drawn:
+            probs = np.stack([_softmax(row(one, vocab, 2.0)) for one in rows])
+            taken: dict[int, set[int]] = {}
+            for at in range(size):  # without replacement among siblings
+                used = taken.setdefault(parents[at], set()) if parents is not None else set()
+                left = probs[at] * [token not in used for token in range(vocab)]
+                tokens[at] = int(rng.choice(vocab, p=left / left.sum()))
+                used.add(tokens[at])
+        above = None if parents is None else np.array(parents, np.int64)
+        made = Proposal(np.array(tokens, np.int64), above, probs, replacement=parents is None)
+        yield {"tokens": tokens, "parents": parents, "q_rows": rows if drawn else None}, made
+
+
+def _softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:  # [vocab] -> [vocab]
+    weights = np.exp(logits.astype(np.float64) - float(logits.max()))
+    return np.asarray(weights / weights.sum(), np.float64)
+
+
+def verification() -> Iterator[dict[str, Any]]:
+    """Verdicts over chains and trees, token by token, as blocks, coupled, and by lossy rules."""
+    rng, vocab = np.random.default_rng(3), 6
+    how: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "verification": "block"},
+        {"temperature": 0.8, "acceptance": "coupled"},
+        {"temperature": 1.2, "top_k": 4},
+    ]
+    rules = ("exact", "typical:0.2,0.5", "top-k:2", "distance:1", "all")
+    for number in range(40):
+        for given, proposal in _proposals(rng, vocab):
+            params, rule = how[number % len(how)], rules[number // 8 % len(rules)] if number >= 32 else "exact"
+            logit_rows = rng.integers(0, 50, len(proposal) + 1).tolist()
+            logits = np.stack([row(one, vocab, 2.0) for one in logit_rows])
+            if number % 3 == 0 and given["q_rows"] is None:  # guesses that are right up to a point
+                _make_right(proposal, logits, params_of(params, number), Noise(number))
+                given["tokens"] = proposal.tokens.tolist()
+            committed = [1, 2, 3]
+            sampler = RowSampler(logits, committed, proposal, params_of(params, number), Noise(number))
+            accept = Accept.parse(rule, 1 if number % 16 == 5 else 0)
+            verdict = verify(proposal, sampler, Noise(number), accept)
+            yield {
+                **given,
+                "vocab": vocab,
+                "seed": number,
+                "committed": committed,
+                "params": params,
+                "accept": rule,
+                "min_block": accept.min_block,
+                "rows": logit_rows,
+                "path": list(verdict.path),
+                "next_token": verdict.next_token,
+            }
+
+
+def _make_right(proposal: Proposal, logits: NDArray[np.float32], params: SamplingParams, seed: Noise) -> None:
+    """Let the first guesses of a chain, or of the first path of a tree, be what plain decoding writes; in place."""
+    sampler, node = RowSampler(logits, [1, 2, 3], proposal, params, seed), -1
+    for _ in range(3):
+        below = [at for at in range(len(proposal)) if proposal.parent(at) == node]
+        if not below:
+            return
+        proposal.tokens[below[0]] = sampler.choose(node + 1)
+        node = below[0]
+
+
+def ngram() -> Iterator[dict[str, Any]]:
+    """Proposals while a text grows, by policy."""
+    rng = np.random.default_rng(5)
+    texts = [rng.integers(0, 4, 120).tolist(), ([5, 6, 7, 8, 9, 10] * 12)[:60], rng.integers(0, 12, 200).tolist()]
+    settings: list[dict[str, Any]] = [
+        {}, {"policy": "lookup"}, {"policy": "automaton"}, {"n_min": 2, "n_max": 3, "share": 0.5, "extra": 3},
+        {"policy": "automaton", "extra": 1, "n_min": 2}, {"n_max": 6},
+    ]  # fmt: skip
+    for text in texts:
+        for given in settings:
+            drafter, found = NGram(**given), []
+            for length in range(8, len(text) + 1, 3):
+                proposal = drafter.propose(text[:length], 1 + length % 8)
+                found.append([proposal.bucket if len(proposal) else 0, *proposal.tokens.tolist()])
+            yield {"text": text, "settings": given, "proposals": found}
+
+
+class _Guesser(Drafter):
+    """Offers as many guesses as it may, of a bucket that a recording names."""
+
+    name = "recorded"
+
+    def __init__(self, cheap: bool, buckets: list[int]) -> None:
+        self.cheap, self.buckets, self.round = cheap, buckets, -1
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        return Proposal(np.zeros(budget, np.int64), bucket=self.buckets[self.round])
+
+
+def adaptive() -> Iterator[dict[str, Any]]:
+    """Lengths that control chooses on recorded rounds: how many guesses would stand, and what the clock said."""
+    for number, (cheap, seeded, fallback, good) in enumerate(
+        [(True, True, True, 0.8), (True, True, True, 0.1), (False, True, True, 0.6), (False, True, False, 0.05),
+         (True, False, True, 0.5), (False, False, True, 0.75), (False, False, True, 0.3)]
+    ):  # fmt: skip
+        rng, rounds = np.random.default_rng(number), 240
+        buckets = rng.integers(0, 3, rounds).tolist() if cheap else [0] * rounds
+        stand = rng.geometric(1 - good, rounds) - 1
+        stand[rounds // 2 :] = rng.geometric(1 - min(0.95, good + 0.1), rounds - rounds // 2) - 1
+        draft = rng.uniform(0.5, 1.5, rounds)  # milliseconds of a draft step
+        extra = rng.uniform(0.1, 0.6, rounds)  # of a row beyond the first, of 5 ms
+        inner = _Guesser(cheap, buckets)
+        control = Adaptive(inner, CostModel({1: 1.0, 2: 1.2, 8: 2.1}, 0.0 if cheap else 0.15), 8, fallback)
+        control.bind(
+            SamplingParams(temperature=float(seeded), seed=1), Noise(1)
+        )  # a seeded text never follows the clock
+        lengths = []
+        for at in range(rounds):
+            inner.round = at
+            proposal = control.propose([1], 1 + at % 8)
+            count = len(proposal)
+            control.observe(proposal, Verdict(range(min(count, int(stand[at]))), 0), NOTHING)
+            control.timed(proposal, RoundTime(float(draft[at]) * count, 5 + float(extra[at]) * count, count + 1))
+            lengths.append(count)
+        yield {
+            "cheap": cheap,
+            "seeded": seeded,
+            "fallback": fallback,
+            "buckets": buckets,
+            "stand": stand.tolist(),
+            "draft_ms": draft.tolist(),
+            "row_ms": extra.tolist(),
+            "lengths": lengths,
+            "probes": control.probes,
+            "reason": control.reason,
+        }
+
+
+def trees() -> Iterator[dict[str, Any]]:
+    """Trees of heads' guesses: the likeliest nodes, and where they lie."""
+    rng = np.random.default_rng(9)
+    for heads in (1, 3, 5):
+        ranks = [sorted(rng.uniform(0, 0.6 / (head + 1), 6).tolist(), reverse=True) for head in range(heads)]
+        for most in (1, 4, 16, 40):
+            paths = [list(path) for path, _ in grow(ranks, most)]
+            parents, at_heads, at_ranks = layout([tuple(path) for path in paths])
+            placed = {"parents": parents.tolist(), "heads": at_heads.tolist(), "rank_of": at_ranks.tolist()}
+            yield {"ranks": ranks, "most": most, "paths": paths, **placed}
+
+
+MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
+    "noise": noise,
+    "sampling": sampling,
+    "verify": verification,
+    "ngram": ngram,
+    "adaptive": adaptive,
+    "trees": trees,
+}
+
+
+def main(folder: Path = FOLDER) -> None:
+    """Write all files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, make in MAKERS.items():
+        cases = ",\n".join(json.dumps(case) for case in make())
+        (folder / f"{name}.json").write_text(f"[\n{cases}\n]\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
