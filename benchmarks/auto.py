@@ -27,9 +27,10 @@ from edgespec.decoding.monitor import PLAIN
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import Stats
+from edgespec.drafters.registry import AUTO
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.methods import AUTO, MethodChoice
+from edgespec.engine.methods import MethodChoice
 from edgespec.engine.result import Result
 from edgespec.engine.sessions import Session
 from edgespec.formulas.cost import CostModel

@@ -6,14 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from edgespec.drafters.registry import METHODS, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import ExportError
-from edgespec.export.heads.choice import KINDS
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import METHODS, Format, Precision
+from edgespec.runtimes.files.manifest import Format, Precision
 from edgespec.runtimes.files.operators import WantedOperators
-
-ALWAYS = ("ar", "ngram")
-GATED = ("self-spec", "swift", *KINDS)  # methods that leave layers out of a pass
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class ExportOptions:
         """
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
-        methods = [name for name in METHODS if name in self.methods or name in ALWAYS]
+        methods = [name for name in METHODS if name in self.methods or METHODS[name].needs == "text"]
         if self.devices and self.format == "w8a8":
             raise ExportError(
                 f"--device {self.devices[0]} and --format w8a8: its operators run on the CPU only",
@@ -78,14 +75,16 @@ class ExportOptions:
             )
         if self.device_precisions and not self.devices:
             raise ExportError("--device-precision was given, but no --device", "add --device webgpu")
-        if "speculative" in methods and self.draft is None:
+        if SPECULATIVE in methods and self.draft is None:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
-        if self.draft is not None and "speculative" not in methods:
+        if self.draft is not None and SPECULATIVE not in methods:
             raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
-        if self.skip_set is not None and "self-spec" not in methods:
+        if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
-        if self.draft_vocab is not None and "speculative" not in methods:
+        if self.draft_vocab is not None and SPECULATIVE not in methods:
             raise ExportError("--draft-vocab was given, but not --method speculative", "add --method speculative")
-        if self.head_vocab is not None and not set(KINDS) & set(methods):
-            raise ExportError("--head-vocab was given, but no method with heads", f"methods: {', '.join(KINDS)}")
+        if self.head_vocab is not None and not set(needing("heads")) & set(methods):
+            raise ExportError(
+                "--head-vocab was given, but no method with heads", f"methods: {', '.join(needing('heads'))}"
+            )
         return methods

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
+from edgespec.drafters.registry import needing
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
@@ -26,7 +27,7 @@ from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
-from edgespec.export.options import GATED, ExportOptions
+from edgespec.export.options import ExportOptions
 from edgespec.export.planning.plan import describe_export
 from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
 from edgespec.export.quantization.weights import WeightChoice
@@ -156,7 +157,7 @@ class Exporter:
         return InProgress(folder, written, written.part, draft, slot, self.codec.encode(self.text)[:most])
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
-        gated = not draft and bool(set(GATED) & set(self.methods))
+        gated = not draft and bool(set(needing("layers", "heads")) & set(self.methods))
 
         def texts(context: int) -> NDArray[np.int64]:  # [S, T]
             return quantizer_texts(self.codec, self.text, context)

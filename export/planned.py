@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
+from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
 from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_described
 from edgespec.export.measuring.skip_sets import first_skip_set
-from edgespec.export.options import GATED, ExportOptions
+from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
 from edgespec.export.planning.heads import PlannedHeads, assumed_draft, planned_heads
 from edgespec.export.planning.model import PlannedModel
@@ -83,7 +84,7 @@ def planned_bundle(
         ExportError: as an export with these options, as far as it can be known.
     """
     name = str(model)
-    speculative = UNWRITTEN if "speculative" in methods else None
+    speculative = UNWRITTEN if SPECULATIVE in methods else None
     options = ExportOptions(name, Path(), methods, form, quantizer, head_format, draft or speculative, context,
                             head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices)  # fmt: skip
     wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
@@ -97,9 +98,9 @@ def planned_bundle(
     skip = _skip_set(arch.facts.layers)
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
     target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
-    target.with_heads(its_heads, gated=bool(set(GATED) & set(wanted)))
+    target.with_heads(its_heads, gated=bool(set(needing("layers", "heads")) & set(wanted)))
     target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
-    target.for_devices(skip if "self-spec" in wanted else None)
+    target.for_devices(skip if SELF_SPEC in wanted else None)
     files |= target.files()
     other: PlannedModel | None = None
     if speculative is not None:
@@ -107,7 +108,7 @@ def planned_bundle(
         other.as_draft()
         other.for_devices(None)
         files |= other.files()
-    if "self-spec" in wanted:
+    if SELF_SPEC in wanted:
         assumed.append("self-spec leaves out the middle half of the layers: the set is not searched yet")
     if estimated:
         assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
@@ -196,7 +197,7 @@ def _attention(names: Sequence[str], layout: Layout, assumed: list[str]) -> Atte
 
 def _method(name: str, heads: PlannedHeads, skip: SkipSetPart, layers: int) -> MethodPart:
     """Its parameters as far as an export does not measure them."""
-    if name == "self-spec":
+    if name == SELF_SPEC:
         return MethodPart(skip=skip)
     if name == "swift":
         first = first_skip_set(layers)

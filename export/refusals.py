@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.options import ExportOptions
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.files.manifest import FOREIGN_METHODS
 
 
 def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> None:
@@ -18,7 +18,7 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
         ExportError: one of them was given.
     """
     given: list[tuple[str, bool]] = [
-        *((f"--method {name}", True) for name in options.wanted() if name not in FOREIGN_METHODS),
+        *((f"--method {name}", True) for name in options.wanted() if name not in needing("text", "draft")),
         ("--format w8a8", options.format == "w8a8"),
         (f"--quantizer {options.quantizer}", bool(choice.quantizer and choice.quantizer.calibrated)),
         ("--attention", bool(options.attention)),
@@ -31,8 +31,8 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
         if wrong:
             raise ExportError(
                 f"{option}: {path} goes through optimum, whose graph cannot be cut into layers or rewritten",
-                f"such a model has the methods {', '.join(FOREIGN_METHODS)}, in int4, int8 (quantizers rtn, mse) "
-                f"or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
+                f"such a model has the methods {', '.join(needing('text', 'draft'))}, in int4, int8 (quantizers "
+                f"rtn, mse) or fp32; architectures that edgespec emits itself: {', '.join(sorted(ARCHITECTURES))}",
             )
 
 

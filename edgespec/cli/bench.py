@@ -26,6 +26,7 @@ from edgespec.cli.common import (
     table_console,
 )
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
+from edgespec.drafters.registry import AR
 from edgespec.reports.advice import label
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ def command(
 
 def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, several: bool) -> list[str]:
     """The methods to measure of a bundle: those asked for, which one of several bundles need not have."""
-    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar" or _padded(engine)]
+    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != AR or _padded(engine)]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
     if several:
@@ -217,7 +218,7 @@ def _explain(rows: list[dict[str, Any]], strict: bool, advice: list[Advice]) -> 
     several = len({row["bundle"] for row in rows}) > 1
     for row in rows:
         where = label(row, rows) if several else row["method"]
-        if row["method"] == "ar" and strict and row["speedup"] < 0.97:
+        if row["method"] == AR and strict and row["speedup"] < 0.97:
             click.echo(f"{where}: rows with the same bits cost {1 / row['speedup'] - 1:.0%} of a plain step here")
         if "did not pay" in row["reason"]:
             click.echo(f"{where}: {row['reason'].removeprefix('asked for; ')}")
@@ -233,13 +234,13 @@ def _table(rows: list[dict[str, Any]], padded: bool) -> None:
     headings = ("method", "tokens/s", "speed-up", "tok/round", "accepted", "same text", "extra")
     table = Table(*headings, box=None, pad_edge=False, collapse_padding=True)  # fits into 80 columns
     for row in rows:
-        name = "ar (strict)" if row["method"] == "ar" and padded else row["method"]
+        name = "ar (strict)" if row["method"] == AR and padded else row["method"]
         table.add_row(
             name,
             f"{row['tokens_per_second']:.1f}",
             f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
             f"{row['tokens_per_round']:.2f}",
-            f"{100 * row['acceptance_rate']:.0f} %" if row["method"] not in ("plain", "ar") else "-",
+            f"{100 * row['acceptance_rate']:.0f} %" if row["method"] not in ("plain", AR) else "-",
             f"{row['same_text']}/{row['runs']}",
             human_bytes(row["extra_bytes"]),
         )
@@ -257,7 +258,7 @@ def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
         name = label(row, rows)
         cells = [
             name.rsplit(" ", 1)[0],
-            "ar (strict)" if row["method"] == "ar" and padded else row["method"],
+            "ar (strict)" if row["method"] == AR and padded else row["method"],
             f"{row['tokens_per_second']:.1f}",
             f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
             f"{row['tokens_per_round']:.2f}",

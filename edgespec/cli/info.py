@@ -26,9 +26,9 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     edgespec info demo --json
     edgespec info demo --forget-skip-sets
     """
+    from edgespec.drafters.registry import needing
     from edgespec.drafters.skip_search.store import forget_sets, stored_sets
     from edgespec.runtimes.files.bundle import Bundle
-    from edgespec.runtimes.files.manifest import FOREIGN_METHODS
     from edgespec.runtimes.files.operators import choose_operators
     from edgespec.runtimes.files.repack import repacked_bytes
 
@@ -78,7 +78,10 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("made by", f"edgespec {manifest.edgespec_version}"),
     ]
     if manifest.target.origin == "optimum":
-        rows.insert(2, ("graph", f"exported by optimum: methods {', '.join(FOREIGN_METHODS)} alone, chains of guesses"))
+        rows.insert(
+            2,
+            ("graph", f"exported by optimum: methods {', '.join(needing('text', 'draft'))} alone, chains of guesses"),
+        )
     if manifest.target.heads:
         rows.insert(2, ("heads", _heads(manifest)))
     if manifest.draft:

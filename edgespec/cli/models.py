@@ -59,6 +59,7 @@ def _show_all(as_json: bool) -> None:
 
 def _show_one(model: str, context: int | None, revision: str | None, as_json: bool) -> None:
     from edgespec.cli.common import human_bytes
+    from edgespec.drafters.registry import needing
     from edgespec.export.architectures.traits import traits
     from edgespec.export.bundle.model_part import open_described
     from edgespec.export.optimum.model import ForeignModel, is_foreign
@@ -66,7 +67,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
     from edgespec.runtimes.files.kv import state_bytes
-    from edgespec.runtimes.files.manifest import FOREIGN_METHODS, FORMATS
+    from edgespec.runtimes.files.manifest import FORMATS
 
     path = resolve(model, revision)
     if is_foreign(path):
@@ -75,7 +76,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
         sizes: dict[str, int] = {
             form: foreign.weight_bytes(WeightChoice.of(form, None, None), "auto")[0] for form in forms
         }
-        facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(FOREIGN_METHODS)}"]
+        facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(needing('text', 'draft'))}"]
     else:
         arch = open_described(path, context)
         facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from edgespec.drafters.registry import METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.plan import Option
 from edgespec.planning.profile.record import Profile
 from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
 from edgespec.runtimes.options import LoadOptions
 
-WITHOUT_TRAINING = ("ar", "ngram", "self-spec", "swift")
-HEADS = ("medusa", "blockwise", "paradecode")
 DRAFT = "draft"  # folder of a draft that is still to be trained
 
 
@@ -35,7 +34,7 @@ def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | 
     """
     from edgespec.planning.profile.cache import find_profile
 
-    manifest = read_manifest(Path(source))
+    manifest = complete(read_manifest(Path(source)))
     profile = None
     if load is not None:
         if load.device != "cpu" and load.device not in manifest.target.graphs:
@@ -80,17 +79,17 @@ def model_options(
     """
     from edgespec.export.planned import planned_bundle
 
-    wanted = tuple(methods) or (*WITHOUT_TRAINING, *HEADS, *(("speculative",) if draft else ()))
+    wanted = tuple(methods) or needing("text", "layers", "heads", *(("draft",) if draft else ()))
     found = []
     for form in formats or FORMATS:
         planned = planned_bundle(source, form=form, methods=wanted, draft=draft, context=context, revision=revision)
         needs = {
             name: f"needs trained heads: edgespec train {name} {source} -o {name}-heads"
             for name in planned.methods
-            if name in HEADS
+            if METHODS[name].needs == "heads"
         }
-        if "speculative" in planned.methods and draft is None:
-            needs["speculative"] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
+        if SPECULATIVE in planned.methods and draft is None:
+            needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
         command = ["--format", form, *(("--context", str(context)) if context else ())]
         found.append(Option(planned, source, tuple(command), needs, profile))
     return found
@@ -101,10 +100,10 @@ def export_command(option: Option, method: str) -> str | None:
     if option.export is None:
         return None
     words = ["edgespec", "export", option.name, *option.export]
-    if method not in ("ar", "ngram"):
+    if METHODS[method].needs != "text":
         words += ["--method", method]
-    if method in HEADS:
+    if METHODS[method].needs == "heads":
         words += ["--heads", f"{method}-heads"]
-    if method == "speculative":
+    if METHODS[method].needs == "draft":
         words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]
     return " ".join(words)

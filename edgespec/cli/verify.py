@@ -24,6 +24,7 @@ from edgespec.cli.common import (
     sampling_options,
 )
 from edgespec.cli.groups import GroupedCommand
+from edgespec.drafters.registry import AR
 
 
 @click.command("verify", cls=GroupedCommand)
@@ -69,7 +70,7 @@ def command(
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(bundle, options)
-    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != "ar"]
+    wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != AR]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
     for name in wanted:

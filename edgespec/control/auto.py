@@ -19,6 +19,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass
+from edgespec.drafters.registry import AR
 
 CHECK = 16  # rounds between two judgements
 _SURE = 48  # rounds after which a measured gain is believed
@@ -276,11 +277,12 @@ class Switch(Wrapper):
         """The method of most rounds with guesses in this request; without any, the one in use, ``ar`` if none is."""
         if self.rounds:
             return self.candidates[max(self.rounds, key=lambda at: self.rounds[at])].name
-        return "ar" if self._standings.active is None else self.name
+        return AR if self._standings.active is None else self.name
 
-    def uses(self, method: str) -> bool:
-        """Whether that method was in use in this request."""
-        return any(self.candidates[at].name == method for at in self.entered)
+    @property
+    def used_so_far(self) -> list[str]:
+        """Methods that were in use in this request."""
+        return [self.candidates[at].name for at in self.entered]
 
     @property
     def reason(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import needing
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.planning.memory.allowance import Admission
@@ -45,5 +46,5 @@ def admit(
 def heaviest(choice: MethodChoice) -> str:
     """The method whose memory counts: of several, the one that holds a model or heads of its own."""
     names = [one.name for one in choice.proposers or choice.candidates] or [choice.name]
-    order = ("speculative", "blockwise", "medusa", "paradecode")
-    return next((name for name in order if name in names), names[0])
+    heavy = needing("draft") + needing("heads")
+    return next((name for name in heavy if name in names), names[0])

@@ -10,6 +10,7 @@ from pathlib import Path
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.proposer import proposer_name
+from edgespec.drafters.registry import complete, needing, searching
 from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.sessions import Session, SessionPool, Times
@@ -65,6 +66,7 @@ class LoadedBundle:
         graph: str | None = None,
         share: LoadedBundle | None = None,
     ) -> None:
+        bundle = replace(bundle, manifest=complete(bundle.manifest))
         self.bundle, self.options = bundle, options or LoadOptions()
         manifest, target, options = bundle.manifest, bundle.manifest.target, self.options
         self.run = run = options.resolve(manifest)
@@ -73,7 +75,7 @@ class LoadedBundle:
         self.attention: AttentionChoice = choose_attention(
             target, run.operators, options.attention, options.draft_attention
         )
-        if self.attention.draft and not {"self-spec", "swift"} & manifest.methods.keys():
+        if self.attention.draft and not set(needing("layers")) & manifest.methods.keys():
             raise InvalidRequest(
                 f"draft attention {self.attention.draft} is for self-speculation, which this bundle was not made for",
                 "export it with `--method self-spec`",
@@ -152,7 +154,7 @@ class LoadedBundle:
         if settings.proposer is None:
             # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
             known = None if settings.sampling.seeded_rejection else self.predictions
-            without = () if self.device == "cpu" else ("swift",)  # see check_device
+            without = () if self.device == "cpu" else searching()  # see check_device
             choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
             check_device(self.device, choice)
             return choice

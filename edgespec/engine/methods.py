@@ -6,15 +6,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edgespec.decoding.settings import DraftOptions
+from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, searching
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.expectations import exported, where
 from edgespec.planning.speed.prediction import Speed
-from edgespec.runtimes.files.manifest import FOREIGN_METHODS, METHODS, Manifest, MethodPart
+from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import EMITTED
 
-CHAIN = "chain"  # several methods asked in turn: in every bundle
-AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from
 
@@ -41,9 +40,10 @@ class MethodChoice:
     promise: float = 1.0
     candidates: tuple[MethodChoice, ...] = ()
 
-    def uses(self, method: str) -> bool:
-        """Whether it is that method, or a chain with it."""
-        return self.name == method or any(proposer.name == method for proposer in self.proposers)
+    @property
+    def methods(self) -> list[str]:
+        """The method, or those of a chain."""
+        return [proposer.name for proposer in self.proposers] or [self.name]
 
     def among(self, allowed: Collection[str], why: str) -> MethodChoice:
         """Auto with the allowed candidates alone; anything else, and auto without any, is as it was.
@@ -101,15 +101,15 @@ def choose_method(
 
 def _auto(manifest: Manifest, predictions: Mapping[str, Speed], without: Collection[str]) -> MethodChoice:
     """The candidates by their predictions; n-grams last, unless they are predicted to gain."""
-    usable = [name for name in manifest.methods if name != "ar" and name not in without]
+    usable = [name for name in manifest.methods if name != AR and name not in without]
     speeds = {name: predictions[name] for name in usable if name in predictions}
     gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= WORTH}
     names = sorted(gains, key=lambda name: -gains[name])[:CANDIDATES]
-    known = speeds.get("ngram")
+    known = speeds.get(NGRAM)
     if not names and known is not None and known.basis == "calibrated" and known.speedup < LOSES:
-        return _choice(manifest, "ar", f"nothing pays: even ngram is predicted {known.speedup:.2f}x {where(known)}")
-    if "ngram" not in names:
-        names = [*names[: CANDIDATES - 1], "ngram"]
+        return _choice(manifest, AR, f"nothing pays: even ngram is predicted {known.speedup:.2f}x {where(known)}")
+    if NGRAM not in names:
+        names = [*names[: CANDIDATES - 1], NGRAM]
     chosen = []
     for name in names:
         reason = "default: costs little where text does not repeat"
@@ -127,11 +127,11 @@ def _fastest(manifest: Manifest) -> str | None:
 
 def _chain(manifest: Manifest, proposers: tuple[str, ...]) -> MethodChoice:
     """The proposers, or n-gram and the best other method of the bundle."""
-    usable = [name for name in manifest.methods if name != "ar"]
+    usable = [name for name in manifest.methods if name != AR]
     if not proposers:
-        others = [name for name in usable if name != "ngram"]
+        others = [name for name in usable if name != NGRAM]
         best = _fastest(manifest)
-        proposers = ("ngram", best if best in others else others[0]) if others else ("ngram",)
+        proposers = (NGRAM, best if best in others else others[0]) if others else (NGRAM,)
     if unknown := [name for name in proposers if name not in usable]:
         raise InvalidRequest(
             f"proposer {unknown[0]!r} is not in this bundle; it has: {', '.join(usable)}",
@@ -166,12 +166,13 @@ def check_device(device: str, choice: MethodChoice) -> None:
     """Refuse a method that needs graphs which nobody can have written beforehand.
 
     Raises:
-        InvalidRequest: swift, anywhere but on the CPU.
+        InvalidRequest: one that chooses its layers as it goes, anywhere but on the CPU.
     """
-    if device != "cpu" and choice.uses("swift"):
+    refused = [name for name in choice.methods if name in searching()]
+    if device != "cpu" and refused:
         raise InvalidRequest(
-            f"method swift chooses the layers it leaves out while it writes, but on device {device} a graph leaves out "
-            "what it was exported for",
+            f"method {refused[0]} chooses the layers it leaves out while it writes, but on device {device} a graph "
+            "leaves out what it was exported for",
             "use self-spec, or device cpu",
         )
 
@@ -185,7 +186,7 @@ def _how_to_have(manifest: Manifest, name: str) -> str:
     """What to do about a method that a bundle does not have."""
     if name not in METHODS:
         return "check the spelling"
-    if manifest.target.origin == "optimum" and name not in FOREIGN_METHODS:
+    if manifest.target.origin == "optimum" and METHODS[name].needs not in ("text", "draft"):
         return (
             f"its graph was exported by optimum, and {name} needs one of edgespec's own; architectures that edgespec "
             f"emits itself: {', '.join(EMITTED)}"
@@ -196,5 +197,5 @@ def _how_to_have(manifest: Manifest, name: str) -> str:
 def _choice(manifest: Manifest, name: str, reason: str) -> MethodChoice:
     part = manifest.methods[name]
     # adaptive control may go beyond the gamma that was best on average: a sure draft deserves a longer round
-    gamma = {"ar": 1, "ngram": 8}.get(name, max(part.gamma, 6))
+    gamma = METHODS[name].gamma or max(part.gamma, 6)
     return MethodChoice(name, part, gamma, reason)

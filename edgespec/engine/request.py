@@ -14,6 +14,7 @@ from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.drafters.forced import Forced
+from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.result import Chunk, Finish, Result
@@ -127,7 +128,7 @@ class Stream:
         engine, settings, stats = self._engine, self._settings, self._stats
         used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
-        exact = engine.strict and stats.exact and self._lost is None and (used == "ar" or engine.rows_exact())
+        exact = engine.strict and stats.exact and self._lost is None and (used == AR or engine.rows_exact())
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -151,9 +152,8 @@ class Stream:
     @property
     def _draft_attention(self) -> str | None:
         """The coarser keys that this request's drafts read."""
-        who = self._drafter if isinstance(self._drafter, Switch) else self._choice
-        skipping = who.uses("self-spec") or who.uses("swift")
-        return self._engine.attention.draft if skipping else None
+        methods = self._drafter.used_so_far if isinstance(self._drafter, Switch) else self._choice.methods
+        return self._engine.attention.draft if set(methods) & set(needing("layers")) else None
 
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.proposer import Custom
+from edgespec.drafters.registry import AR, METHODS
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
@@ -34,21 +34,7 @@ Times = dict[str, dict[int, float]]  # what was measured of this machine: millis
 VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
 
-
-# method -> the module whose ``build`` makes its drafter
-BUILDERS = {
-    "ar": "ar",
-    "ngram": "ngram",
-    "speculative": "speculative",
-    "self-spec": "self_spec",
-    "swift": "swift",
-    "medusa": "medusa",
-    "blockwise": "blockwise",
-    "paradecode": "paradecode",
-}
-
 UNKNOWN = Ratios({}, {})
-CHEAP = ("ngram",)  # looking at the text costs next to nothing
 
 
 class Session:
@@ -91,7 +77,7 @@ class Session:
         if choice.candidates and adaptive:
             return self._switch(choice, gamma, fallback, options)
         inner = self._bare(choice, options)
-        if choice.name == "ar" or not adaptive:
+        if choice.name == AR or not adaptive:
             return inner
         key = choice.name, options, gamma or choice.gamma, fallback
         if key not in self._adaptive:
@@ -124,7 +110,8 @@ class Session:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
-                Candidate(one.name, one.promise, partial(load, one), one.name in CHEAP) for one in choice.candidates
+                Candidate(one.name, one.promise, partial(load, one), METHODS[one.name].needs == "text")
+                for one in choice.candidates
             ]
             self._switches[key] = Switch(candidates, fallback)
         return self._switches[key]
@@ -137,8 +124,7 @@ class Session:
         """The drafter of a method, without control."""
         which = choice.name, replace(options, proposers=())
         if which not in self._inner:
-            module = import_module(f"edgespec.drafters.{BUILDERS[choice.name]}")
-            self._inner[which] = module.build(self._parts, choice.part, options)
+            self._inner[which] = METHODS[choice.name].build(self._parts, choice.part, options)
         return self._inner[which]
 
     def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from edgespec.drafters.registry import AR
 from edgespec.errors import EdgespecError
 from edgespec.formulas.cost import expected_tokens
 from edgespec.planning.profile.record import Profile
@@ -36,7 +37,7 @@ def predictions(manifest: Manifest, run: RunOptions, profile: Profile | None = N
     run = replace(run, context=min(run.context, _TYPICAL))
     found = {}
     for name in manifest.methods:
-        if name == "ar":
+        if name == AR:
             continue
         try:
             found[name] = speed_of(manifest, replace(run, method=name), profile)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from edgespec.drafters.registry import AR, SPECULATIVE, searching
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.memory.budget import show_bytes
@@ -212,7 +213,7 @@ def _uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpt
     manifest = option.manifest
     operators, threads = request.operators(manifest), request.load.threads or default_threads()
     for method, part in manifest.methods.items():
-        if request.load.device != "cpu" and method == "swift":  # chooses its graph while it runs
+        if request.load.device != "cpu" and method in searching():  # chooses its graph while it runs
             continue
         use = RunOptions(
             method,
@@ -223,7 +224,7 @@ def _uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpt
             threads=threads,
             device=request.load.device,
         )
-        yield replace(use, gamma=max(part.gamma, use.gamma)) if method in ("speculative", "medusa") else use
+        yield replace(use, gamma=max(part.gamma, use.gamma)) if method in (SPECULATIVE, "medusa") else use
         if request.load.attention is None and operators == "native" and _coarser(manifest):
             yield replace(use, attention="int8")
 
@@ -279,7 +280,7 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
     if goal == "memory":
         # a little memory for a clearly faster method is no saving worth having
         return max((one for one in rivals if one.memory.peak <= 1.02 * best.memory.peak), key=lambda one: one.rate)
-    plain = [one for one in rivals if one.use.method == "ar"]
+    plain = [one for one in rivals if one.use.method == AR]
     if plain and best.rate < WORTH * max(one.rate for one in plain):
         return max(plain, key=lambda one: one.rate)
     near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
@@ -298,7 +299,7 @@ def _why(
         "quality": "the finest format that fits, and the fastest with it",
     }
     words = [goals[request.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
-    if pick.use.method == "ar":
+    if pick.use.method == AR:
         words.append("no method is predicted to be clearly faster than plain decoding")
     else:
         words.append(f"predicted {pick.speed.speedup:.2f}x plain decoding ({pick.speed.basis})")
@@ -346,7 +347,7 @@ def _nothing_fits(
     finest = min(PRECISION.index(option.manifest.target.format) for option in options)
     if finest > 0:
         hints.append("a smaller format: export with --format int4")
-    if own.use.method != "ar" and own.memory.peak < max(one.memory.peak for one in ranked):
+    if own.use.method != AR and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")
     hints.append(f"a budget of {show_bytes(closest.memory.peak)}")
     return reason, tuple(hints)

@@ -9,13 +9,13 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from edgespec.drafters.registry import METHODS, NGRAM, SPECULATIVE, needing
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.json_file import parse_json, validated
-from edgespec.runtimes.files.manifest import METHODS, Attention, Format, Manifest, Operators
+from edgespec.runtimes.files.manifest import Attention, Format, Manifest, Operators
 
-HEADS = ("medusa", "blockwise", "paradecode")  # methods that need trained heads
 Goal = Literal["chat", "batch", "memory", "quality"]
 
 
@@ -122,16 +122,16 @@ class Recipe(_Part):
     @model_validator(mode="after")
     def _consistent(self) -> Recipe:
         export, run = self.export, self.run
-        prepared = ("ar", "ngram", *export.methods)
+        prepared = (*needing("text"), *export.methods)
         rules = {
             f"run.method {run.method} is not among export.methods": run.method in prepared,
             "run.context is beyond export.context": run.context <= export.context,
             "run.attention is not among export.attention": run.attention in (None, "f16", *export.attention),
             "the budget is beyond the device's memory": self.budget <= parse_bytes(self.device.memory),
             "head_format is for int4 and int8": export.head_format is None or export.format in ("int4", "int8"),
-            "draft_vocab is for speculative": export.draft_vocab is None or "speculative" in prepared,
-            "speculative needs draft: which model suits": "speculative" not in prepared or bool(export.draft),
-            "head_vocab is for heads": export.head_vocab is None or bool(set(HEADS) & set(prepared)),
+            "draft_vocab is for speculative": export.draft_vocab is None or SPECULATIVE in prepared,
+            "speculative needs draft: which model suits": SPECULATIVE not in prepared or bool(export.draft),
+            "head_vocab is for heads": export.head_vocab is None or bool(set(needing("heads")) & set(prepared)),
             "devices run no w8a8": not export.devices or export.format != "w8a8",
             "attention needs native operators": not export.attention or export.operators != "stock",
             "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
@@ -200,7 +200,7 @@ def recipe_table() -> list[dict[str, str]]:
                 "models": f"{low} to {high}",
                 "goal": recipe.goal,
                 "weights": recipe.export.format,
-                "methods": ", ".join(recipe.export.methods) or "ngram",
+                "methods": ", ".join(recipe.export.methods) or NGRAM,
                 "summary": recipe.summary,
             }
         )
@@ -222,8 +222,8 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     drop = {
         "head_format": form not in ("int4", "int8"),
         "quantizer": form not in ("int4", "int8"),
-        "draft_vocab": "speculative" not in methods,
-        "head_vocab": not methods & set(HEADS),
+        "draft_vocab": SPECULATIVE not in methods,
+        "head_vocab": not methods & set(needing("heads")),
         "attention": found["operators"] == "stock",
         "devices": form == "w8a8",
     }
@@ -240,12 +240,12 @@ def missing_parts(recipe: Recipe, methods: tuple[str, ...], draft: bool, heads: 
         heads: whether heads were given, or come with the model.
     """
     found = {}
-    if "speculative" in methods and not draft:
+    if SPECULATIVE in methods and not draft:
         suits = recipe.export.draft or "a small model with the same tokenizer"
-        found["speculative"] = (
+        found[SPECULATIVE] = (
             f"a draft model, --draft MODEL2: {suits}; or train one: `edgespec train draft MODEL -o draft`"
         )
-    for name in HEADS:
+    for name in needing("heads"):
         if name in methods and not heads:
             found[name] = f"trained heads: `edgespec train {name} MODEL -o {name}-heads`, then --heads {name}-heads"
     return found
@@ -264,7 +264,7 @@ def plan_defaults(name: str | Path) -> dict[str, Any]:
         "context": run.context,
         "goal": recipe.goal,
         "formats": (export.format,),
-        "methods": tuple(dict.fromkeys(("ar", "ngram", *export.methods))),
+        "methods": tuple(dict.fromkeys((*needing("text"), *export.methods))),
         "threads": recipe.device.threads,
     }
     if run.attention is not None:

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
+from edgespec.drafters.registry import AR
+
 Row = Mapping[str, Any]  # ``MethodFigures.as_dict``
 BASELINE = "plain"
 
@@ -53,7 +55,7 @@ def advise(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> list
 
 
 def _pays(row: Row) -> bool:
-    return bool(row["method"] not in (BASELINE, "ar") and row["speedup_low"] > 1)
+    return bool(row["method"] not in (BASELINE, AR) and row["speedup_low"] > 1)
 
 
 def _fit(rows: Sequence[Row]) -> list[Row]:
@@ -62,10 +64,10 @@ def _fit(rows: Sequence[Row]) -> list[Row]:
 
 
 def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: bool = True) -> Advice:
-    method = "ar" if row["method"] == BASELINE else row["method"]
-    if not row["lossless"] and method != "ar":
+    method = AR if row["method"] == BASELINE else row["method"]
+    if not row["lossless"] and method != AR:
         why += "; its text is not plain decoding's (lossy)"
-    pays = method != "ar"
+    pays = method != AR
     return Advice(
         situation, row["bundle"], row["format"], method, why, [label(at, rows) for at in rows], measured, pays
     )
@@ -103,7 +105,7 @@ def _batch(rows: Sequence[Row]) -> Advice:
         best = max(timed, key=lambda row: row["batch_tokens_per_second"])
         plain = next(row for row in rows if row["bundle"] == best["bundle"] and row["method"] == BASELINE)
         why = f"most tokens/s for several sequences: {best['batch_tokens_per_second']:.1f}"
-        if best is plain or best["method"] == "ar":
+        if best is plain or best["method"] == AR:
             return _made("batch", plain, f"{why}; no method is faster than plain decoding in a batch", timed)
         return _made("batch", best, f"{why}, plain decoding {plain['batch_tokens_per_second']:.1f}", timed)
     plains = [row for row in rows if row["method"] == BASELINE]

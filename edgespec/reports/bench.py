@@ -11,8 +11,8 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import AR, AUTO, SPECULATIVE
 from edgespec.engine.engine import Engine, Prompt
-from edgespec.engine.methods import AUTO
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.weights import group_bytes
@@ -179,8 +179,8 @@ def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int
     plain = engine.plain()
     target = bundle.manifest.target
     size = bundle.manifest.files[target.weights].size
-    expected = [engine.generate(prompt, settings.changed(method="ar")).tokens for prompt in prompts]
-    named = [(BASELINE, plain, "ar"), *((name, engine, name) for name in entry.methods)]
+    expected = [engine.generate(prompt, settings.changed(method=AR)).tokens for prompt in prompts]
+    named = [(BASELINE, plain, AR), *((name, engine, name) for name in entry.methods)]
     return [
         _Run(
             where,
@@ -243,7 +243,7 @@ def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
 def extra_bytes(engine: Engine, method: str) -> int:
     """Memory that a method needs beyond plain decoding's: a draft's weights and KV, or the weights of heads."""
     manifest, target = engine.bundle.manifest, engine.bundle.manifest.target
-    if method == "speculative" and manifest.draft is not None:
+    if method == SPECULATIVE and manifest.draft is not None:
         weights = manifest.files[manifest.draft.weights].size
         return weights + manifest.draft.facts.kv_bytes_per_token * engine.sessions.longest()
     groups = manifest.methods[method].heads if method in manifest.methods else ()

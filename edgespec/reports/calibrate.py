@@ -13,6 +13,7 @@ import numpy as np
 
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget
+from edgespec.drafters.registry import AR, searching
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
@@ -246,7 +247,7 @@ class Calibrator:
         if not prompts:
             self.notes.append("no method was tried: there are no prompts that fit")
             return {}
-        methods = [name for name in self.engine.methods if name != "ar" and self._usable(name)]
+        methods = [name for name in self.engine.methods if name != AR and self._usable(name)]
         found, failed = run_trials(
             self.engine,
             self.plain,
@@ -262,7 +263,7 @@ class Calibrator:
 
     def _usable(self, method: str) -> bool:
         """Whether a method can run on this device."""
-        return self.engine.device == "cpu" or method != "swift"
+        return self.engine.device == "cpu" or method not in searching()
 
     def _prompts(self) -> Sequence[list[int]]:
         room = self.engine.context - 2

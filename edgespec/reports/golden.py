@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.runtimes.files.manifest import GoldenVector
@@ -27,6 +28,6 @@ def make_golden(bundle: Path, text: str, threads: int | None = None) -> list[Gol
     engine = load(bundle, threads=threads, check=False)
     vectors = []
     for prompt in golden_prompts(engine, text):
-        result = engine.generate(prompt, method="ar", max_new_tokens=NEW_TOKENS)
-        vectors.append(GoldenVector(prompt=prompt, method="ar", tokens=result.tokens))
+        result = engine.generate(prompt, method=AR, max_new_tokens=NEW_TOKENS)
+        vectors.append(GoldenVector(prompt=prompt, method=AR, tokens=result.tokens))
     return vectors

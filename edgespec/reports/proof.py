@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.opening import open_slot
@@ -107,7 +108,7 @@ def prove(
     With sampling the settings must be ``coupled`` and seeded: then plain decoding with the same seed is matched too.
     """
     wanted = settings.changed(fallback=False)
-    expected = [engine.generate(prompt, wanted, method="ar").tokens for prompt in prompts]
+    expected = [engine.generate(prompt, wanted, method=AR).tokens for prompt in prompts]
     proofs = []
     for number, name in enumerate(methods):
         proof = MethodProof(name, prompts=len(prompts))
@@ -143,7 +144,7 @@ def check_golden(engine: Engine) -> tuple[int, int]:
     vectors = engine.bundle.manifest.golden
     golden = [vector for vector in vectors if len(vector.prompt) + len(vector.tokens) <= engine.context]
     same = sum(
-        engine.generate(vector.prompt, method="ar", max_new_tokens=len(vector.tokens)).tokens == vector.tokens
+        engine.generate(vector.prompt, method=AR, max_new_tokens=len(vector.tokens)).tokens == vector.tokens
         for vector in golden
     )
     return same, len(golden)

@@ -9,6 +9,7 @@ from statistics import median
 from time import perf_counter
 
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
 from edgespec.planning.profile.record import Trial
@@ -17,7 +18,7 @@ from edgespec.reports.measuring import Clock
 LEARN = 2  # texts that control learns from, before those that are timed
 NEW, FEWEST_NEW = 56, 16  # tokens of a text; rounds of the last 64 are known one by one
 TEXTS = 2  # times that every prompt is written at most
-PLAIN = "ar"
+PLAIN = AR
 EXITS = "paradecode"
 
 

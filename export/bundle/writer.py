@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from edgespec.errors import ExportError
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest
+from edgespec.runtimes.files.staged import staged, write_staged
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
@@ -30,38 +30,19 @@ def staged_folder(target: Path, overwrite: bool) -> Iterator[Path]:
         ExportError: the target exists, or the disk cannot take the bundle.
     """
     refuse_existing(target, overwrite)
+    begun = False
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.part-"))
+        with staged(target, folder=True) as folder:
+            begun = True
+            yield folder
     except OSError as error:
-        raise ExportError(
-            f"{target.parent}: cannot write here: {error.strerror}", "choose another folder with -o"
-        ) from error
-    try:
-        yield folder
-        folder.chmod(0o755)  # mkdtemp makes private folders
-        _take_name(folder, target)
-    except OSError as error:
-        raise ExportError(
-            f"{target}: writing failed: {error.strerror}", "free some space, or choose another disk with -o"
-        ) from error
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _take_name(folder: Path, target: Path) -> None:
-    """Rename ``folder`` to ``target``; what had that name is deleted only after that has worked."""
-    if not target.exists():
-        folder.rename(target)
-        return
-    old = folder.with_name(f"{folder.name}.old")
-    target.rename(old)
-    try:
-        folder.rename(target)
-    except BaseException:
-        old.rename(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+        what, hint = (
+            (f"{target}: writing failed", "free some space, or choose another disk with -o")
+            if begun
+            else (f"{target.parent}: cannot write here", "choose another folder with -o")
+        )
+        raise ExportError(f"{what}: {error.strerror}", hint) from error
 
 
 def refuse_existing(target: Path, overwrite: bool) -> None:
@@ -114,8 +95,5 @@ def write_manifest(folder: Path, manifest: Manifest) -> Manifest:
 
 def save_manifest(folder: Path, manifest: Manifest) -> None:
     """Replace ``edgespec.json`` in one step."""
-    part = folder / f".{MANIFEST}.part"
-    part.write_text(
-        json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False) + "\n", "utf-8"
-    )
-    part.replace(folder / MANIFEST)
+    text = json.dumps(manifest.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)
+    write_staged(folder / MANIFEST, text + "\n")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.heads.description import CUT, CUT_BIAS, HeadPlan, TrainedHeads, check_heads
@@ -15,8 +16,6 @@ from edgespec.export.heads.read import read_heads
 from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
 from edgespec.export.source.source import BUILTIN, resolve_heads
 from edgespec.runtimes.text.codec import TextCodec
-
-KINDS = ("medusa", "blockwise", "paradecode")  # methods that need trained heads, by the name of their kind
 
 
 @dataclass(frozen=True)
@@ -66,7 +65,7 @@ def choose_heads(
     read = [(name, read_heads(resolve_heads(name))) for name in folders]
     if model.startswith(BUILTIN):
         given = {heads.file.kind for _, heads in read}
-        own = [f"{model}-{kind}" for kind in KINDS if kind in methods and kind not in given]
+        own = [f"{model}-{kind}" for kind in needing("heads") if kind in methods and kind not in given]
         read += [(name, read_heads(resolve_heads(name))) for name in own]
     for name, heads in read:
         kind = heads.file.kind
@@ -76,7 +75,7 @@ def choose_heads(
             raise ExportError(f"{name}: holds {kind} heads, but not --method {kind}", f"add --method {kind}")
         check_heads(heads, arch, codec, resolve_heads(name))
         found[kind] = heads
-    if missing := [kind for kind in KINDS if kind in methods and kind not in found]:
+    if missing := [kind for kind in needing("heads") if kind in methods and kind not in found]:
         raise ExportError(
             f"method {missing[0]} needs trained heads",
             f"train them with `edgespec train {missing[0]} MODEL -o DIR`, then add --heads DIR",

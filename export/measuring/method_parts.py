@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from edgespec.decoding.target import SkipSet
+from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE
 from edgespec.export.bundle.source_model import Progress
 from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.measuring.acceptance import ChainScorer
@@ -67,7 +68,7 @@ class MethodMeasurer:
             start = first_skip_set(slot.layers)
             part = SkipSetPart(attention=list(start.attention), mlp=list(start.mlp))
             methods["swift"] = MethodPart(skip=part, draft_cost=costs.draft_ms(start) / costs.plain)
-        if draft_part is None and "self-spec" not in self.methods and not self.heads.trained:
+        if draft_part is None and SELF_SPEC not in self.methods and not self.heads.trained:
             return methods, costs
         self.progress("acceptance", 0, 1, "the target's own continuations")
         scorer = _chains(slot, tokens)
@@ -81,14 +82,14 @@ class MethodMeasurer:
             acceptance, draft_ms = chains.score(draft), measure_steps(draft, 1).plain
             gains = costs.speedups(acceptance, draft_ms)
             gamma = max(gains, key=lambda g: gains[g])
-            methods["speculative"] = MethodPart(
+            methods[SPECULATIVE] = MethodPart(
                 gamma=gamma,
                 draft_cost=draft_ms / costs.plain,
                 predicted_speedup=gains[gamma],
                 measured=[self._measured(acceptance.rates, acceptance.offered[0])],
             )
-        if "self-spec" in self.methods:
-            methods["self-spec"] = self._self_spec(slot, scorer, costs)
+        if SELF_SPEC in self.methods:
+            methods[SELF_SPEC] = self._self_spec(slot, scorer, costs)
         for name, heads in self.heads.trained.items():
             self.progress("heads", 0, 1, f"{name} against the target")
             chains = scorer if name == "paradecode" else _chains(slot, tokens, HEAD_POSITIONS)

@@ -13,8 +13,9 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.errors import ExportError
+from edgespec.errors import BundleError, ExportError
 from edgespec.export.source.source import PIECE_BYTES
+from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.slots.concat_graph import FLOAT, INTEGER, ConcatPorts, Port
 
 _KINDS = {TensorProto.FLOAT: FLOAT, TensorProto.INT64: INTEGER}
@@ -74,6 +75,10 @@ class ForeignGraph:
             self.ports = ConcatPorts.match([_port(one) for one in ports], [_port(one) for one in graph.output])
         except ValueError as error:
             raise ExportError(f"{path}: the graph {error}", _AGAIN) from error
+        try:
+            check_graph(path, "stock")
+        except BundleError as error:
+            raise ExportError(error.message, _AGAIN) from error
 
     @property
     def parameters(self) -> int:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.heads.choice import KINDS
 from edgespec.export.heads.description import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile
 from edgespec.export.heads.read import read_description, read_heads
 from edgespec.export.source.extended import ExtendedCheckpoint
@@ -101,12 +101,12 @@ def planned_heads(model: str, folders: Sequence[str], methods: Sequence[str], fa
     names = list(folders)
     if model.startswith(BUILTIN):
         given = {_described(name).kind for name in folders}
-        names += [f"{model}-{kind}" for kind in KINDS if kind in methods and kind not in given]
+        names += [f"{model}-{kind}" for kind in needing("heads") if kind in methods and kind not in given]
     for name in names:
         file = _described(name)
         _check(name, file, facts, methods, found)
         found[file.kind] = file.groups
-    missing = [kind for kind in KINDS if kind in methods and kind not in found]
+    missing = [kind for kind in needing("heads") if kind in methods and kind not in found]
     found |= {kind: assumed_groups(kind, facts) for kind in missing}
     assumed = [f"{kind} heads as `edgespec train {kind}` makes them: they are not trained yet" for kind in missing]
     return PlannedHeads(found, assumed)

@@ -7,7 +7,6 @@ a file a batch) and ``checkpoint.pt``.  It is removed once the finished files ar
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ from edgespec.errors import TrainingError
 from edgespec.export.heads.description import DESCRIPTION
 from edgespec.export.training.data import Windows
 from edgespec.runtimes.files.json_file import read_object
+from edgespec.runtimes.files.staged import staged
 
 FOLDER = ".training"
 DRAFT_REPORT = "edgespec_draft.json"
@@ -27,15 +27,10 @@ ARGUMENTS, CHECKPOINT, TEXTS = "arguments.json", "checkpoint.pt", "texts"
 
 def written(path: Path, write: Callable[[Path], None]) -> None:
     """Write a file in one step: ``write`` gets a temporary name, which becomes ``path`` when all is on disk."""
-    part = path.with_name(f".{path.name}.part")
     try:
-        write(part)
-        part.chmod(0o644)  # some writers make private files
-        with part.open("rb+") as file:
-            os.fsync(file.fileno())
-        part.replace(path)
+        with staged(path) as part:
+            write(part)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise TrainingError(f"{path}: cannot be written: {error.strerror or error}", "free some space") from error
 
 

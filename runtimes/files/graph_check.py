@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.manifest import Operators
 
-MOST_BYTES, MOST_NODES, MOST_DEPTH, MOST_ELEMENTS = 1 << 28, 1 << 17, 4, 1 << 40
+MOST_BYTES, MOST_NODES, MOST_DEPTH, MOST_ELEMENTS = 1 << 31, 1 << 17, 4, 1 << 40
 _MADE = 1 << 28  # most elements that a constant may ask an operator to make
 FIXED = ("plan", "rows", "gates", "moves", "kv", "control", "tables", "hidden_in")  # what the native node is given
 RESULTS = ("logits", "ids", "values", "hidden")
@@ -54,7 +55,8 @@ def check_graph(path: Path, operators: Operators) -> None:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise ValueError(f"{path.stat().st_size} bytes, expected at most {MOST_BYTES}")
-        model = _Message(memoryview(path.read_bytes()))
+        with path.open("rb") as file:
+            model = _Message(memoryview(mmap(file.fileno(), 0, access=ACCESS_READ)))
         if model.all(20) or model.all(25):
             raise ValueError("functions or training, which no bundle has")
         (graph,) = model.all(7) or [memoryview(b"")]
@@ -62,7 +64,9 @@ def check_graph(path: Path, operators: Operators) -> None:
             _check_native(path.parent, _Message(graph))
         else:
             _Walk(path.parent).graph(graph, 0, {})
-    except (ValueError, OSError) as error:
+    except OSError as error:
+        raise BundleError(f"{path}: cannot read {error.filename or path}: {error.strerror or error}") from error
+    except ValueError as error:
         raise BundleError(f"{path}: not a graph of a bundle: {error}", "export the bundle again") from error
 
 

@@ -41,10 +41,8 @@ Origin = Literal["edgespec", "optimum"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
-METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
-FOREIGN_METHODS = ("ar", "ngram", "speculative")  # what an export by optimum is decoded with
 
 
 def _inside(path: str) -> str:
@@ -312,8 +310,6 @@ class Manifest(_Part):
     def _fits(self) -> Manifest:
         facts, groups = self.target.facts, {group.name: group for group in self.target.heads}
         for name, method in self.methods.items():
-            if name not in METHODS:
-                raise ValueError(f"methods: unknown {name!r}; known: {', '.join(METHODS)}")
             _check_skip(method.skip, facts)
             if lost := [head for head in method.heads if head not in groups]:
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")

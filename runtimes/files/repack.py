@@ -10,7 +10,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart
 from edgespec.runtimes.files.packing import TILE, Packed, pack_levels, unpack_levels
+from edgespec.runtimes.files.staged import staged
 from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
 
 _TILES = 256  # tiles converted at a time: bounds the memory
@@ -90,13 +90,9 @@ def _is_current(copy: Path, path: Path) -> bool:
 
 
 def _replace(copy: Path, path: Path) -> None:
-    partial = copy.with_suffix(f".{os.getpid()}")
-    try:
-        shutil.copyfile(path, partial)
-        shutil.copystat(path, partial)
-        partial.replace(copy)
-    finally:
-        partial.unlink(missing_ok=True)
+    with staged(copy) as part:
+        shutil.copyfile(path, part)
+        shutil.copystat(path, part)
 
 
 def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
@@ -105,31 +101,23 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
     present, wanted = known.entries(layout), known.entries("stock" if layout == "native" else "native")
     source = np.memmap(weights, np.uint8, "r")
     target.parent.mkdir(parents=True, exist_ok=True)
-    staged = Path(tempfile.mkdtemp(prefix="repack-", dir=target.parent))
-    try:
-        with (staged / weights.name).open("wb") as file:
-            convert = _to_stock if layout == "native" else _to_native
-            made = set()
-            for name, matrix in known.matrices.items():
-                for entry, pieces in convert(name, matrix.packed, source, present, wanted):
-                    made.add(entry.offset)
-                    file.seek(entry.offset)
-                    for piece in pieces:
-                        file.write(np.ascontiguousarray(piece).data)
-            for name, entry in wanted.items():
-                if name in present and present[name][1:] == entry[1:]:
-                    made.add(entry.offset)
-                    file.seek(entry.offset)
-                    file.write(source[present[name].offset : present[name].offset + entry.length].data)
-            if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
-                raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
-        try:
-            staged.replace(target)
-        except OSError:
-            if not (target / weights.name).is_file():  # else another process was faster
-                raise
-    finally:
-        shutil.rmtree(staged, ignore_errors=True)
+    # another process may be faster
+    with staged(target, folder=True, replace=False) as part, (part / weights.name).open("wb") as file:
+        convert = _to_stock if layout == "native" else _to_native
+        made = set()
+        for name, matrix in known.matrices.items():
+            for entry, pieces in convert(name, matrix.packed, source, present, wanted):
+                made.add(entry.offset)
+                file.seek(entry.offset)
+                for piece in pieces:
+                    file.write(np.ascontiguousarray(piece).data)
+        for name, entry in wanted.items():
+            if name in present and present[name][1:] == entry[1:]:
+                made.add(entry.offset)
+                file.seek(entry.offset)
+                file.write(source[present[name].offset : present[name].offset + entry.length].data)
+        if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
+            raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
 
 
 Pieces = Iterator[NDArray[Any]]

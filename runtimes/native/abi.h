@@ -48,7 +48,7 @@ enum Slot : int {
   kKernelContextParallelFor = 274,
 };
 
-enum ElementType : int { kFloat = 1, kUint8 = 2, kInt64 = 7, kBool = 9 };
+enum ElementType : int { kFloat = 1, kUint8 = 2, kInt8 = 3, kInt64 = 7, kBool = 9 };
 enum Characteristic : int { kRequired = 0, kOptional = 1, kVariadic = 2 };
 constexpr int kInvalidArgument = 2;
 

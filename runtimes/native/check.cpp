@@ -17,7 +17,9 @@ constexpr int kMostRows = 1 << 23;  // what a phase can count
 void Pass::check() const {
   const int64_t *tokens = plan(0), *positions = plan(1), *slots = plan(2), *visible = plan(3), *parents = plan(4),
                 *places = plan(5);
-  if (in_.rows > kMostRows || int64_t(in_.heads) * active_.times > kMostRows) fail("a pass of too many rows");
+  if (in_.rows > kMostRows || int64_t(in_.heads) * active_.times > kMostRows ||
+      int64_t(in_.rows) * in_.layout.heads > kMostRows)
+    fail("a pass of too many rows");
   if (in_.rows && !active_.embeds && !active_.loads) fail("expected tokens or hidden states: neither gate is on");
   for (int r = 0; r < in_.rows; ++r) {
     if (slots[r] < 0 || slots[r] >= in_.slots) fail("slot " + std::to_string(slots[r]) + " does not exist");

@@ -1,4 +1,5 @@
 // The custom operators of domain "edgespec" and their registration with ONNX Runtime.
+#include <algorithm>
 #include <cstring>
 #include <mutex>
 #include <stdexcept>
@@ -17,6 +18,7 @@ using namespace abi;
 constexpr int kMembers = 64;     // threads of the pool that may take part in a pass
 constexpr int kFixedInputs = 8;  // before the weights
 constexpr int kControls = 8;
+constexpr int64_t kMostNumbers = 1 << 30;  // of an input that is counted by int
 
 Api g_api = nullptr;
 
@@ -130,9 +132,12 @@ KvFormat format(int64_t number) {
 std::vector<Tensor> weights(KernelContext* context) {
   size_t inputs = 0;
   check(slot<Status* (*)(const KernelContext*, size_t*)>(g_api, kKernelContextGetInputCount)(context, &inputs));
-  std::vector<Tensor> found(inputs - kFixedInputs);
+  std::vector<Tensor> found(std::max(inputs, size_t(kFixedInputs)) - kFixedInputs);
   for (size_t i = 0; i < found.size(); ++i) {
     const View v = input(context, kFixedInputs + i);
+    if (v.type != kFloat && v.type != kUint8 && v.type != kInt8)  // others are not as long as their count says
+      throw std::invalid_argument("edgespec: a weight of type " + std::to_string(v.type));
+    if (reinterpret_cast<uintptr_t>(v.data) & 3) throw std::invalid_argument("edgespec: a weight that is not aligned");
     found[i] = {v.data, v.bytes()};
   }
   return found;
@@ -145,6 +150,8 @@ void run(Decoder& decoder, KernelContext* context) {
              kv = input(context, 4), control = input(context, 5), tables = input(context, 6),
              hidden = input(context, 7);
   if (plan.dims.size() != 2 || plan.dims[0] != 6) throw std::invalid_argument("edgespec: expected a plan [6, T]");
+  for (const View* v : {&plan, &rows, &gates, &moves})
+    if (v->count() > kMostNumbers) throw std::invalid_argument("edgespec: a pass of too many rows");
   if (hidden.dims.size() != 2) throw std::invalid_argument("edgespec: expected hidden states [T, D]");
   if (kv.dims.size() != 2) throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
   if (control.count() != kControls) throw std::invalid_argument("edgespec: expected 8 controls");
@@ -170,6 +177,8 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.values = format(c[2]);
   layout.codes = format(c[3]);
   in.read_codes = c[4] != 0;
+  for (const int i : {5, 6, 7})
+    if (c[i] < 0 || c[i] > kMostNumbers) throw std::invalid_argument("edgespec: a control is out of range");
   layout.window = static_cast<int>(c[5]);
   layout.sinks = static_cast<int>(c[6]);
   layout.ring = static_cast<int>(c[7]);
@@ -227,6 +236,7 @@ void run(Decoder& decoder, KernelContext* context) {
     check(slot<Status* (*)(const KernelContext*, void (*)(void*, size_t), size_t, size_t, void*)>(
         g_api, kKernelContextParallelFor)(
         context, [](void* user, size_t) { static_cast<Work*>(user)->team.join(); }, kMembers, 0, &work));
+    work.team.finish();
   } catch (...) {
     decoder.give_back(std::move(scratch));
     throw;
@@ -238,7 +248,9 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
   try {
     run(*static_cast<Decoder*>(kernel), context);
     return nullptr;
-  } catch (const std::exception& problem) { return error(problem.what()); }
+  } catch (const std::exception& problem) { return error(problem.what()); } catch (...) {
+    return error("edgespec: unknown failure");
+  }
 }
 
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {

@@ -86,7 +86,9 @@ int Pass::open(int members) {
         continue;
       }
       case Op::kHeads: plan_queries(s); return s.heads + s.kv;
-      case Op::kAttend: plan_attention(s); return static_cast<int>(groups_.size()) * (s.kv / item_heads_) * splits_;
+      case Op::kAttend:
+        plan_attention(s);
+        return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
       case Op::kLinear: return cut(tiles_of(s.n), members);
       case Op::kGlu: return cut((s.n + kBlock - 1) / kBlock, members);
       case Op::kLogits: {

@@ -53,7 +53,8 @@ void check(const std::string& line, const Program& p, const Step& s) {
     require(line, s.n > 0 && s.n <= kMaxWidth && s.k > 0 && s.k <= kMaxWidth, "expected n and k");
   };
   require(line,
-          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount && s.k <= kMaxWidth,
+          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount &&
+              s.k <= kMaxWidth && s.n <= kMaxWidth && s.dim <= kMaxHeadDim && s.rotary <= kMaxHeadDim,
           "number out of range");
   require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
   require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");

@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <exception>
+#include <stdexcept>
 #include <thread>
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -50,9 +52,20 @@ class Team {
       if (mine & kEnd) return;
       if (index(mine) >= count(mine)) continue;
       idle = 0;
-      work_.run(index(mine));
-      if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count(mine)) advance((mine >> 48) + 1);
+      try {
+        work_.run(index(mine));
+        if (done_.fetch_add(1, std::memory_order_acq_rel) + 1 == count(mine)) advance((mine >> 48) + 1);
+      } catch (...) {  // no memory: a pool's thread must not throw, and the others must not wait
+        if (!failed_.test_and_set()) failure_ = std::current_exception();
+        cursor_.store(kEnd, std::memory_order_release);
+        return;
+      }
     }
+  }
+
+  // After every thread has returned: throws what a thread could not.
+  void finish() const {
+    if (failure_) std::rethrow_exception(failure_);
   }
 
  private:
@@ -64,6 +77,7 @@ class Team {
 
   void advance(uint64_t phase) {
     const int chunks = work_.open(std::max(1, members_.load(std::memory_order_relaxed)));
+    if (chunks < 0 || chunks > 0xffffff) throw std::length_error("edgespec: a pass of too many parts");
     if (!chunks) {
       cursor_.store(kEnd, std::memory_order_release);
       return;
@@ -75,6 +89,8 @@ class Team {
   Work& work_;
   std::atomic<uint64_t> cursor_{0};
   std::atomic<int> done_{0}, members_{0};
+  std::atomic_flag failed_ = ATOMIC_FLAG_INIT;
+  std::exception_ptr failure_;
 };
 
 }  // namespace edgespec

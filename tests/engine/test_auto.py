@@ -13,10 +13,10 @@ from edgespec.control.auto import Switch
 from edgespec.control.bandit import Standing, Standings
 from edgespec.decoding.monitor import PLAIN
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import AUTO
 from edgespec.engine import methods
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.engine.methods import AUTO
 from edgespec.engine.sessions import Session
 from edgespec.planning.speed.prediction import Speed
 from edgespec.reports.bench import Entry, bench_all

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.drafters.registry import METHODS
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError, IncompatibleDraft
 from edgespec.export.bundle.model import open_model
-from edgespec.export.options import ALWAYS, ExportOptions
+from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, METHODS, SCHEMA
+from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, SCHEMA
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
 from tests.support.heads import make_heads
@@ -78,7 +79,7 @@ def test_every_combination_of_methods(
     )
     stages = []
     manifest = Exporter(options, lambda stage, done, of, detail: stages.append(stage)).run()
-    assert list(manifest.methods) == [name for name in METHODS if name in methods or name in ALWAYS]
+    assert list(manifest.methods) == [name for name in METHODS if name in methods or METHODS[name].needs == "text"]
     assert Bundle.open(tmp_path / "out").manifest == manifest
     assert set(manifest.target.graphs) == {
         "gated" if {"self-spec", "swift"} & set(methods) else "strict",

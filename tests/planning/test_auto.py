@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from edgespec.decoding.settings import DraftOptions
-from edgespec.engine.methods import AUTO, CANDIDATES, choose_method
+from edgespec.drafters.registry import AUTO
+from edgespec.engine.methods import CANDIDATES, choose_method
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH, expected_tokens
 from edgespec.planning import expectations as auto

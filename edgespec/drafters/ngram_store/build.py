@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.drafters.ngram_store.store import ENTRY_BYTES, HEADER_BYTES, MULTIPLIER, N_MAX, StoreFacts, is_store
 from edgespec.errors import StoreError
+from edgespec.runtimes.files.staged import staged
 
 MAX_BYTES = 64 << 20
 _SHARE = 0.5  # a token that followed less often than this is never guessed
@@ -173,17 +172,11 @@ def _write(output: Path, entries: Entries, facts: StoreFacts, overwrite: bool) -
     for part in parts:
         digest.update(part.data)
     try:
-        handle, name = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.part-")
-        try:
-            with os.fdopen(handle, "wb") as file:
+        with staged(output) as path:
+            with path.open("wb") as file:
                 file.write(facts.header(digest.digest()))
                 for part in parts:
                     file.write(part.data)
-                file.flush()
-                os.fsync(file.fileno())
             refuse_existing(output, overwrite)  # counting took a while
-            Path(name).replace(output)
-        finally:
-            Path(name).unlink(missing_ok=True)
     except OSError as error:
         raise StoreError(f"{output}: cannot write it: {error.strerror}", "choose another place with -o") from error

@@ -7,7 +7,6 @@ One small JSON file for a bundle (by its weights), the operators and a kind of t
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.files.staged import write_staged
 
 VERSION = 1
 _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -104,14 +104,9 @@ class SkipStore:
             for skip, record in search.records.items()
         ]
         data = {"version": VERSION, "layers": search.layers, "records": records}
-        partial = self.path.with_suffix(f".{os.getpid()}.partial")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                partial.write_text(json.dumps(data), "utf-8")
-                partial.replace(self.path)
-            finally:
-                partial.unlink(missing_ok=True)
+            write_staged(self.path, json.dumps(data))
             self._read = self.path.stat().st_mtime_ns
         except OSError as error:
             self.note = f"skip sets cannot be kept: {error}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from edgespec.drafters.registry import AR, NGRAM
 from edgespec.errors import BudgetError
 from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
 from edgespec.planning.memory.parts import Memory, memory_of
@@ -16,7 +17,7 @@ OFF = "off"
 LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
 STACK = 8 << 20  # bytes that a thread reserves
 CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
-FALLBACKS = ("ngram", "ar")  # methods without memory of their own, the better one first
+FALLBACKS = (NGRAM, AR)  # methods without memory of their own, the better one first
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class Allowance:
         """
         if self.limit is None:
             return
-        use = replace(self._use, method="ar", context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
+        use = replace(self._use, method=AR, context=context or min(LEAST, self._use.context), chunk=CHUNKS[-1])
         if self._takes(use) <= self.limit:
             return
         least = self._takes(replace(use, context=LEAST))
@@ -138,7 +139,7 @@ class Allowance:
                     crowded = takes + idle > self.limit
                     reason = "" if name == method else self._dropped(method, name, replace(base, method=method))
                     return Admission(name, chunk, self._memory(use).peak + busy, reason, crowded)
-        least = replace(base, method="ar", chunk=CHUNKS[-1])
+        least = replace(base, method=AR, chunk=CHUNKS[-1])
         raise BudgetError(
             f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "
             f"{self._of()}",
@@ -157,7 +158,7 @@ class Allowance:
         if self.limit is None:
             return list(methods)
         kept: list[str] = []
-        left = self.limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method="ar"))
+        left = self.limit - self._takes(replace(self._use, context=tokens, chunk=CHUNKS[-1], method=AR))
         for name in methods:
             extra = self.extra([name], tokens)
             if extra <= left:
@@ -170,7 +171,7 @@ class Allowance:
         if self.limit is None:
             return 0
         use = replace(self._use, context=tokens, chunk=CHUNKS[-1])
-        plain = self._takes(replace(use, method="ar"))
+        plain = self._takes(replace(use, method=AR))
         return sum(max(0, self._takes(replace(use, method=name)) - plain) for name in methods)
 
     def memory(self, method: str) -> Memory:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from edgespec.drafters.registry import METHODS, NGRAM
 from edgespec.planning.memory import passes
 from edgespec.planning.memory import process as fixed
 from edgespec.planning.memory import weights as stored
@@ -12,7 +13,6 @@ from edgespec.runtimes.files.manifest import Manifest, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.options import RunOptions
 
-DRAFTING = ("speculative",)  # methods with a model of their own
 MARGIN, LEAST_MARGIN = 0.01, 2 << 20  # of the private bytes that were added up
 
 
@@ -90,7 +90,7 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
     """
     base = fixed.split_process(process)
     target, draft = _model(manifest, manifest.target, use, ""), []
-    if manifest.draft is not None and use.method in DRAFTING:
+    if manifest.draft is not None and METHODS[use.method].needs == "draft":
         draft = _model(manifest, manifest.draft, use, "draft ")
     parts = [
         MemoryPart("process", base.private, base.file, note="Python, ONNX Runtime and other libraries"),
@@ -123,7 +123,7 @@ def _tokenizer(manifest: Manifest) -> MemoryPart:
 
 def _text(use: RunOptions) -> MemoryPart:
     """Tokens as Python keeps them, and the index of method ngram."""
-    each = fixed.TEXT + (fixed.NGRAM if use.method == "ngram" else 0)
+    each = fixed.TEXT + (fixed.NGRAM if use.method == NGRAM else 0)
     return MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edgespec.drafters.registry import AR
 from edgespec.runtimes.files.attention import default_attention, exact_attention
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, padded_dim
 from edgespec.runtimes.files.manifest import ModelPart
@@ -44,7 +45,7 @@ def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False
         # the slots of a batch lie in one array, each with room of its own behind its tokens
         used = use.batch * kv.nbytes(facts, tokens)
         # whether rows are exact is tried on a slot of its own where all others are a batch's
-        tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != "ar" and not draft else 0
+        tried = kv.nbytes(facts, min(room, TRIED)) if use.batch > 1 and use.method != AR and not draft else 0
         return Kv(_touched(used, there, use.batch) + tried, f"keys {kv.keys}, values {kv.values}")
     capacity = -(-room // ROUND_CAPACITY) * ROUND_CAPACITY
     row = facts.kv_heads * facts.head_dim * 4
@@ -93,7 +94,7 @@ def stock_scratch(part: ModelPart, rows: int) -> int:
 def logits_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> int:
     """Of rows of logits that leave the LM head, and what sampling makes of the target's."""
     columns = part.head_vocab.size if part.cut and part.head_vocab else part.facts.vocab
-    drafts = use.method != "ar"
+    drafts = use.method != AR
     rows = PROBED if drafts else 0
     if not (native and use.greedy):
         rows = max(rows, use.gamma + 1 if drafts else 1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from edgespec.errors import ProfileError
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
+from edgespec.runtimes.files.staged import write_staged
 
 PROFILE_SCHEMA = 1
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
@@ -158,11 +158,8 @@ def write_profile(profile: Profile, path: Path) -> None:
     Raises:
         ProfileError: it cannot be written there.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(profile.model_dump_json(indent=1), "utf-8")
-        partial.replace(path)
+        write_staged(path, profile.model_dump_json(indent=1))
     except OSError as error:
-        partial.unlink(missing_ok=True)
         hint = "choose a folder that exists and may be written"
         raise ProfileError(f"{path}: cannot be written: {error.strerror or error}", hint) from error

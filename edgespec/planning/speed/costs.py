@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from edgespec.drafters.registry import AR, METHODS
 from edgespec.planning.profile.record import Profile, manifest_hash
 from edgespec.planning.speed.curves import CURVES, STOCK_STEP, STRICT
 from edgespec.planning.speed.passes import PassTimes, Points, line, rising
@@ -96,7 +97,7 @@ def calibrated(manifest: Manifest, use: RunOptions, profile: Profile, depth: flo
         plain=line(plain, depth),
         pass_ms=lambda rows: passes.ms(rows, depth),
         step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
-        other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        other=profile.trials[AR].other_ms if AR in profile.trials else 0.0,
         control=CONTROL,
         prefill=_prefill(profile, depth),
         known=True,
@@ -141,7 +142,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
         plain=strict / padded,
         pass_ms=pass_ms,
         step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate / slower, slope * reading(1) / kv),
-        other=profile.trials["ar"].other_ms if "ar" in profile.trials else 0.0,
+        other=profile.trials[AR].other_ms if AR in profile.trials else 0.0,
         control=CONTROL,
         known=True,
         assumed=[f"times are those of {profile.name} ({profile.format}, {profile.operators}), by bytes"],
@@ -277,21 +278,22 @@ def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[floa
     """What one draft step reads: (bytes of weights, bytes a token before it)."""
     target, part, how = manifest.target, manifest.methods[method], use.operators
     weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
-    if method == "speculative":
+    needs = METHODS[method].needs
+    if needs == "draft":
         if manifest.draft is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
             return weights / 20, kv / 20
         return read_bytes(manifest.draft, how), kv_token_bytes(manifest.draft, how)
-    if method in ("self-spec", "swift"):
+    if needs == "layers":
         layers = range(target.facts.layers)
         half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])
         share, kept = kept_share(target, part.skip or half, how)
         return weights * share, kv * kept
-    if method in ("medusa", "blockwise"):
+    if METHODS[method].at_once:
         groups = [group for group in target.heads if group.name in part.heads]
         groups = groups or [HeadGroup(name=method, kind="medusa", count=4)]
         return float(sum(look_bytes(target, group, how) for group in groups)), 0.0
-    if method == "paradecode":
+    if needs == "heads":
         exits = [group.layer for group in target.heads if group.name in part.heads]
         first = min(exits, default=target.facts.layers // 2)
         return weights * exit_share(target, first, how), kv * first / target.facts.layers
-    return 0.0, 0.0  # ar, ngram
+    return 0.0, 0.0

@@ -7,20 +7,20 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edgespec.drafters.medusa import MOST_NODES
+from edgespec.drafters.priors import Prior, Text
+from edgespec.drafters.registry import AR, METHODS
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.record import Profile, Trial
 from edgespec.planning.speed import costs as of
 from edgespec.planning.speed.costs import Costs
 from edgespec.planning.speed.gains import Guessing, best_gain, looking
 from edgespec.planning.speed.passes import PassTimes, line, rising
-from edgespec.planning.speed.priors import PRIORS, Text
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.options import GAMMA, RunOptions
 
 # from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
 # exporting machine measured; formulas with assumptions alone
 Basis = Literal["calibrated", "scaled", "exported", "assumed"]
-HEADS = ("medusa", "blockwise")  # methods that guess all at once
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def speed_of(
         fast, why = None if plain is None else plain * gain, tuple(dict.fromkeys(notes))
         return Speed(gain, fast, plain, costs.prefill, gamma, tokens, acceptance, basis, why)
 
-    if use.method == "ar":
+    if use.method == AR:
         return speed(1 / costs.v(1), 0, 1.0, None)
     trial = profile.trials.get(use.method) if profile is not None and _same_text(profile, manifest) else None
     if not use.greedy:
@@ -104,11 +104,12 @@ def speed_of(
             return speed(gain, _gamma(trial), trial.tokens_per_round, _first(trial.acceptance))
     elif trial is not None and profile is not None:
         notes.append(f"guesses are accepted as in {profile.name}")
-    if use.method == "paradecode" and trial is None:
-        known = manifest.methods["paradecode"].predicted_speedup
-        notes.append("the gain is the exporting machine's" if known else "no gain: how many tokens exit is not known")
+    prior = METHODS[use.method].priors.get(text)
+    if prior is None and trial is None:
+        known = manifest.methods[use.method].predicted_speedup
+        notes.append("the gain is the exporting machine's" if known else "no gain: how often it is right is not known")
         return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
-    guessing = _guessing(manifest, use, trial, text, notes)
+    guessing = _guessing(manifest, use, trial, prior, text, notes)
     found = best_gain(guessing, costs.c(use.method), costs.controlled, width)
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
@@ -127,7 +128,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
     plain = trial.speedup * trial.round_ms / trial.tokens_per_round
     plain = max(plain + costs.plain - line(of.plain_points(profile), before), plain / 2)
     speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
-    rest = 1 / (costs.controlled(1) * (1 + looking(costs.c(method), costs.controlled, at_once=method in HEADS)))
+    rest = 1 / (costs.controlled(1) * (1 + looking(costs.c(method), costs.controlled, at_once=METHODS[method].at_once)))
     return max(speedup, min(rest, trial.speedup))
 
 
@@ -154,19 +155,21 @@ def _same_text(profile: Profile, manifest: Manifest) -> bool:
     return profile.facts == manifest.target.facts
 
 
-def _guessing(manifest: Manifest, use: RunOptions, trial: Trial | None, text: Text, notes: list[str]) -> Guessing:
+def _guessing(
+    manifest: Manifest, use: RunOptions, trial: Trial | None, prior: Prior | None, text: Text, notes: list[str]
+) -> Guessing:
     """How a method guesses here: as in a trial, as the export measured, or as the literature has it."""
     method, part = use.method, manifest.methods[use.method]
-    prior = PRIORS[method][text]
     most = use.gamma if use.gamma < GAMMA else part.gamma
-    if method == "ngram":
-        if trial is not None:
-            return Guessing(trial.acceptance, most, fixed=(trial.drafted / trial.rounds, trial.tokens_per_round))
+    if METHODS[method].needs == "text" and trial is not None:
+        return Guessing(trial.acceptance, most, fixed=(trial.drafted / trial.rounds, trial.tokens_per_round))
+    if prior is None:  # it was tried
+        assert trial is not None
+        return Guessing(trial.acceptance or [0.0], most, at_once=METHODS[method].at_once)
+    if prior.guesses is not None and prior.tokens is not None:
         notes.append(f"guesses of {text} text: {prior.source}")
-        assert prior.guesses is not None
-        assert prior.tokens is not None
         return Guessing([prior.acceptance], most, fixed=(prior.guesses, prior.tokens))
-    if method == "medusa":
+    if prior.ranks:
         ranks = part.ranks
         if not ranks:
             notes.append(f"how often heads are right on {text} text: {prior.source}")
@@ -177,7 +180,7 @@ def _guessing(manifest: Manifest, use: RunOptions, trial: Trial | None, text: Te
     if not rates:
         notes.append(f"acceptance on {text} text: {prior.source}")
         rates = [prior.acceptance]
-    return Guessing(rates, most, at_once=method in HEADS)
+    return Guessing(rates, most, at_once=METHODS[method].at_once)
 
 
 def _measured(part: MethodPart) -> list[float]:

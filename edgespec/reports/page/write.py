@@ -11,6 +11,7 @@ from typing import Any
 
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.machine import this_machine
@@ -61,7 +62,7 @@ def write_page(
     own = [row for row in rows if row["bundle"] == bundle]
     best = max((row for row in own if row["method"] != BASELINE), key=lambda row: row["speedup"], default=None)
     passes = time_passes(engine)
-    methods = ["ar", *(row["method"] for row in own if row["method"] in engine.methods and row["method"] != "ar")]
+    methods = [AR, *(row["method"] for row in own if row["method"] in engine.methods and row["method"] != AR)]
     shown = {
         "title": path.stem,
         "machine": this_machine(engine.device),
@@ -79,8 +80,8 @@ def write_page(
         "depth": pictures.lines({"one row": passes.by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),
         "memory": pictures.stacks(memory_parts(engine, methods), "Memory by part, predicted"),
-        "text": coloured_text(engine, prompt, settings.changed(method=best["method"] if best else "ar")),
-        "text_method": best["method"] if best else "ar",
+        "text": coloured_text(engine, prompt, settings.changed(method=best["method"] if best else AR)),
+        "text_method": best["method"] if best else AR,
         "settings": settings,
         "threads": engine.model.threads,
         "command": command,

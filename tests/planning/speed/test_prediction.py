@@ -8,6 +8,7 @@ from typing import Any
 import onnxruntime
 import pytest
 
+from edgespec.drafters.registry import METHODS
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.costs import CONTROL
@@ -15,13 +16,12 @@ from edgespec.planning.speed.curves import CURVES, STRICT
 from edgespec.planning.speed.gains import Guessing, best_gain
 from edgespec.planning.speed.passes import PassTimes, line, rising
 from edgespec.planning.speed.prediction import Speed, speed_of
-from edgespec.planning.speed.priors import PRIORS
 from edgespec.planning.speed.traffic import (
     kv_token_bytes,
     layer_weights,
     read_bytes,
 )
-from edgespec.runtimes.files.manifest import FORMATS, METHODS, HeadGroup, Manifest, MethodPart
+from edgespec.runtimes.files.manifest import FORMATS, HeadGroup, Manifest, MethodPart
 from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import FACTS, manifest, part
 from tests.support.profiles import passes, profile, trial
@@ -173,7 +173,7 @@ def test_another_format_has_the_documented_curve() -> None:
     assert speed.plain_tokens_per_second == pytest.approx(100 / ratio)
     assert found.draft is not None
     c = read_bytes(found.draft, "native") / read_bytes(found.target, "native")
-    a, more = PRIORS["speculative"]["chat"].acceptance, CONTROL / (10 * ratio)
+    a, more = METHODS["speculative"].priors["chat"].acceptance, CONTROL / (10 * ratio)
     expected = best_gain(Guessing([a], 1), c, lambda rows: line(rising(CURVES["native"]["fp32"]), rows) + more)
     assert speed.speedup == pytest.approx(expected.speedup)
     assert 1 < speed.speedup < (1 + a) / (c + CURVES["native"]["fp32"][2])
@@ -239,7 +239,7 @@ def test_literature_is_named(method: str, text: Any) -> None:
     if method in ("ar", "paradecode"):
         assert speed.speedup == 1.0
     else:
-        assert any(PRIORS[method][text].source in note for note in speed.assumed)
+        assert any(METHODS[method].priors[text].source in note for note in speed.assumed)
     assert of(unmeasured(*ALL, heads=False), method, depth=256, text=text).speedup > 0.5
 
 
@@ -248,7 +248,7 @@ def test_early_exits_have_the_exports_word_alone() -> None:
     told = changed(found, methods={**found.methods, "paradecode": MethodPart(predicted_speedup=1.3)})
     assert of(told, "paradecode").speedup == 1.3
     assert any("exporting machine" in note for note in of(told, "paradecode").assumed)
-    assert any("how many tokens exit" in note for note in of(found, "paradecode").assumed)
+    assert any("how often it is right" in note for note in of(found, "paradecode").assumed)
 
 
 # -- as a whole --------------------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def test_what_is_refused(writer: Callable[..., Written], tmp_path: Path, operato
     change(model)
     path = tmp_path / "model.onnx"
     path.write_bytes(model.SerializeToString())
-    with pytest.raises(BundleError, match="not a graph of a bundle") as caught:
+    with pytest.raises(BundleError, match=r"not a graph of a bundle|cannot read") as caught:
         check_graph(path, operators)
     assert said in caught.value.message
 

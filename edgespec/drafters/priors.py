@@ -43,9 +43,17 @@ class Prior:
     tokens: float | None = None
 
 
+Priors = Mapping[Text, Prior]  # by kind of text; empty = nothing is known, and no gain assumed
+
+
 def _endless(tokens: float) -> float:
     """The acceptance at which chains without end give so many tokens a round: 1 / (1 - a)."""
     return 1 - 1 / tokens
+
+
+def _same(chat: float, code: float, summarization: float, source: str) -> Priors:
+    rates: dict[Text, float] = {"chat": chat, "code": code, "summarization": summarization}
+    return {text: Prior(rate, source) for text, rate in rates.items()}
 
 
 def _heads(first: float, count: int = 4) -> Prior:
@@ -58,36 +66,23 @@ def _replayed(tokens: float, guesses: float) -> Prior:
     return Prior((tokens - 1) / guesses, _REPLAY, guesses=guesses, tokens=tokens)
 
 
-PRIORS: Mapping[str, Mapping[Text, Prior]] = {
-    # this package's own policy on the first turns of MT-bench and on HumanEval's solutions; Spec-Bench's conversations
-    # have second turns, too: 1.69
-    "ngram": {
-        "chat": _replayed(1.31, 0.90),
-        "code": _replayed(1.84, 1.86),
-        "summarization": Prior(0.5, f"prompt lookup in {_SPEC_BENCH}", guesses=3.6, tokens=2.80),
-    },
-    "speculative": {
-        "chat": Prior(_endless(2.49), f"a draft of 68M in {_SPEC_BENCH}"),
-        "code": Prior(_endless(2.28), f"a draft of 68M in {_SPEC_BENCH}, mean of its tasks"),
-        "summarization": Prior(_endless(2.57), f"a draft of 68M in {_SPEC_BENCH}"),
-    },
-    # The paper steers to .9 on models of 13B and more, half of whose sub-layers can go; on CodeLlama-13B it gained
-    # 1.03, 1.14 and 1.12 (XSum, HumanEval, GSM8K in arXiv 2506.03700); .7 gives 1.07 at c = .55 with native int4 ones.
-    "self-spec": {
-        "chat": Prior(0.70, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700"),
-        "code": Prior(0.75, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700"),
-        "summarization": Prior(0.70, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700"),
-    },
-    "swift": {
-        "chat": Prior(0.70, "SWIFT, arXiv 2410.06916, as measured again in arXiv 2506.03700"),
-        "code": Prior(0.80, "SWIFT, arXiv 2410.06916, as measured again in arXiv 2506.03700"),
-        "summarization": Prior(0.70, "SWIFT, arXiv 2410.06916, as measured again in arXiv 2506.03700"),
-    },
-    "medusa": {"chat": _heads(0.50), "code": _heads(0.45), "summarization": _heads(0.40)},
-    # blocks of 1.73 tokens with 4 heads of a frozen model (table 1): 1 + a + a^2 + a^3
-    "blockwise": {
-        text: Prior(0.48, "a frozen model in arXiv 1811.03115, table 1") for text in ("chat", "code", "summarization")
-    },
-    # 6 % of its early guesses are refused; how many tokens take an exit is a model's own, so no gain is assumed
-    "paradecode": {text: Prior(0.94, "AdaDecode, arXiv 2506.03700") for text in ("chat", "code", "summarization")},
+# this package's own policy on the first turns of MT-bench and on HumanEval's solutions; Spec-Bench's conversations have
+# second turns, too: 1.69
+NGRAM: Priors = {
+    "chat": _replayed(1.31, 0.90),
+    "code": _replayed(1.84, 1.86),
+    "summarization": Prior(0.5, f"prompt lookup in {_SPEC_BENCH}", guesses=3.6, tokens=2.80),
 }
+SPECULATIVE: Priors = {
+    "chat": Prior(_endless(2.49), f"a draft of 68M in {_SPEC_BENCH}"),
+    "code": Prior(_endless(2.28), f"a draft of 68M in {_SPEC_BENCH}, mean of its tasks"),
+    "summarization": Prior(_endless(2.57), f"a draft of 68M in {_SPEC_BENCH}"),
+}
+# The paper steers to .9 on models of 13B and more, half of whose sub-layers can go; on CodeLlama-13B it gained 1.03,
+# 1.14 and 1.12 (XSum, HumanEval, GSM8K in arXiv 2506.03700); .7 gives 1.07 at c = .55 with native int4 ones.
+SELF_SPEC = _same(0.70, 0.75, 0.70, "Draft & Verify, arXiv 2309.08168, as measured again in arXiv 2506.03700")
+SWIFT = _same(0.70, 0.80, 0.70, "SWIFT, arXiv 2410.06916, as measured again in arXiv 2506.03700")
+MEDUSA: Priors = {"chat": _heads(0.50), "code": _heads(0.45), "summarization": _heads(0.40)}
+# blocks of 1.73 tokens with 4 heads of a frozen model (table 1): 1 + a + a^2 + a^3
+BLOCKWISE = _same(0.48, 0.48, 0.48, "a frozen model in arXiv 1811.03115, table 1")
+# of AdaDecode none: how many tokens take an exit is a model's own, so no gain is assumed

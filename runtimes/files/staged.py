@@ -1,0 +1,126 @@
+"""Writing a file or a folder so that it is there whole or not at all, whatever ends the process.
+
+What is written has a hidden name beside its own, ``.NAME.part-*``, and is locked; it takes its name when all of it is
+on the disk.  What a killed process left is not locked any more: the next one that writes there removes it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+_YOUNG = 10.0  # seconds in which another process may not have locked its part yet
+
+
+@contextmanager
+def staged(target: Path, folder: bool = False, replace: bool = True) -> Iterator[Path]:
+    """A temporary sibling of ``target``, which takes its name at the end; on any error, Ctrl-C too, nothing is left.
+
+    Args:
+        target: what is to be written; one that is there is replaced.
+        folder: it is a folder.
+        replace: a folder that is there already goes; else it stays, and what was written is dropped.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    remove_stale(target)
+    prefix = f".{target.name}.part-"
+    if folder:
+        part = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
+    else:
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix)
+        os.close(handle)
+        part = Path(name)
+    lock = _lock(part)
+    try:
+        yield part
+        part.chmod(0o755 if folder else 0o644)  # both are made private
+        for path in part.rglob("*") if folder else (part,):
+            if path.is_file():
+                _sync(path)
+        _take_name(part, target, replace)
+    finally:
+        if lock is not None:
+            os.close(lock)
+        _remove(part)
+
+
+def write_staged(target: Path, text: str) -> None:
+    """``staged`` for a text.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    with staged(target) as part:
+        part.write_text(text, "utf-8")
+
+
+def remove_stale(target: Path) -> None:
+    """Remove parts of ``target`` that nobody writes any more."""
+    for dots in (".", ".."):  # a part's own part, too
+        for part in target.parent.glob(f"{dots}{target.name}.part-*"):
+            with suppress(OSError):
+                if time.time() - part.stat().st_mtime < _YOUNG:
+                    continue
+                lock = _lock(part)
+                if lock is not None:
+                    os.close(lock)
+                    _remove(part)
+
+
+def _lock(path: Path) -> int | None:
+    """A lock on a part, until its descriptor is closed or the process ends; None = another process has it.
+
+    Without locks (Windows) no part is anybody's for sure: stale ones stay.
+    """
+    try:
+        import fcntl
+    except ImportError:
+        return None
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(handle)
+        return None
+    return handle
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _take_name(part: Path, target: Path, replace: bool) -> None:
+    """Rename ``part`` to ``target``; a folder of that name is deleted only after that has worked."""
+    if part.is_file():
+        part.replace(target)
+        return
+    if not replace or not target.exists():
+        try:
+            part.rename(target)
+        except OSError:
+            if replace or not target.is_dir():
+                raise
+        return
+    old = part.with_name(f"{part.name}.old")
+    target.rename(old)
+    try:
+        part.rename(target)
+    except BaseException:
+        old.rename(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove(part: Path) -> None:
+    if part.is_dir():
+        shutil.rmtree(part, ignore_errors=True)
+    else:
+        part.unlink(missing_ok=True)

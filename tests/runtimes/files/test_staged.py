@@ -1,0 +1,94 @@
+"""Files and folders that are written are there whole or not at all; what a killed process left is removed later."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgespec.runtimes.files import staged as module
+from edgespec.runtimes.files.staged import remove_stale, staged, write_staged
+
+ROOT = Path(__file__).resolve().parents[3]
+LONG_AGO = (1, 1)
+locks = pytest.mark.skipif(sys.platform == "win32", reason="without locks nobody knows which parts are stale")
+
+
+def test_a_file_takes_its_name_at_the_end(tmp_path: Path) -> None:
+    target = tmp_path / "a.json"
+    write_staged(target, "old")
+    with staged(target) as part:
+        part.write_text("new")
+        assert target.read_text() == "old"
+    assert target.read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    for text in ("old", "new"):
+        with staged(target, folder=True) as part:
+            (part / "inner").mkdir()
+            (part / "inner" / "file").write_text(text)
+    assert (target / "inner" / "file").read_text() == "new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt(), SystemExit(143)]
+)
+@pytest.mark.parametrize("folder", [False, True])
+def test_whatever_ends_it_leaves_nothing(tmp_path: Path, error: BaseException, folder: bool) -> None:
+    with pytest.raises(type(error)), staged(tmp_path / "out", folder=folder):
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITE = """
+import sys, time
+from pathlib import Path
+from edgespec.runtimes.files.staged import staged
+with staged(Path(sys.argv[1]), folder=True) as part:
+    (part / "half").write_text("half")
+    print("begun", flush=True)
+    time.sleep(60)
+"""
+
+
+@locks
+def test_what_a_killed_process_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    running = subprocess.Popen([sys.executable, "-c", WRITE, str(target)], stdout=subprocess.PIPE, cwd=ROOT)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"begun\n"
+    (part,) = tmp_path.iterdir()
+    os.utime(part, LONG_AGO)
+    remove_stale(target)
+    assert part.exists()  # it is being written
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    running.stdout.close()
+    os.utime(part, LONG_AGO)
+    beside = tmp_path / ".other.part-1"
+    beside.write_text("somebody else's")
+    with staged(target, folder=True) as mine:
+        assert not part.exists()
+        (mine / "whole").write_text("whole")
+    assert {path.name for path in tmp_path.iterdir()} == {"out", beside.name}
+
+
+@locks
+def test_a_part_that_has_just_begun_is_left_alone(tmp_path: Path) -> None:
+    part = tmp_path / ".out.part-1"
+    part.mkdir()
+    remove_stale(tmp_path / "out")
+    assert part.exists()
+    os.utime(part, LONG_AGO)
+    remove_stale(tmp_path / "out")
+    assert not part.exists()
+    assert module._YOUNG >= 1
