@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.control.auto import Switch
-from edgespec.control.bandit import Standing, Standings
+from edgespec.control.bandit import Arm, Bandit
 from edgespec.decoding.monitor import PLAIN
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AUTO
@@ -52,7 +52,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forced(self: Switch, tokens: list[int], budget: int) -> Any:
         if self._seen and self._seen % EVERY == 0:
-            active = self._standings.active
+            active = self._bandit.active
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
         return propose(self, tokens, budget)
@@ -60,7 +60,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Switch, "propose", forced)
     monkeypatch.setattr(Switch, "_judge", lambda self: None)
     # they guess, although on a model this small nothing pays
-    monkeypatch.setattr(Standing, "stake", property(lambda self: inf))
+    monkeypatch.setattr(Arm, "stake", property(lambda self: inf))
     loaded = Session._loaded
     monkeypatch.setattr(
         Session, "_loaded", lambda self, choice, gamma, fallback, options: loaded(self, choice, gamma, False, options)
@@ -126,7 +126,7 @@ def test_only_what_is_in_use_is_loaded(fresh: Get, monkeypatch: pytest.MonkeyPat
     made = fresh(promises={"medusa": 1.9, "speculative": 1.5})
     ask(made, fallback=False)
     assert made._draft is None
-    monkeypatch.setattr(Switch, "_judge", lambda self: self._give_way(0.5) if self._standings.active == 0 else None)
+    monkeypatch.setattr(Switch, "_judge", lambda self: self._give_way(0.5) if self._bandit.active == 0 else None)
     result = ask(made, max_new_tokens=120)
     assert [at.taken for at in result.stats.monitor.control.switches][:1] == ["speculative"]
     assert made._draft is not None
@@ -166,7 +166,7 @@ def test_what_a_result_says(fresh: Get) -> None:
 def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing pays: it starts plain the next time, and says so."""
     made = fresh(promises={"speculative": 1.5})
-    monkeypatch.setattr(Standings, "gain", property(lambda self: 0.9))
+    monkeypatch.setattr(Bandit, "gain", property(lambda self: 0.9))
     ask(made, max_new_tokens=200)
     session = made.sessions.take(made.codec.encode(PROMPT))
     (switch,) = session._switches.values()
