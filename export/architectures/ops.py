@@ -3,7 +3,8 @@
 ``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
 one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
 them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators, and ``ShapeOps``
-(architectures/shapes.py) finds the tensors and their shapes.  An architecture file is written once, for all.
+(architectures/shapes.py) finds the tensors and their shapes; of those, ``StockPlan`` and ``NativePlan``
+(storage/plan.py) say what is stored where.  An architecture file is written once, for all.
 """
 
 from __future__ import annotations
