@@ -8,6 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
+from edgespec.cli.method_settings import NAMES
+
 F = TypeVar("F", bound=Callable[..., Any])
 COMMON, OUTPUT = "Common options", "Output"
 
@@ -37,6 +39,17 @@ class GroupedCommand(click.Command):
             if records:
                 with formatter.section(heading):
                     formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and say where settings of one method went that are typed as options."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-")
+            if name in NAMES and any(param.name == "method_settings" for param in self.params):
+                text = f"{error.option_name} is a setting of one method: --set {name}=VALUE"
+                raise click.UsageError(text, ctx) from None
+            raise
 
     def sections(self, ctx: click.Context) -> dict[str, list[click.Parameter]]:
         """Parameters by heading, in the order of the help."""

@@ -1,8 +1,8 @@
 """Model-free drafting: what followed the same tokens earlier in this text will follow again.
 
-Prompt lookup copies what followed the most recent occurrence of the last tokens, up to four; the suffix automaton that
-of the longest end of the text that occurred before, however long; the token map goes on one guess at a time with the
-token that mostly followed, on the text and the guesses so far (the idea of llama.cpp's lookup decoding).
+Prompt lookup copies what followed the most recent occurrence of the last tokens.  Here a map of tokens goes on one
+guess at a time instead, with the token that mostly followed, on the text and the guesses so far (the idea of
+llama.cpp's lookup decoding).
 
 Why these defaults.  Replayed on real text with the GPT-2 tokenizer, at most 8 guesses: the answers of a 7B model to
 MT-bench, turn 1 and turn 2, and reference solutions of GSM8K and HumanEval.  Tokens per round | guesses per round, and
@@ -21,25 +21,14 @@ of the cases, and mostly once a guess was right the next is right more often.  S
 to go.  Caveats: the speed-ups are computed (v(n) = 1 + s (n - 1)), not timed; the default was picked on these very
 texts among some 140 settings, and m and m + 1 are too close to tell apart; GSM8K and HumanEval are written by people.
 
-The automaton in a replay of its own (the whole first turn in the prompt of turn 2, each answer's first token given):
-
-    map 60 %, n 1-4, m + 1         1.34 | 0.96  1.94 | 1.76  1.24 | 0.97  1.86 | 1.85  1.53    1.39   1.18   <- default
-    lookup, n 1-4, m               1.34 | 1.05  1.97 | 2.01  1.23 | 0.90  1.75 | 1.71  1.51    1.37   1.15
-    automaton, m                   1.35 | 1.05  2.01 | 1.98  1.23 | 0.90  1.77 | 1.78  1.52    1.38   1.16
-    automaton, m + 1               1.39 | 1.56  2.08 | 2.58  1.29 | 1.43  1.86 | 2.31  1.56    1.37   1.10
-    automaton, always 8            1.44 | 4.50  2.20 | 5.75  1.32 | 4.64  2.07 | 4.86  1.53    1.17   0.78
-    automaton, 2 equal or more, m  1.28 | 0.69  1.91 | 1.61  1.14 | 0.49  1.68 | 1.40  1.45    1.35   1.18
-
-So it guesses a little better than lookup and takes less memory than the map, whose counts still make the surer
-guesses: it is no default.  A store (``drafters/store.py``) is asked where the text has no guess, or one after a match
-of one or two tokens shorter than the store's.
+A store (``ngram_store``) is asked where the text has no guess, or one after a match of one or two tokens shorter than
+the store's.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import numpy as np
 
@@ -48,7 +37,6 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
-from edgespec.drafters.suffix import SuffixAutomaton
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import MethodPart
 
@@ -59,21 +47,14 @@ _COUNT = (1 << 20) - 1  # low bits of an index entry: how often its only continu
 _STORED = len(_BUCKETS) + 1  # first bucket of guesses from a store
 _SHORT = 2  # a match of the text no longer than this gives way to a longer one of a store
 
-Policy = Literal["map", "lookup", "automaton"]
-
 
 class NGram(Drafter):
     """Guesses from the text itself, and from a store; the index costs O(n_max) and about 0.4 KB a token.
 
-    The automaton's costs O(1) amortised and about 0.11 KB.
-
     Args:
         n_min: fewest equal tokens that count as a match.
         n_max: tokens of the longest key; a longer match is recognised, and preferred, by the most recent occurrence.
-            The automaton's matches have no such limit.
-        policy: ``map``, ``lookup`` or ``automaton``.
-        share: ``map``, and a store, go on only with a token that followed in at least this share of the cases.
-        extra: draft at most this many guesses more than tokens matched; None = 1, the automaton 0.
+        share: it goes on only with a token that followed in at least this share of the cases.
         store: where else to look; its proposals have buckets of their own.
 
     Raises:
@@ -87,26 +68,21 @@ class NGram(Drafter):
         self,
         n_min: int = 1,
         n_max: int = 4,
-        policy: Policy = "map",
         share: float = 0.6,
-        extra: int | None = None,
         store: NGramStore | None = None,
     ) -> None:
-        if not 1 <= n_min <= n_max <= _LONGEST or not 0 < share <= 1 or policy not in get_args(Policy):
+        if not 1 <= n_min <= n_max <= _LONGEST or not 0 < share <= 1:
             raise InvalidRequest(
-                f"expected 1 <= n_min <= n_max <= {_LONGEST}, 0 < share <= 1 and policy 'map', 'lookup' or "
-                f"'automaton', got n_min {n_min}, n_max {n_max}, share {share} and policy {policy!r}"
+                f"expected 1 <= n_min <= n_max <= {_LONGEST} and 0 < share <= 1, got n_min {n_min}, n_max {n_max} "
+                f"and share {share}"
             )
         self.n_min, self.n_max = n_min, n_max
-        self.policy = policy
         self.share = share
-        self.extra = (0 if policy == "automaton" else 1) if extra is None else extra
         self.store = store
         self._clear()
 
     def _clear(self) -> None:
         self._text: list[int] = []
-        self._automaton = SuffixAutomaton()
         # For each n, key of n tokens -> (index after its most recent occurrence) << 20 | (how often the token there
         # followed it); once a second token followed, _more has the counts of all.
         self._last: list[dict[int, int]] = [{} for _ in range(self.n_max + 1)]
@@ -122,11 +98,6 @@ class NGram(Drafter):
         if tokens[:known] != self._text:
             self._clear()
             known = 0
-        if self.policy == "automaton":
-            for token in tokens[known:]:
-                self._automaton.push(token)
-            self._text.extend(tokens[known:])
-            return
         for at in range(known, len(tokens)):
             self._push(at, tokens)
 
@@ -191,10 +162,6 @@ class NGram(Drafter):
     def _from_text(self, budget: int) -> tuple[int, list[int]]:
         """(length of the match, guesses) of the text itself."""
         text = self._text
-        if self.policy == "automaton":
-            matched = self._automaton.matched
-            count = min(budget, matched + self.extra) if matched >= self.n_min else 0
-            return matched, self._copy(self._automaton.after, count)
         n, key = self._match(text[-self.n_max :])
         if n == 0:
             return 0, []
@@ -202,26 +169,15 @@ class NGram(Drafter):
         matched = n
         while matched < min(_LONGEST, start) and text[start - matched - 1] == text[end - matched - 1]:
             matched += 1
-        if self.policy == "lookup":
-            return matched, self._copy(start, min(budget, matched + self.extra))
         guesses: list[int] = []
         tail = text[-self.n_max :]
-        for _ in range(min(budget, matched + self.extra)):
+        for _ in range(min(budget, matched + 1)):
             token = self._likely(tail)
             if token < 0:
                 break
             tail.append(token)
             guesses.append(token)
         return matched, guesses
-
-    def _copy(self, start: int, count: int) -> list[int]:
-        """``count`` tokens from ``start``; at the end of the text they go on with themselves: it is in a loop."""
-        text = self._text
-        guesses: list[int] = []
-        end = len(text)
-        for at in range(start, start + count):
-            guesses.append(text[at] if at < end else guesses[at - end])
-        return guesses
 
     def _from_store(self, store: NGramStore, beyond: int, budget: int) -> Proposal:
         """Guesses of the store, if it knows more than the last ``beyond`` tokens: at most two a token matched."""

@@ -68,6 +68,11 @@ def test_settings_of_one_method_are_listed() -> None:
     assert [line.split()[0] for line in result.stdout.splitlines()] == list(NAMES)
 
 
+def test_a_setting_typed_as_an_option_is_explained(command: Command, tmp_path: Path) -> None:
+    command("run", tmp_path, "--nodes", 8).refused(2, "--nodes is a setting of one method: --set nodes=VALUE")
+    command("plan", tmp_path, "--nodes", 8).refused(2, "No such option")
+
+
 def test_the_overview_lists_every_command() -> None:
     result = CliRunner().invoke(cli, ["-h"], prog_name="edgespec")
     assert result.exit_code == 0

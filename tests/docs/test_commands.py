@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import click
 import pytest
@@ -52,7 +53,9 @@ def parse(words: list[str], whole: bool) -> None:
 
 
 @pytest.mark.parametrize("page", NAMES)
-def test_commands_in_blocks(page: str) -> None:
+def test_commands_in_blocks(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "person.json").write_text("{}", "utf-8")  # the only file that is read while a command is parsed
+    monkeypatch.chdir(tmp_path)
     for line in commands(page):
         if re.search(r"(^|[\s$;&|])edgespec(\s|$)", line) and not re.match(r"\s*(edgespec:|\"|#|from|import)", line):
             for words in words_of(line):

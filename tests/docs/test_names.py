@@ -13,9 +13,11 @@ import edgespec
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions, Settings
 from edgespec.decoding.stats import Stats
+from edgespec.drafters.registry import METHODS
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
+from edgespec.export.architectures import KINDS
 from edgespec.planning.recipes import Recipe
 from edgespec.reports.advice import Advice
 from edgespec.reports.bench import MethodFigures
@@ -54,7 +56,7 @@ def test_the_table_of_folders_has_every_room() -> None:
 @pytest.mark.parametrize("page", NAMES)
 def test_python_names(page: str) -> None:
     for dotted in re.findall(r"\bedgespec(?:\.\w+)+", "\n".join([*inline(page), *blocks(page, "python")])):
-        if not dotted.endswith(".json"):
+        if not dotted.endswith(".json") and f"{dotted.replace('.', '/')}.py" not in MADE:
             resolve(dotted)
     for code in [*inline(page), *blocks(page, "python")]:
         for name, attribute in re.findall(r"(?<![\w.])(engine|result|stream)\.([a-z]\w*)", code):
@@ -106,7 +108,7 @@ def test_settings() -> None:
     page = "docs/reference/settings.md"
     assert first_column(section(page, "Of loading")) == fields(LoadOptions)
     named = first_column(section(page, "Of a request"))
-    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts"}
+    assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts", "constraint"}
 
 
 def test_keys_of_a_manifest() -> None:
@@ -120,3 +122,11 @@ def test_keys_of_a_manifest() -> None:
 
 def test_keys_of_a_recipe() -> None:
     assert first_column(section("docs/recipes.md", "A recipe of your own")) == set(Recipe.model_fields)
+
+
+def test_the_tables_of_architectures_methods_and_recipes_are_whole() -> None:
+    table = tables(text_of("docs/architectures.md"))[0]
+    assert {kind.model_type for kind in KINDS} <= first_column(table)
+    assert set(METHODS) | {"chain", "auto"} == first_column(section("docs/methods.md", "Methods"))
+    named = first_column("".join(tables(text_of("docs/recipes.md"))))
+    assert {file.stem for file in (ROOT / "configs").glob("*.json")} <= named

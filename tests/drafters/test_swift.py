@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from itertools import count
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,7 @@ from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
 from edgespec.drafters.ar import Plain
 from edgespec.drafters.drawing.comb import paper_width
-from edgespec.drafters.skip_search.search import OnlineSearch, Record
-from edgespec.drafters.skip_search.store import SkipStore, forget_sets, stored_sets
+from edgespec.drafters.skip_search.search import OnlineSearch
 from edgespec.drafters.swift import DEPTH, ROWS, StepCost, Swift, matches
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel
@@ -95,99 +90,6 @@ def write(target: FunctionTarget, drafter: Any, new: int, prompt: list[int] | No
     list(decode(target, drafter, prompt or [1, 2], options, stats))
     assert stats.dropped_reason is None
     return stats
-
-
-# -- the search --------------------------------------------------------------------------------------------------------
-
-
-def searched(seed: int, losses: Callable[[SkipSet], float], windows: int, layers: int = 12) -> OnlineSearch:
-    """A search told the truth about acceptance, with the noise of 16 guesses."""
-    odd = tuple(range(1, layers - 1, 2))
-    search = OnlineSearch(layers, SkipSet(odd, odd), StepCost(0.03, 0.05), FLAT.v, seed)
-    draw = np.random.default_rng(seed)
-    for _ in range(windows):
-        if search.stopped:
-            break
-        skip = search.ask()
-        assert all(0 < layer < layers - 1 for layer in (*skip.attention, *skip.mlp))
-        search.tell(skip, int(draw.binomial(16, np.exp(-losses(skip)))), 16)
-    return search
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_the_search_finds_a_planted_good_set(seed: int) -> None:
-    def losses(skip: SkipSet) -> float:  # attention above layer 3 is free, everything else is dear
-        return (
-            0.005 * sum(i > 3 for i in skip.attention)
-            + 0.2 * sum(i <= 3 for i in skip.attention)
-            + 0.15 * len(skip.mlp)
-        )
-
-    search = searched(seed, losses, 250)
-
-    def truth(skip: SkipSet) -> float:
-        return search.speed(skip, float(np.exp(-losses(skip))))
-
-    planted = truth(SkipSet(tuple(range(4, 11))))
-    assert truth(search.best) > 0.92 * planted
-    assert truth(search.best) > 1.1 * truth(search.initial)
-
-
-def test_the_initial_set_is_scored_first_and_leads_until_another_is_confirmed() -> None:
-    search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
-    assert search.ask() == START
-    assert not search.tell(START, 12, 16)
-    assert search.candidates == 0
-    other = search.ask()
-    assert other != START
-    assert search.candidates == 1
-    assert not search.tell(other, 16, 16)  # better, but seen once
-    assert search.speed(other) > search.speed(START)
-    assert search.best == START
-    assert search.ask() == other
-    assert search.tell(other, 16, 16)
-    assert search.best == other
-    third = search.ask()
-    assert not search.tell(third, 0, 16)
-    assert search.best == other
-
-
-def test_what_led_is_scored_again_and_may_lose_its_lead() -> None:
-    search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
-    search.tell(search.ask(), 16, 16)
-    search.tell(START, 16, 16)
-    search.records[GOOD] = Record(30, 32, 2)
-    asked = []
-    for _ in range(40):
-        asked.append(skip := search.ask())
-        search.tell(skip, 4, 16)  # the text has changed: nothing that was good is
-        if search.best == GOOD:
-            break
-    assert START in asked
-    assert search.best == GOOD
-
-
-def test_the_search_ends() -> None:
-    search = searched(1, lambda skip: 0.5 * len(skip), 5000)
-    assert search.stopped.startswith("no better set")
-    assert 50 < search.candidates <= 1000
-    assert OnlineSearch(2, SkipSet(), StepCost(0.1, 0.1), FLAT.v).stopped
-    assert len(search.records) <= 65
-
-
-def test_old_evidence_fades() -> None:
-    record = Record()
-    for _ in range(100):
-        record.add(16, 16)
-    assert record.seen <= 256
-    for _ in range(32):
-        record.add(0, 16)
-    assert record.acceptance(0.5) < 0.2
-
-
-def test_a_tiny_model_can_be_searched_through() -> None:
-    search = searched(0, lambda skip: 0.1 * len(skip), 60, layers=3)
-    assert search.records.keys() == {SkipSet((1,), (1,)), SkipSet((1,)), SkipSet((), (1,))}
 
 
 # -- scoring while decoding --------------------------------------------------------------------------------------------
@@ -304,93 +206,6 @@ def test_a_seeded_text_depends_on_no_search() -> None:
     assert "seeded" in drafter.reason
     write(target, drafter, 5)
     assert drafter.skip == drafter.search.best != START
-
-
-# -- what is kept ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of a manifest as the store looks at, and a cache folder of its own."""
-    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
-    files = {"model.data": SimpleNamespace(sha256="ab" * 32)}
-    return SimpleNamespace(files=files, target=SimpleNamespace(weights="model.data"))
-
-
-def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_path: Path) -> None:
-    target, drafter = make(store=SkipStore(manifest, "native", "text"))
-    for at in range(4):
-        write(target, drafter, 300, [at + 1])
-    assert drafter.skip != START
-    drafter.begin([1])
-    (file,) = stored_sets(manifest)
-    assert file.parent == tmp_path / "swift"
-    data = json.loads(file.read_text("utf-8"))
-    assert data.keys() == {"version", "layers", "records"}  # no tokens, no text
-    assert {key for item in data["records"] for key in item} == {"attention", "mlp", "matched", "seen", "windows"}
-    assert [path.name for path in file.parent.iterdir()] == [file.name]
-
-    _, other = make(store=SkipStore(manifest, "native", "text"))
-    assert other.skip == drafter.search.best
-    assert other.search.records.keys() == drafter.search.records.keys()
-    _, elsewhere = make(store=SkipStore(manifest, "native", "code"))
-    assert elsewhere.skip == START
-    _, stock = make(store=SkipStore(manifest, "stock", "text"))
-    assert stock.skip == START
-    assert forget_sets(manifest) == 1
-    assert not stored_sets(manifest)
-
-
-def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
-    _, first = make(store=SkipStore(manifest, "native", "text"))
-    target, second = make(store=SkipStore(manifest, "native", "text"))
-    for at in range(4):
-        write(target, second, 300, [at + 1])
-    second._save()
-    first.begin([1])
-    assert first.skip == second.skip != START
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        '{"version": 9, "layers": 8, "records": []}',
-        '{"version": 1, "layers": 7, "records": []}',
-        '{"version":1, "layers":8, "records":[{"attention":[0], "mlp":[], "matched":1, "seen":2, "windows":1}]}',
-        '{"version":1, "layers":8, "records":[{"attention":[1], "mlp":[], "matched":3, "seen":2, "windows":1}]}',
-        '{"version": 1, "layers": 8, "records": [{"attention": "x", "mlp": [], "matched": NaN, "seen": 2}]}',
-        "[" * 100000,
-        " " * (2 << 20),
-    ],
-)
-def test_a_damaged_file_is_ignored_with_a_note(manifest: Any, content: str) -> None:
-    store = SkipStore(manifest, "native", "text")
-    store.path.parent.mkdir(parents=True)
-    store.path.write_text(content, "utf-8")
-    target, drafter = make(store=store)
-    assert drafter.skip == START
-    assert "ignored" in drafter.reason
-    write(target, drafter, 200)
-    drafter._save()
-    assert json.loads(store.path.read_text("utf-8"))["layers"] == LAYERS
-
-
-def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: Path) -> None:
-    (tmp_path / "swift").write_text("in the way", "utf-8")
-    target, drafter = make(store=SkipStore(manifest, "native", "text"))
-    write(target, drafter, 400)
-    drafter._save()
-    assert "cannot be kept" in drafter.reason
-
-
-@pytest.mark.parametrize("kind", ["", "../x", "A", "a/b", "a" * 40, "a b"])
-def test_a_kind_is_part_of_a_name(manifest: Any, kind: str) -> None:
-    with pytest.raises(InvalidRequest, match="stream kind"):
-        SkipStore(manifest, "native", kind)
 
 
 # -- drafting ----------------------------------------------------------------------------------------------------------

@@ -90,7 +90,8 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
     """
     base = fixed.split_process(process)
     target, draft = _model(manifest, manifest.target, use, ""), []
-    if manifest.draft is not None and METHODS[use.method].needs == "draft":
+    method = METHODS.get(use.method)  # None: a proposer of the caller's own
+    if manifest.draft is not None and method is not None and method.needs == "draft":
         draft = _model(manifest, manifest.draft, use, "draft ")
     parts = [
         MemoryPart("process", base.private, base.file, note="Python, ONNX Runtime and other libraries"),

@@ -1,0 +1,222 @@
+"""Method auto: the text stays whoever drafts, and a failure costs one candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.control.adaptive import Adaptive
+from edgespec.control.auto import Switch
+from edgespec.control.bandit import Candidate
+from edgespec.decoding.loop import decode
+from edgespec.decoding.monitor import PLAIN
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import HeadTarget
+from tests.control.test_auto import always, three
+from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, controlled, run, text
+from tests.support.toy import Scripted, emitted, exact, hash_logits, hash_target, plain
+
+# -- the text ----------------------------------------------------------------------------------------------------------
+
+
+class Forced(Switch):
+    """Goes to the next candidate, plain decoding among them, every ``every`` rounds."""
+
+    def __init__(self, candidates: Sequence[Candidate], every: int) -> None:
+        super().__init__(candidates)
+        self.every = every
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        if self._seen and self._seen % self.every == 0:
+            active = self._standings.active
+            following = 0 if active is None else active + 1
+            self._change(following if following < len(self.candidates) else None, "forced")
+        return super().propose(tokens, budget)
+
+    def _judge(self) -> None:
+        pass
+
+
+def _guess(name: str, seed: int, right: int) -> Callable[[], Adaptive]:
+    """Chains of which every ``right``-th guess is wrong."""
+    truth = hash_logits(seed, 11)
+
+    def guess(tokens: list[int], budget: int) -> Proposal:
+        found = plain(truth, 11, tokens, budget)
+        return Proposal(np.array([t if (len(tokens) + i) % right else (t + 1) % 11 for i, t in enumerate(found)]))
+
+    inner = Scripted(guess)
+    inner.name = name
+    return lambda: controlled(inner, INT4, 0.01)
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_the_text_is_plain_decodings_wherever_it_switches(every: int) -> None:
+    for seed in range(3):
+        switch = Forced([Candidate(f"g{i}", 1.2, _guess(f"g{i}", seed, i)) for i in (2, 3, 5)], every)
+        stats, options = Stats(), DecodeOptions(120, 5)
+        found = [t for r in decode(hash_target(seed), switch, [1], options, stats) for t in r.tokens]
+        assert found == plain(hash_logits(seed, 11), 11, [1], 120)
+        assert stats.accepted > 5
+        assert stats.dropped_reason is None
+        taken = {at.taken for at in stats.monitor.control.switches}
+        assert taken == {"g2", "g3", "g5", PLAIN}
+        coupled = DecodeOptions(80, 5, sampling=SamplingParams(1.0, seed=5, acceptance="coupled"))
+        wanted = emitted(hash_target(seed), Scripted(lambda *_: Proposal(np.empty(0, np.int64))), [1], coupled)
+        assert emitted(hash_target(seed), switch, [1], coupled) == wanted
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_the_distribution_of_sampled_text_is_the_targets(every: int) -> None:
+    from tests.support.toy import chi_square, sample_texts
+
+    vocab, truth = 5, hash_logits(2, 5, 3)
+
+    def guess(flip: int) -> Callable[[], Adaptive]:
+        q = np.full(vocab, 1 / vocab)
+
+        def drawn(tokens: list[int], budget: int) -> Proposal:
+            rng = np.random.default_rng()
+            return Proposal(rng.integers(0, vocab, budget), None, np.repeat(q[None], budget, 0))
+
+        def named(tokens: list[int], budget: int) -> Proposal:
+            return Proposal(np.full(budget, (tokens[-1] + flip) % vocab))
+
+        return lambda: controlled(Scripted(drawn if flip else named), INT4, 0.01)
+
+    switch = Forced([Candidate("a", 1.2, guess(0)), Candidate("b", 1.2, guess(1))], every)
+    params = SamplingParams(1.0)
+    from tests.support.reference import FunctionTarget
+
+    counts = sample_texts(FunctionTarget(truth, vocab, 64), switch, [1], 3, lambda i: SamplingParams(1.0), 4000)
+    assert chi_square(counts, exact(truth, vocab, [1], 3, params)) > 1e-4
+
+
+def test_a_seeded_text_depends_on_nothing_but_the_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rejection sampling: neither what was learned before nor the clock may change which guesses are made."""
+    seeded = SamplingParams(1.0, seed=11)
+    # times that are nothing like what control was given: by the clock nothing would be drafted
+    fresh = three(INT4, 0.1, always(0.6), draws=True)
+    expected = fresh.run(monkeypatch, 600, sampling=seeded)
+    assert expected.stats.drafted > 100
+    used = three(INT4, 0.1, always(0.6), draws=True)
+    used.run(monkeypatch, 500, sampling=SamplingParams(1.0))
+    used.switch._learned.each[0].purse = 0.0
+    used.curve = DEAR
+    for guesser in used.guessers.values():
+        guesser.c *= 7
+    again = used.run(monkeypatch, 600, sampling=seeded)
+    assert again.tokens == expected.tokens
+    assert again.switches == expected.switches
+    assert again.stats.histogram == expected.stats.histogram
+    free = used.run(monkeypatch, 600, sampling=SamplingParams(1.0))
+    assert free.stats.drafted != expected.stats.drafted
+    assert used.switch._standings is used.switch._learned
+
+
+def test_seeded_requests_switch_by_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded = SamplingParams(1.0, seed=3)
+    runs = [three(STOCK, 0.2, draws=True).run(monkeypatch, 300, sampling=seeded) for _ in range(2)]
+    assert runs[0].switches == runs[1].switches != []
+
+
+# -- failures ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("where", ["make", "bind", "begin", "propose", "observe", "timed"])
+def test_a_candidate_that_fails_is_dropped_alone(monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+    case = three(INT4, 0.05, always(0.8))
+    case.switch.candidates[1] = Candidate("heads", 1.2, lambda: controlled(
+        Guesser(always(0.8), 0.02, case.clock, name="heads"), INT4, 0.02))  # fmt: skip
+
+    def fail(*_: object) -> Any:
+        raise RuntimeError("broken")
+
+    if where == "make":
+        case.switch.candidates[0] = Candidate("draft", 1.4, fail)
+    else:
+        setattr(case.guessers["draft"], where, fail)
+    made = case.run(monkeypatch, 100)
+    (drop,) = made.stats.monitor.drops
+    assert (drop.method, drop.error) == ("draft", "RuntimeError: broken")
+    assert made.switches[0][1:] == ("draft", "heads")
+    assert "RuntimeError: broken" in case.switch.reason
+    assert case.switch.used == "heads"
+    assert made.loss < -0.2
+    # it is in again in the next request, once its time has come
+    learned = case.switch._learned
+    assert not learned.ready(0)
+    assert "broken" in case.run(monkeypatch, 20).stats.monitor.control.switches[0].why
+    learned.now = learned.each[0].until
+    assert learned.ready(0)
+
+
+def test_nonsense_guesses_cost_a_candidate_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = three(INT4, 0.05, always(0.8))
+    case.guessers["draft"].propose = lambda tokens, budget: Proposal(np.array([10**6]))  # type: ignore[method-assign]
+    made = case.run(monkeypatch, 60)
+    assert [drop.method for drop in made.stats.monitor.drops] == ["draft"]
+    assert "outside the vocabulary" in made.stats.monitor.control.switches[0].why
+
+
+def test_when_all_have_failed_decoding_is_plain_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> Any:
+        raise RuntimeError("gone")
+
+    clock = Clock()
+    switch = Switch([Candidate("draft", 1.4, fail), Candidate("ngram", 1.0, fail, cheap=True)])
+    made = run(monkeypatch, switch, clock, INT4, 50)
+    assert made.tokens == text([1], 50)
+    assert [drop.method for drop in made.stats.monitor.drops] == ["draft", "ngram"]
+    assert "gone" in (made.stats.dropped_reason or "")
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def test_hidden_states_are_asked_for_only_while_they_are_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.support.toy import FunctionTarget as Target  # type: ignore[attr-defined]
+
+    class Heads(Target):
+        keep_hidden = True
+
+        def forward_heads(self, *_: object) -> Any:
+            raise NotImplementedError
+
+    target = Heads(hash_logits(1, 11), 11, 64)
+    assert isinstance(target, HeadTarget)
+    wanting, not_wanting = (Scripted(lambda tokens, budget: Proposal(np.array([1]))) for _ in range(2))
+    wanting.wants_hidden = True
+    seen: list[bool] = []
+    wanting.observe = lambda proposal, verdict, output: seen.append(target.keep_hidden)  # type: ignore[method-assign]
+    switch = Forced([Candidate("a", 1.2, lambda: controlled(not_wanting, INT4, 0.0)),
+                     Candidate("b", 1.2, lambda: controlled(wanting, INT4, 0.0))], 3)  # fmt: skip
+
+    found = []
+    for _ in decode(target, switch, [1], DecodeOptions(30, 3)):
+        found.append((switch.name, target.keep_hidden))
+    assert {wanted for name, wanted in found if name == "b"} == {True}
+    assert {wanted for name, wanted in found if name == "a"} == {False}
+    assert seen
+    assert all(seen)
+
+
+def test_a_width_reaches_whoever_is_in_use() -> None:
+    controls = [controlled(Scripted(lambda tokens, budget: Proposal(np.array([1]))), STOCK, 0.1) for _ in range(2)]
+    switch = Forced([Candidate(f"g{i}", 1.2, partial(controls.__getitem__, i)) for i in range(2)], 2)
+    switch.set_width(4)
+    switch.bind(SamplingParams(), switch._noise)
+    switch.begin([1])
+    assert controls[0]._width == 4
+    switch.set_width(2)
+    assert controls[0]._width == 2
+    switch._change(1, "test")
+    switch.propose([1], 2)
+    assert controls[1]._width == 2

@@ -1,0 +1,100 @@
+"""Skip sets that are kept: what is read again, and what damage costs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edgespec.drafters.skip_search.store import SkipStore, forget_sets, stored_sets
+from edgespec.errors import InvalidRequest
+from tests.drafters.test_swift import LAYERS, START, make, write
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of a manifest as the store looks at, and a cache folder of its own."""
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path))
+    files = {"model.data": SimpleNamespace(sha256="ab" * 32)}
+    return SimpleNamespace(files=files, target=SimpleNamespace(weights="model.data"))
+
+
+def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_path: Path) -> None:
+    target, drafter = make(store=SkipStore(manifest, "native", "text"))
+    for at in range(4):
+        write(target, drafter, 300, [at + 1])
+    assert drafter.skip != START
+    drafter.begin([1])
+    (file,) = stored_sets(manifest)
+    assert file.parent == tmp_path / "swift"
+    data = json.loads(file.read_text("utf-8"))
+    assert data.keys() == {"version", "layers", "records"}  # no tokens, no text
+    assert {key for item in data["records"] for key in item} == {"attention", "mlp", "matched", "seen", "windows"}
+    assert [path.name for path in file.parent.iterdir()] == [file.name]
+
+    _, other = make(store=SkipStore(manifest, "native", "text"))
+    assert other.skip == drafter.search.best
+    assert other.search.records.keys() == drafter.search.records.keys()
+    _, elsewhere = make(store=SkipStore(manifest, "native", "code"))
+    assert elsewhere.skip == START
+    _, stock = make(store=SkipStore(manifest, "stock", "text"))
+    assert stock.skip == START
+    assert forget_sets(manifest) == 1
+    assert not stored_sets(manifest)
+
+
+def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
+    _, first = make(store=SkipStore(manifest, "native", "text"))
+    target, second = make(store=SkipStore(manifest, "native", "text"))
+    for at in range(4):
+        write(target, second, 300, [at + 1])
+    second._save()
+    first.begin([1])
+    assert first.skip == second.skip != START
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        '{"version": 9, "layers": 8, "records": []}',
+        '{"version": 1, "layers": 7, "records": []}',
+        '{"version":1, "layers":8, "records":[{"attention":[0], "mlp":[], "matched":1, "seen":2, "windows":1}]}',
+        '{"version":1, "layers":8, "records":[{"attention":[1], "mlp":[], "matched":3, "seen":2, "windows":1}]}',
+        '{"version": 1, "layers": 8, "records": [{"attention": "x", "mlp": [], "matched": NaN, "seen": 2}]}',
+        "[" * 100000,
+        " " * (2 << 20),
+    ],
+)
+def test_a_damaged_file_is_ignored_with_a_note(manifest: Any, content: str) -> None:
+    store = SkipStore(manifest, "native", "text")
+    store.path.parent.mkdir(parents=True)
+    store.path.write_text(content, "utf-8")
+    target, drafter = make(store=store)
+    assert drafter.skip == START
+    assert "ignored" in drafter.reason
+    write(target, drafter, 200)
+    drafter._save()
+    assert json.loads(store.path.read_text("utf-8"))["layers"] == LAYERS
+
+
+def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: Path) -> None:
+    (tmp_path / "swift").write_text("in the way", "utf-8")
+    target, drafter = make(store=SkipStore(manifest, "native", "text"))
+    write(target, drafter, 400)
+    drafter._save()
+    assert "cannot be kept" in drafter.reason
+
+
+@pytest.mark.parametrize("kind", ["", "../x", "A", "a/b", "a" * 40, "a b"])
+def test_a_kind_is_part_of_a_name(manifest: Any, kind: str) -> None:
+    with pytest.raises(InvalidRequest, match="stream kind"):
+        SkipStore(manifest, "native", kind)
