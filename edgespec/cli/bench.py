@@ -13,7 +13,6 @@ from edgespec.cli.common import (
     drafting_options,
     emit_json,
     grammar_options,
-    human_bytes,
     json_option,
     length_option,
     loading_options,
@@ -27,6 +26,7 @@ from edgespec.cli.common import (
 )
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.drafters.registry import AR
+from edgespec.planning.memory.budget import show_bytes
 from edgespec.reports.advice import label
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _table(rows: list[dict[str, Any]], padded: bool) -> None:
             f"{row['tokens_per_round']:.2f}",
             f"{100 * row['acceptance_rate']:.0f} %" if row["method"] not in ("plain", AR) else "-",
             f"{row['same_text']}/{row['runs']}",
-            human_bytes(row["extra_bytes"]),
+            show_bytes(row["extra_bytes"]),
         )
     table_console().print(table)
 
@@ -264,7 +264,7 @@ def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
             f"{row['tokens_per_round']:.2f}",
             "yes" if row["lossless"] else "no",
             f"{row['same_text']}/{row['runs']}",
-            human_bytes(row["extra_bytes"]),
+            show_bytes(row["extra_bytes"]),
         ]
         if together:
             cells.append(f"{row['batch_tokens_per_second'] or 0:.1f}")

@@ -273,12 +273,3 @@ def attention_lines(part: AttentionPart | None) -> list[str]:
             f"with float16 keys on {part.positions} positions"
         )
     return lines
-
-
-def human_bytes(count: float) -> str:
-    """Bytes as people write them."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.2f} GiB"

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import ATTENTIONS, attention_lines, emit_json, human_bytes, json_option, progress
+from edgespec.cli.common import ATTENTIONS, attention_lines, emit_json, json_option, progress
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option, with_recipe
+from edgespec.planning.memory.budget import show_bytes
 
 if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest
@@ -162,7 +163,7 @@ def command(
     size = sum(entry.size for entry in manifest.files.values())
     parity = manifest.parity
     against = parity.get("against", "the source")
-    click.echo(f"{target}: {human_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
+    click.echo(f"{target}: {show_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
     click.echo(
         f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
         f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
@@ -219,7 +220,7 @@ def _show_plan(plan: dict[str, Any], as_json: bool) -> None:
         weights += f", head {plan['head_format']}"
     click.echo(f"{plan['model']}: {plan['architecture']}, {weights}, methods {', '.join(plan['methods'])}")
     for part, size in plan["weight_bytes"].items():
-        click.echo(f"{part} weights: {human_bytes(size)}")
+        click.echo(f"{part} weights: {show_bytes(size)}")
     for note in plan["notes"]:
         click.echo(f"note: {note}")
-    click.echo(f"KV: {human_bytes(plan['kv_bytes_per_token'])} a token, context {plan['context']}")
+    click.echo(f"KV: {show_bytes(plan['kv_bytes_per_token'])} a token, context {plan['context']}")

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import attention_lines, emit_json, human_bytes, json_option, table_console
+from edgespec.cli.common import attention_lines, emit_json, json_option, table_console
+from edgespec.planning.memory.budget import show_bytes
 
 if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest, ModelPart
@@ -65,8 +66,8 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         *(("", trait) for trait in manifest.provenance.get("traits", [])),
         ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
-        ("size", human_bytes(sum(entry.size for entry in manifest.files.values()))),
-        ("KV", f"{human_bytes(facts.kv_bytes_per_token)} a token"),
+        ("size", show_bytes(sum(entry.size for entry in manifest.files.values()))),
+        ("KV", f"{show_bytes(facts.kv_bytes_per_token)} a token"),
         ("operators", f"{choice.kind} ({choice.reason})"),
         ("devices", _devices(manifest)),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
@@ -123,7 +124,7 @@ def _devices(manifest: Manifest) -> str:
 def _heads(manifest: Manifest) -> str:
     groups = [f"{group.name}{f' ({group.count})' if group.count > 1 else ''}" for group in manifest.target.heads]
     size = manifest.memory.get("weight_bytes", {}).get("heads")
-    return ", ".join(groups) + _cut(manifest.target) + (f", {human_bytes(size)}" if size else "")
+    return ", ".join(groups) + _cut(manifest.target) + (f", {show_bytes(size)}" if size else "")
 
 
 def _cut(part: ModelPart) -> str:

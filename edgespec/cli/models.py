@@ -58,7 +58,6 @@ def _show_all(as_json: bool) -> None:
 
 
 def _show_one(model: str, context: int | None, revision: str | None, as_json: bool) -> None:
-    from edgespec.cli.common import human_bytes
     from edgespec.drafters.registry import needing
     from edgespec.export.architectures.traits import traits
     from edgespec.export.bundle.model_part import open_described
@@ -66,6 +65,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     from edgespec.export.planning.plan import weight_bytes
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
+    from edgespec.planning.memory.budget import show_bytes
     from edgespec.runtimes.files.manifest import FORMATS
 
     path = resolve(model, revision)
@@ -87,5 +87,5 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
                f"{facts.kv_heads}, vocabulary {facts.vocab}, context {facts.context}")  # fmt: skip
     for each in found:
         click.echo(f"  {each}")
-    click.echo("weights: " + ", ".join(f"{form} {human_bytes(size)}" for form, size in sizes.items()))
-    click.echo(f"KV: {human_bytes(facts.kv_bytes_per_token)} a token in float32")
+    click.echo("weights: " + ", ".join(f"{form} {show_bytes(size)}" for form, size in sizes.items()))
+    click.echo(f"KV: {show_bytes(facts.kv_bytes_per_token)} a token in float32")

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.common import emit_json, human_bytes, json_option, progress, table_console
+from edgespec.cli.common import emit_json, json_option, progress, table_console
 from edgespec.drafters.ngram_store.build import MAX_BYTES, build_store, refuse_existing
+from edgespec.planning.memory.budget import show_bytes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -102,7 +103,7 @@ def build(
     if as_json:
         emit_json({"store": str(output)} | facts.as_dict())
         return
-    size = human_bytes(facts.file_bytes)
+    size = show_bytes(facts.file_bytes)
     click.echo(f"{output}: {facts.entries} n-grams of {facts.tokens} tokens in {_texts(facts)}, {size}")
     if facts.left_out:
         click.echo(f"no room for {facts.left_out} n-grams that occurred least often; --max-size allows more")
@@ -130,7 +131,7 @@ def info(store: Path, as_json: bool) -> None:
     table.add_row("n-grams", f"{facts.entries}; by tokens: {lengths}")
     table.add_row("left out", f"{facts.left_out} for want of room")
     table.add_row("read", f"{facts.tokens} tokens in {_texts(facts)}")
-    table.add_row("size", human_bytes(facts.file_bytes))
+    table.add_row("size", show_bytes(facts.file_bytes))
     table.add_row("vocabulary", f"{facts.vocab} tokens, SHA-256 {facts.vocabulary[:12]}...")
     table_console().print(table)
 
@@ -159,7 +160,7 @@ def clear(stores: tuple[Path, ...], as_json: bool) -> None:
     if as_json:
         emit_json({"removed": [str(file) for file in files], "bytes": freed})
     else:
-        click.echo(f"removed {len(files)} store{'s' if len(files) > 1 else ''}, {human_bytes(freed)}")
+        click.echo(f"removed {len(files)} store{'s' if len(files) > 1 else ''}, {show_bytes(freed)}")
 
 
 def _pieces(text: str) -> Iterable[str]:

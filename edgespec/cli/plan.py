@@ -24,7 +24,8 @@ from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option
 
 if TYPE_CHECKING:
-    from edgespec.planning.plan import Option, Plan, PlannedRun, PlanRequest
+    from edgespec.planning.candidates import Option, PlannedRun, PlanRequest
+    from edgespec.planning.plan import Plan
     from edgespec.planning.profile.record import Profile
 
 MOST_LINES = 12
@@ -156,8 +157,8 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
 def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
     """What is asked for: the budget and the device."""
     from edgespec.errors import InvalidRequest
+    from edgespec.planning.candidates import PlanRequest
     from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
-    from edgespec.planning.plan import PlanRequest
 
     if options["budget"] is None:
         budget = foreign.machine.memory if foreign else available_memory().reachable

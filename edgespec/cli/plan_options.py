@@ -7,7 +7,7 @@ from pathlib import Path
 
 from edgespec.drafters.registry import METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.planning.plan import Option
+from edgespec.planning.candidates import Option
 from edgespec.planning.profile.record import Profile
 from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
 from edgespec.runtimes.options import LoadOptions

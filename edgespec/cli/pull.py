@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import emit_json, human_bytes, json_option, table_console
+from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.planning.memory.budget import show_bytes
 
 
 @click.command("pull")
@@ -40,7 +41,7 @@ def command(model: str | None, revision: str | None, listing: bool, as_json: boo
     if as_json:
         emit_json({"model": model, "folder": str(folder), "bytes": size})
     else:
-        click.echo(f"{model}: {human_bytes(size)} in {folder}")
+        click.echo(f"{model}: {show_bytes(size)} in {folder}")
         click.echo(f"next: edgespec export {model} --method self-spec")
 
 
@@ -68,5 +69,5 @@ def _list(as_json: bool) -> None:
 
     table = Table("model", "size", box=None, pad_edge=False)
     for row in rows:
-        table.add_row(row["model"], human_bytes(row["bytes"]))
+        table.add_row(row["model"], show_bytes(row["bytes"]))
     table_console().print(table)

@@ -20,14 +20,16 @@ def admit(
         BudgetError: not even plain decoding fits.
     """
     tokens = min(engine.context, prompt + settings.max_new_tokens)
-    fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
-    choice = choice.among(fitting, "no room in memory")
+    if choice.candidates:
+        fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
+        choice = choice.among(fitting, "no room in memory")
     busy, idle = engine.sessions.held()
+    method = heaviest(choice)
     # what several methods load stays while the request runs
-    several = [one.name for one in choice.proposers or choice.candidates if one.name != heaviest(choice)]
-    busy += engine.allowance.extra(several, tokens)
+    if several := [one.name for one in choice.proposers or choice.candidates if one.name != method]:
+        busy += engine.allowance.extra(several, tokens)
     admission = engine.allowance.admit(
-        heaviest(choice),
+        method,
         tokens,
         gamma=settings.gamma or choice.gamma,
         greedy=settings.sampling.greedy and not settings.logprobs,
@@ -37,7 +39,7 @@ def admit(
     )
     if admission.crowded:
         engine.sessions.clear()
-    if admission.method == heaviest(choice):
+    if admission.method == method:
         return choice, admission
     cheaper = choose_method(engine.bundle.manifest, admission.method)
     return replace(cheaper, reason=admission.reason), admission

@@ -155,6 +155,8 @@ class Stream:
     @property
     def _draft_attention(self) -> str | None:
         """The coarser keys that this request's drafts read."""
+        if self._engine.attention.draft is None:
+            return None
         methods = self._drafter.used_so_far if isinstance(self._drafter, Switch) else self._choice.methods
         return self._engine.attention.draft if set(methods) & set(needing("layers")) else None
 

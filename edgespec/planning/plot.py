@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.planning.plan import Plan, PlannedRun, label
+from edgespec.planning.candidates import PlannedRun
+from edgespec.planning.plan import Plan, label
 
 MOST = 16  # candidates in a picture
 

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.source.described import Described
 from edgespec.export.storage.fill import Errors
+from edgespec.export.tokenizers.facts import DescribedModel
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import ModelPart, Precision, SkipSetPart
 from edgespec.runtimes.files.operators import WantedOperators
@@ -65,7 +65,7 @@ class Writing:
         return "draft/" if self.draft else ""
 
 
-class SourceModel(Described, Protocol):
+class SourceModel(DescribedModel, Protocol):
     """A target or a draft on its way into a bundle."""
 
     def limit(self, context: int) -> None:

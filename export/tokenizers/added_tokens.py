@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
+from edgespec.export.tokenizers.described import Described
 from edgespec.runtimes.text.special import NAMED, SPECIAL_TOKENS_FILE, read_object, special_name
-
-Described = dict[str, Any]  # of tokenizer.json
 
 
 @dataclass(frozen=True)

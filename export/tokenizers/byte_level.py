@@ -1,24 +1,65 @@
-"""vocab.json and merges.txt (byte-level BPE, as of GPT-2 and Qwen2) as a tokenizer.json."""
+"""Byte-level BPE, as of GPT-2 and Qwen2, as a tokenizer.json: of vocab.json and merges.txt, or of a GGUF file."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import ExportError
+from edgespec.export.tokenizers.described import Described, bpe_model, tokenizer_json
 from edgespec.runtimes.files.json_file import read_json
 
-Described = dict[str, Any]  # of tokenizer.json
-
-# How Qwen2 cuts text into words: its documented pattern, a fact of the model.
-QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+# How models cut text into words before merging: documented patterns, facts of the models.
+_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+LLAMA3 = (rf"{_ENDINGS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",)
+QWEN2 = (rf"{_ENDINGS}|{_WORDS}|\p{{N}}|{_REST}",)
+GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",)
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+TEKKEN = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*|\p{{N}}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
 FAMILIES = {"GPT2Tokenizer": "gpt2", "CodeGenTokenizer": "gpt2", "Qwen2Tokenizer": "qwen2"}
 GENERIC = (None, "PreTrainedTokenizer", "PreTrainedTokenizerFast", "TokenizersBackend")
 
 
-def convert_byte_level(folder: Path, config: dict[str, Any], model_type: str | None) -> Described:
+def describe_byte_level(
+    vocab: dict[str, int],
+    merges: list[list[str]],
+    splits: Sequence[str] | None,
+    *,
+    prefix: bool = False,
+    ignore_merges: bool = False,
+) -> Described:
+    """tokenizer.json, without added tokens and BOS.
+
+    Args:
+        vocab: token -> id.
+        merges: pairs of tokens, in the order of their ranks.
+        splits: regular expressions whose matches are words, one after the other; None = as in GPT-2.
+        prefix: a space is put before the text.
+        ignore_merges: a word that is a token needs no merges.
+    """
+    words: Described = {
+        "type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": splits is None,
+    }  # fmt: skip
+    if splits is not None:
+        cut = [
+            {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False} for split in splits
+        ]
+        words = {"type": "Sequence", "pretokenizers": [*cut, words]}
+    return tokenizer_json(
+        bpe_model(vocab, merges, continuing_subword_prefix="", end_of_word_suffix="", ignore_merges=ignore_merges),
+        normalizer={"type": "NFC"} if splits == QWEN2 else None,
+        words=words,
+        decoder={"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
+    )
+
+
+def read_byte_level(folder: Path, config: dict[str, Any], model_type: str | None) -> Described:
     """tokenizer.json, without added tokens and BOS, of a folder with vocab.json and merges.txt.
 
     Args:
@@ -29,35 +70,9 @@ def convert_byte_level(folder: Path, config: dict[str, Any], model_type: str | N
     Raises:
         ExportError: unreadable files, or a class whose words nobody here knows.
     """
-    family = _family(folder, config.get("tokenizer_class"), model_type)
-    prefix = bool(config.get("add_prefix_space", False))
-    byte_level = {"type": "ByteLevel", "add_prefix_space": prefix, "trim_offsets": True, "use_regex": family == "gpt2"}
-    words: Described = byte_level
-    if family == "qwen2":
-        split = {"type": "Split", "pattern": {"Regex": QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
-        words = {"type": "Sequence", "pretokenizers": [split, byte_level]}
-    return {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": "NFC"} if family == "qwen2" else None,
-        "pre_tokenizer": words,
-        "post_processor": None,
-        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": "",
-            "end_of_word_suffix": "",
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": _read_vocab(folder / "vocab.json"),
-            "merges": _read_merges(folder / "merges.txt"),
-        },
-    }
+    splits = QWEN2 if _family(folder, config.get("tokenizer_class"), model_type) == "qwen2" else None
+    vocab, merges = _read_vocab(folder / "vocab.json"), _read_merges(folder / "merges.txt")
+    return describe_byte_level(vocab, merges, splits, prefix=bool(config.get("add_prefix_space", False)))
 
 
 def _family(folder: Path, name: Any, model_type: str | None) -> str:

@@ -4,18 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft
-from edgespec.export.source.described import Described
-from edgespec.runtimes.files.manifest import TokenizerFacts
+from edgespec.runtimes.files.manifest import ModelFacts, TokenizerFacts
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import read_object
 
 PADDING = 128  # vocabularies may differ by unused rows at the end (llama.cpp allows as many)
 
 
-def tokenizer_facts(arch: Described, codec: TextCodec) -> TokenizerFacts:
+class Located(Protocol):
+    """Where a model was read from."""
+
+    @property
+    def path(self) -> Path:
+        """Its folder, with config.json and the tokenizer's files."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What the user should know about how it was read."""
+        ...
+
+
+class DescribedModel(Protocol):
+    """A source model, whoever makes its graphs."""
+
+    @property
+    def facts(self) -> ModelFacts:
+        """Its sizes."""
+        ...
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The parsed config.json."""
+        ...
+
+    @property
+    def source(self) -> Located:
+        """Where it lies."""
+        ...
+
+
+def tokenizer_facts(arch: DescribedModel, codec: TextCodec) -> TokenizerFacts:
     """BOS and EOS ids: generation_config.json first, then config.json, then the tokenizer's own.
 
     Without generation_config.json the tokenizer's EOS ends a text too: of chat-tuned models it is the end of a turn,
@@ -36,7 +68,7 @@ def tokenizer_facts(arch: Described, codec: TextCodec) -> TokenizerFacts:
     return TokenizerFacts(bos=first, eos=eos, chat_template=codec.chat_template is not None)
 
 
-def check_vocabulary(arch: Described, codec: TextCodec, eos: Sequence[int] = ()) -> None:
+def check_vocabulary(arch: DescribedModel, codec: TextCodec, eos: Sequence[int] = ()) -> None:
     """Refuse a tokenizer that writes tokens which the model does not have; the model may have more (padding).
 
     Raises:
@@ -57,7 +89,7 @@ def check_vocabulary(arch: Described, codec: TextCodec, eos: Sequence[int] = ())
         )
 
 
-def check_same_vocabulary(target: Described, draft: Described, ours: TextCodec, theirs: TextCodec) -> None:
+def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: TextCodec, theirs: TextCodec) -> None:
     """Refuse a draft whose tokens mean something else.
 
     Raises:

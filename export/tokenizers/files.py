@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.errors import ExportError
 from edgespec.export.tokenizers.added_tokens import (
     AddedToken,
-    Described,
     added_tokens,
     explicit_tokens,
     place,
     surround,
     vocabulary,
 )
+from edgespec.export.tokenizers.described import Described, build
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object, special_name
-
-if TYPE_CHECKING:
-    from edgespec.export.tokenizers.sentencepiece_file import SentencePieceModel
 
 SENTENCEPIECE = ("tokenizer.model", "spiece.model")
 VOCAB, MERGES = "vocab.json", "merges.txt"
@@ -34,15 +30,7 @@ def open_codec(folder: Path) -> TextCodec:
         ExportError: files that cannot be converted; the message says why.
     """
     described = convert(folder)
-    if described is None:
-        return _completed(folder)
-    from tokenizers import Tokenizer
-
-    try:
-        tokenizer = Tokenizer.from_str(json.dumps(described))
-    except Exception as error:  # the library raises a plain Exception
-        raise ExportError(f"{folder}: its tokenizer cannot be converted: {error}", "download it again") from error
-    return TextCodec(folder, tokenizer)
+    return _completed(folder) if described is None else TextCodec(folder, build(described, folder))
 
 
 def convert(folder: Path) -> Described | None:
@@ -78,37 +66,39 @@ def _flags(token: AddedToken) -> dict[str, Any]:
 
 
 def _sentencepiece(file: Path, config: dict[str, Any]) -> Described:
-    from edgespec.export.tokenizers.sentencepiece import convert_sentencepiece, symbols
+    from edgespec.export.tokenizers.sentencepiece import describe_sentencepiece, read_sentencepiece, symbols
 
-    folder = file.parent
-    described, model = convert_sentencepiece(file, config)
+    folder, model = file.parent, read_sentencepiece(file)
+    described = describe_sentencepiece(file, model, config)
     base = {number: AddedToken(text, special) for number, (text, special) in symbols(model).items()}
     place(described, added_tokens(folder, config, base, vocabulary(described)))
-    _surround(folder, described, config, model)
+    ends = model.trainer_spec.bos_id, model.trainer_spec.eos_id
+    own = [model.pieces[number].piece if 0 <= number < len(model.pieces) else None for number in ends]
+    _surround(folder, described, config, {"bos": own[0], "eos": own[1]})
     return described
 
 
 def _byte_level(folder: Path, config: dict[str, Any]) -> Described:
-    from edgespec.export.tokenizers.byte_level import convert_byte_level
+    from edgespec.export.tokenizers.byte_level import read_byte_level
 
-    model_type = read_object(folder / "config.json").get("model_type")
-    described = convert_byte_level(folder, config, model_type)
+    described = read_byte_level(folder, config, read_object(folder / "config.json").get("model_type"))
     place(described, added_tokens(folder, config, {}, vocabulary(described)))
-    _surround(folder, described, config, None)
+    _surround(folder, described, config, {})
     return described
 
 
-def _surround(folder: Path, described: Described, config: dict[str, Any], model: SentencePieceModel | None) -> None:
-    """BOS and EOS around a text, as the configuration says; sentencepiece models begin with BOS if it says nothing."""
+def _surround(folder: Path, described: Described, config: dict[str, Any], own: dict[str, str | None]) -> None:
+    """BOS and EOS around a text, as the configuration says; sentencepiece models begin with BOS if it says nothing.
+
+    Args:
+        own: tokens that a sentencepiece model names; empty = it is none.
+    """
     other, known = read_object(folder / SPECIAL_TOKENS_FILE), vocabulary(described)
     wanted: list[str | None] = []
-    for key, default, own in (
-        ("bos", model is not None, model.bos if model else -1),
-        ("eos", False, model.eos if model else -1),
-    ):
+    for key, default in (("bos", bool(own)), ("eos", False)):
         name = special_name(config, other, f"{key}_token")
-        if name is None and f"{key}_token" not in config and model and 0 <= own < len(model.pieces):
-            name = model.pieces[own].text
+        if name is None and f"{key}_token" not in config:
+            name = own.get(key)
         asked = config.get(f"add_{key}_token")
         add = default if asked is None else bool(asked)
         if add and name is None and asked:

@@ -8,81 +8,101 @@ what lies between them is normalised by itself.
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edgespec.errors import ExportError
-from edgespec.export.tokenizers.sentencepiece_file import (
-    BPE,
-    CONTROL,
-    NORMAL,
-    UNIGRAM,
-    UNKNOWN,
-    USER_DEFINED,
-    SentencePieceModel,
-    read_sentencepiece,
-)
+from edgespec.errors import ExportError, first_line
+from edgespec.export.tokenizers.described import Described, bpe_model, tokenizer_json
 
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = range(1, 6)  # kinds of pieces
+UNIGRAM, BPE = 1, 2  # kinds of models; 3 and 4 are words and characters
 SPACE = "\u2581"
 MANY = 1 << 20  # leading spaces that decoding drops where sentencepiece drops all of them
 NEVER = 1000.0  # so much below the least score, a piece is in no best segmentation
+SentencePiece = Any  # sentencepiece_model_pb2.ModelProto
 
-Described = dict[str, Any]  # of tokenizer.json
+
+def new_sentencepiece() -> SentencePiece:
+    """An empty model.
+
+    Raises:
+        ExportError: the package is not installed.
+    """
+    try:
+        from sentencepiece.sentencepiece_model_pb2 import ModelProto
+    except ImportError as error:
+        raise ExportError("sentencepiece models need the package sentencepiece", "pip install sentencepiece") from error
+    return ModelProto()
 
 
-def convert_sentencepiece(file: Path, config: dict[str, Any]) -> tuple[Described, SentencePieceModel]:
-    """tokenizer.json, without added tokens and BOS, of a tokenizer.model.
+def read_sentencepiece(file: Path) -> SentencePiece:
+    """Read a tokenizer.model.
+
+    Raises:
+        ExportError: not such a file, or cut short.
+    """
+    model = new_sentencepiece()
+    try:
+        model.ParseFromString(file.read_bytes())
+        texts = [piece.piece for piece in model.pieces]
+    except Exception as error:  # protobuf's own types
+        raise ExportError(
+            f"{file}: expected a sentencepiece model, got something else: {first_line(error)}", "download it again"
+        ) from error
+    if not any(texts):
+        raise ExportError(f"{file}: expected a sentencepiece model, got one without pieces", "download it again")
+    unknown, count = model.trainer_spec.unk_id, len(texts)
+    if not 0 <= unknown < count:
+        raise ExportError(f"{file}: names token {unknown} as unknown, but has {count} pieces")
+    return model
+
+
+def describe_sentencepiece(file: Path, model: SentencePiece, config: dict[str, Any]) -> Described:
+    """tokenizer.json, without added tokens and BOS.
 
     Args:
-        file: the tokenizer.model.
+        file: where the model comes from, for messages.
+        model: what it says.
         config: tokenizer_config.json; ``legacy`` (default true): a space is put before every section between special
             tokens, else before the text alone; ``add_prefix_space``: whether at all.
 
     Raises:
         ExportError: a model of words or characters, or options that no tokenizer.json can say.
     """
-    model = read_sentencepiece(file)
     _refuse_unknown(file, model)
     prefix = config.get("add_prefix_space")
-    prefix = model.dummy_prefix if prefix is None else bool(prefix)
+    prefix = model.normalizer_spec.add_dummy_prefix if prefix is None else bool(prefix)
     legacy = config.get("legacy") is not False
-    described: Described = {
-        "version": "1.0",
-        "truncation": None,
-        "padding": None,
-        "added_tokens": [],
-        "normalizer": {"type": "Sequence", "normalizers": _normalizers(model, prefix and legacy)},
-        "pre_tokenizer": None,
-        "post_processor": None,
-        "decoder": {"type": "Sequence", "decoders": _decoders(model, prefix)},
-        "model": _bpe(model) if model.kind == BPE else _unigram(model),
-    }
-    if prefix and not legacy:
-        described["pre_tokenizer"] = {
-            "type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False,
-        }  # fmt: skip
-    return described, model
+    metaspace = {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": "first", "split": False}
+    return tokenizer_json(
+        _bpe(model) if model.trainer_spec.model_type == BPE else _unigram(model),
+        normalizer={"type": "Sequence", "normalizers": _normalizers(model, prefix and legacy)},
+        words=metaspace if prefix and not legacy else None,
+        decoder={"type": "Sequence", "decoders": _decoders(model, prefix)},
+    )
 
 
-def symbols(model: SentencePieceModel) -> dict[int, tuple[str, bool]]:
+def symbols(model: SentencePiece) -> dict[int, tuple[str, bool]]:
     """Tokens that are found in a text as they stand: id -> (text, whether it is special)."""
     found = {
-        number: (piece.text, piece.kind != USER_DEFINED)
+        number: (piece.piece, piece.type != USER_DEFINED)
         for number, piece in enumerate(model.pieces)
-        if piece.kind in (CONTROL, UNKNOWN, USER_DEFINED) and piece.text
+        if piece.type in (CONTROL, UNKNOWN, USER_DEFINED) and piece.piece
     }
     # runs of spaces are met as U+2581 only: merges and scores find them
     return {number: item for number, item in found.items() if item[1] or SPACE not in item[0]}
 
 
-def _refuse_unknown(file: Path, model: SentencePieceModel) -> None:
-    if model.kind not in (UNIGRAM, BPE):
-        kind = {3: "words", 4: "characters"}.get(model.kind, f"kind {model.kind}")
+def _refuse_unknown(file: Path, model: SentencePiece) -> None:
+    form = model.trainer_spec.model_type
+    if form not in (UNIGRAM, BPE):
+        kind = {3: "words", 4: "characters"}.get(form, f"kind {form}")
         raise ExportError(f"{file}: a sentencepiece model of {kind}; expected BPE or unigram")
     for there, what in (
-        (model.suffix, "spaces as the ends of words (treat_whitespace_as_suffix)"),
-        (not model.escape, "spaces that are not escaped (escape_whitespaces false)"),
-        (model.denormalizes, "a denormalisation of decoded text"),
+        (model.trainer_spec.treat_whitespace_as_suffix, "spaces as the ends of words (treat_whitespace_as_suffix)"),
+        (not model.normalizer_spec.escape_whitespaces, "spaces that are not escaped (escape_whitespaces false)"),
+        (model.denormalizer_spec.precompiled_charsmap, "a denormalisation of decoded text"),
     ):
         if there:
             raise ExportError(
@@ -91,11 +111,11 @@ def _refuse_unknown(file: Path, model: SentencePieceModel) -> None:
             )
 
 
-def _normalizers(model: SentencePieceModel, prefix: bool) -> list[Described]:
+def _normalizers(model: SentencePiece, prefix: bool) -> list[Described]:
     found: list[Described] = []
-    if model.charsmap:
-        found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(model.charsmap).decode()})
-    if model.trim:
+    if charsmap := model.normalizer_spec.precompiled_charsmap:
+        found.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
+    if model.normalizer_spec.remove_extra_whitespaces:
         found.append(_replace(Regex=rf"\A +|[ {SPACE}]+\z", by=""))
         found.append(_replace(Regex=" {2,}", by=" "))
     if prefix:
@@ -103,13 +123,14 @@ def _normalizers(model: SentencePieceModel, prefix: bool) -> list[Described]:
     return [*found, _replace(String=" ", by=SPACE)]
 
 
-def _decoders(model: SentencePieceModel, prefix: bool) -> list[Described]:
+def _decoders(model: SentencePiece, prefix: bool) -> list[Described]:
+    trim = model.normalizer_spec.remove_extra_whitespaces
     found = [_replace(String=SPACE, by=" ")]
-    if model.byte_fallback:
+    if model.trainer_spec.byte_fallback:
         found.append({"type": "ByteFallback"})
     found.append({"type": "Fuse"})
-    if model.trim or prefix:
-        found.append({"type": "Strip", "content": " ", "start": MANY if model.trim else 1, "stop": 0})
+    if trim or prefix:
+        found.append({"type": "Strip", "content": " ", "start": MANY if trim else 1, "stop": 0})
     return found
 
 
@@ -117,40 +138,40 @@ def _replace(*, by: str, **pattern: str) -> Described:
     return {"type": "Replace", "pattern": pattern, "content": by}
 
 
-def _unigram(model: SentencePieceModel) -> Described:
-    never = min((piece.score for piece in model.pieces if piece.kind == NORMAL), default=0.0) - NEVER
+def _unigram(model: SentencePiece) -> Described:
+    never = min((piece.score for piece in model.pieces if piece.type == NORMAL), default=0.0) - NEVER
     kept = (NORMAL, USER_DEFINED)
     return {
         "type": "Unigram",
-        "unk_id": model.unk,
-        "vocab": [[piece.text, piece.score if piece.kind in kept else never] for piece in model.pieces],
-        "byte_fallback": model.byte_fallback,
+        "unk_id": model.trainer_spec.unk_id,
+        "vocab": [[piece.piece, piece.score if piece.type in kept else never] for piece in model.pieces],
+        "byte_fallback": model.trainer_spec.byte_fallback,
     }
 
 
-def _bpe(model: SentencePieceModel) -> Described:
-    return {
-        "type": "BPE",
-        "dropout": None,
-        "unk_token": model.pieces[model.unk].text,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": model.byte_fallback,
-        "ignore_merges": False,
-        "vocab": {piece.text: number for number, piece in enumerate(model.pieces)},
-        "merges": [list(pair) for pair in merges(model)],
-    }
+def _bpe(model: SentencePiece) -> Described:
+    tokens, fallback = [piece.piece for piece in model.pieces], model.trainer_spec.byte_fallback
+    usable = [piece.type in (NORMAL, USER_DEFINED) for piece in model.pieces]
+    found = merges(tokens, [-piece.score for piece in model.pieces], usable)
+    vocab = {token: number for number, token in enumerate(tokens)}
+    return bpe_model(vocab, found, unk_token=tokens[model.trainer_spec.unk_id], fuse_unk=True, byte_fallback=fallback)
 
 
-def merges(model: SentencePieceModel) -> list[tuple[str, str]]:
-    """Pairs of pieces that make a piece, the best score first: sentencepiece merges whatever makes the best piece."""
-    known = {piece.text: piece.score for piece in model.pieces if piece.kind in (NORMAL, USER_DEFINED)}
+def merges(tokens: Sequence[str], ranks: Sequence[float], usable: Sequence[bool]) -> list[list[str]]:
+    """The merges of a SentencePiece BPE vocabulary, which has none of its own: at every step it joins the two pieces
+    that make the best token, so every way to cut a token into two tokens is a merge, ranked as the token is.
+
+    Args:
+        tokens: by id.
+        ranks: of each token, the lowest first.
+        usable: whether text can become it.
+    """
+    rank = {token: ranks[at] for at, token in enumerate(tokens) if usable[at]}
     found = [
-        (score, cut, text)
-        for text, score in known.items()
-        for cut in range(1, len(text))
-        if text[:cut] in known and text[cut:] in known
+        (its, -cut, token)  # of one rank, those with the longest left part first: runs of spaces are cut so
+        for token, its in rank.items()
+        for cut in range(1, len(token))
+        if token[:cut] in rank and token[cut:] in rank
     ]
-    found.sort(key=lambda item: (-item[0], -item[1]))
-    return [(text[:cut], text[cut:]) for _, cut, text in found]
+    found.sort(key=lambda item: item[:2])
+    return [[token[:-cut], token[-cut:]] for _, cut, token in found]

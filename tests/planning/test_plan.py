@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.planning import plan as planning
+from edgespec.planning import candidates
+from edgespec.planning.candidates import GOALS, Goal, Option, PlanRequest, largest_context
 from edgespec.planning.memory.parts import Memory, MemoryPart
-from edgespec.planning.plan import GOALS, Goal, Option, Plan, PlanRequest, label, largest_context, make_plan
+from edgespec.planning.plan import Plan, label, make_plan
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.files.manifest import Manifest
@@ -41,8 +42,8 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         plain, gain = RATES[found.target.format], GAINS[use.method]
         return Speed(gain, plain * gain, plain, None, use.gamma, gain, None, "calibrated")
 
-    monkeypatch.setattr(planning, "memory_of", memory)
-    monkeypatch.setattr(planning, "speed_of", speed)
+    monkeypatch.setattr(candidates, "memory_of", memory)
+    monkeypatch.setattr(candidates, "speed_of", speed)
     monkeypatch.setattr(Memory, "peak", property(lambda self: self.private))
 
 

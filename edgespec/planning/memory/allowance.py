@@ -62,7 +62,7 @@ class Allowance:
         self.asked = budget is not None and budget != OFF
         self.limit: int | None = None
         self._mapped = self.asked
-        self._known: dict[RunOptions, Memory] = {}
+        self._known: dict[RunOptions, tuple[int, int]] = {}
         if budget == OFF:
             return
         found = available_memory()
@@ -134,11 +134,12 @@ class Allowance:
         for name in (method, *cheaper):
             for chunk in CHUNKS:
                 use = replace(base, method=name, chunk=chunk)
-                takes = self._takes(use) + busy
+                takes, peak = self._bytes(use)
+                takes += busy
                 if takes <= self.limit:
                     crowded = takes + idle > self.limit
                     reason = "" if name == method else self._dropped(method, name, replace(base, method=method))
-                    return Admission(name, chunk, self._memory(use).peak + busy, reason, crowded)
+                    return Admission(name, chunk, peak + busy, reason, crowded)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
         raise BudgetError(
             f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "
@@ -176,18 +177,19 @@ class Allowance:
 
     def memory(self, method: str) -> Memory:
         """What a method takes, part by part, with the whole context full."""
-        return self._memory(replace(self._use, method=method))
+        return memory_of(self._manifest, replace(self._use, method=method))
 
     def _takes(self, use: RunOptions) -> int:
-        """Bytes that count."""
-        memory = self._memory(use)
-        return memory.peak if self._mapped else memory.private
+        """Bytes that count: all, or private ones."""
+        return self._bytes(use)[0]
 
-    def _memory(self, use: RunOptions) -> Memory:
+    def _bytes(self, use: RunOptions) -> tuple[int, int]:
+        """(bytes that count, peak)."""
         # requests differ by a token: whole blocks of KV are what is allocated anyway
         use = replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context))
         if use not in self._known:
-            self._known[use] = memory_of(self._manifest, use)
+            memory = memory_of(self._manifest, use)
+            self._known[use] = memory.peak if self._mapped else memory.private, memory.peak
         return self._known[use]
 
     def _of(self) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.export.source.gguf.config import Metadata
-from edgespec.export.source.gguf.tokenizer import build_tokenizer, tokenizer_settings
+from edgespec.export.source.gguf.tokenizer import describe_tokenizer, tokenizer_settings
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 BESIDE = ("generation_config.json", "calibration.txt")
@@ -39,7 +39,7 @@ def write_small_files(folder: Path, file: Path, metadata: Metadata, config: dict
         notes.append(f"the tokenizer is {TOKENIZER[0]} beside the file, not the file's own")
         taken = (*TOKENIZER, *BESIDE)
     else:
-        build_tokenizer(file, metadata).save(str(folder / TOKENIZER[0]))
+        _write(folder / TOKENIZER[0], describe_tokenizer(file, metadata))
         _write(folder / TOKENIZER[1], tokenizer_settings(metadata))
     for name in taken:
         if (file.parent / name).is_file():

@@ -1,39 +1,32 @@
-"""The tokenizer of a GGUF file as a tokenizer.json: byte-level BPE ("gpt2") and SentencePiece BPE ("llama").
-
-The regular expressions are those by which the models' own tokenizers split text before merging; llama.cpp names them by
-``tokenizer.ggml.pre``.
-"""
+"""The tokenizer of a GGUF file as a tokenizer.json: byte-level BPE ("gpt2") and SentencePiece BPE ("llama")."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.source.gguf.config import Metadata
-from edgespec.export.source.gguf.merges import sentencepiece_merges, split_merges
+from edgespec.export.tokenizers.added_tokens import AddedToken, place, surround
+from edgespec.export.tokenizers.byte_level import GPT2, LLAMA3, QWEN2, TEKKEN, describe_byte_level
+from edgespec.export.tokenizers.described import Described, build
+from edgespec.export.tokenizers.sentencepiece import (
+    BPE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    describe_sentencepiece,
+    new_sentencepiece,
+)
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 1, 2, 3, 4, 5  # tokenizer.ggml.token_type
 BESIDE = "put the model's tokenizer.json beside the file: it is then used instead"
-WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-LLAMA3 = [rf"{ENDINGS}|{WORDS}|\p{{N}}{{1,3}}|{REST}"]
-QWEN2 = [rf"{ENDINGS}|{WORDS}|\p{{N}}|{REST}"]
-GPT2 = [r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)"]
-UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
-TEKKEN = [
-    rf"[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]*[{LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{UPPER}]+[{LOWER}]*|\p{{N}}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-]
-DEFAULT = [r"[\p{P}\$\+<=>\^~\|]+", *GPT2, r"\p{N}+", "[0-9][0-9][0-9]"]
+# how text is cut into words, by llama.cpp's names
 SPLITS = {
-    "default": DEFAULT,
+    "default": (r"[\p{P}\$\+<=>\^~\|]+", *GPT2, r"\p{N}+", "[0-9][0-9][0-9]"),
     "gpt-2": GPT2,
-    "smollm": [r"\p{N}", *GPT2],
+    "smollm": (r"\p{N}", *GPT2),
     "llama-bpe": LLAMA3,
     "llama3": LLAMA3,
     "llama-v3": LLAMA3,
@@ -45,29 +38,33 @@ WHOLE = ("llama-bpe", "llama3", "llama-v3", "tekken")  # a piece that is a token
 BEGIN = ("llama-bpe", "llama3", "llama-v3")  # BOS, unless the file says otherwise
 
 
-def build_tokenizer(file: Path, metadata: Metadata) -> Tokenizer:
-    """The tokenizer of a GGUF file.
+def describe_tokenizer(file: Path, metadata: Metadata) -> Described:
+    """The tokenizer.json of a GGUF file.
 
     Raises:
         UnsupportedModel: a kind of tokenizer, or a way to split text, that is not supported.
         ExportError: no or inconsistent tokens.
     """
     kind = metadata.get("tokenizer.ggml.model")
-    builders = {"gpt2": _byte_level, "llama": _sentencepiece}
-    if kind not in builders:
+    kinds = {"gpt2": _byte_level, "llama": _sentencepiece}
+    if kind not in kinds:
         raise UnsupportedModel(
-            f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(builders)}", BESIDE
+            f"{file}: tokenizer model {kind!r} is not supported; supported: {', '.join(kinds)}", BESIDE
         )
     tokens, types = _tokens(file, metadata)
     try:
-        tokenizer = builders[kind](file, metadata, tokens, types)
-        _add_tokens(tokenizer, tokens, types)
-        _add_ends(tokenizer, metadata, tokens)
+        described = kinds[kind](file, metadata, tokens, types)
+        # control tokens are special; text that is a user-defined one is never cut
+        kept = (CONTROL, UNKNOWN, USER_DEFINED)
+        added = {at: (token, its) for at, (token, its) in enumerate(zip(tokens, types, strict=True)) if its in kept}
+        place(described, {at: AddedToken(token, its != USER_DEFINED) for at, (token, its) in added.items() if token})
+        surround(described, *_ends(metadata, tokens))
+        build(described, file)
     except ExportError:
         raise
-    except Exception as error:  # the library raises a plain Exception
+    except Exception as error:  # of settings of unexpected types
         raise ExportError(f"{file}: its tokenizer is damaged: {error}", BESIDE) from error
-    return tokenizer
+    return described
 
 
 def tokenizer_settings(metadata: Metadata) -> dict[str, Any]:
@@ -97,70 +94,38 @@ def _tokens(file: Path, metadata: Metadata) -> tuple[list[str], list[int]]:
     return tokens[:size], types[:size]
 
 
-def _byte_level(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Tokenizer:
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-
+def _byte_level(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
     name = metadata.get("tokenizer.ggml.pre", "default")
     if name not in SPLITS:
         raise UnsupportedModel(
             f"{file}: pre-tokenizer {name!r} (tokenizer.ggml.pre) is not supported; supported: {', '.join(SPLITS)}",
             BESIDE,
         )
-    merges = split_merges(file, metadata.get("tokenizer.ggml.merges"))
-    vocabulary = {token: number for number, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=name in WHOLE))
-    if SPLITS[name] is QWEN2:
-        tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(split), behavior="isolated") for split in SPLITS[name]]
-    bytes_alone = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_alone])
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
+    vocab, merges = {token: number for number, token in enumerate(tokens)}, metadata.get("tokenizer.ggml.merges")
+    if not isinstance(merges, list):
+        raise ExportError(f"{file}: has no tokenizer.ggml.merges", BESIDE)
+    pairs = [[merge[:at], merge[at + 1 :]] for merge in merges if (at := merge.find(" ", 1)) > 0]
+    if len(pairs) != len(merges):
+        raise ExportError(f"{file}: a merge of its tokenizer is not two tokens", "download it again")
+    return describe_byte_level(vocab, pairs, SPLITS[name], ignore_merges=name in WHOLE)
 
 
-def _sentencepiece(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Tokenizer:
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
+def _sentencepiece(file: Path, metadata: Metadata, tokens: list[str], types: list[int]) -> Described:
     gemma = str(metadata.get("general.architecture")).startswith("gemma")
-    if gemma:  # runs of spaces are stored as such
-        tokens = ["\u2581" * len(token) if token and not token.strip(" ") else token for token in tokens]
     scores = metadata.get("tokenizer.ggml.scores")
     if not isinstance(scores, list) or len(scores) < len(tokens):
         raise ExportError(f"{file}: has no tokenizer.ggml.scores for its {len(tokens)} tokens", BESIDE)
-    # gemma's scores do not follow its merges: the order of its tokens does
-    ranks = list(range(len(tokens))) if gemma else [-score for score in scores]
+    model = new_sentencepiece()
+    for at, (token, score, kind) in enumerate(zip(tokens, scores, types, strict=False)):
+        if gemma:  # runs of spaces are stored as such, and not the scores but the order of tokens says what is merged
+            token, score = "\u2581" * len(token) if token and not token.strip(" ") else token, -at
+        model.pieces.add(piece=token, score=score, type=kind)
     unknown = int(metadata.get("tokenizer.ggml.unknown_token_id", 0))
-    bpe = models.BPE(
-        vocab={token: number for number, token in enumerate(tokens)},
-        merges=sentencepiece_merges(tokens, ranks, [kind in (NORMAL, USER_DEFINED) for kind in types]),
-        unk_token=tokens[unknown] if 0 <= unknown < len(tokens) else None,
-        fuse_unk=True,
-        byte_fallback=True,
-    )
-    tokenizer = Tokenizer(bpe)
-    spaces = normalizers.Replace(" ", "\u2581")
-    back = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
-        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), spaces])
-        back.append(decoders.Strip(" ", 1, 0))
-    else:
-        tokenizer.normalizer = spaces
-    tokenizer.decoder = decoders.Sequence(back)
-    return tokenizer
-
-
-def _add_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
-    """Control tokens, which are special, and user-defined ones: text that is one of them is never cut."""
-    from tokenizers import AddedToken
-
-    vocabulary = tokenizer.get_vocab()
-    for kind, special, add in (
-        (CONTROL, True, tokenizer.add_special_tokens),
-        (UNKNOWN, True, tokenizer.add_special_tokens),
-        (USER_DEFINED, False, tokenizer.add_tokens),
-    ):
-        named = [token for token, its in zip(tokens, types, strict=True) if its == kind and token in vocabulary]
-        add([AddedToken(token, normalized=False, special=special) for token in named if token])
+    model.trainer_spec.model_type, model.trainer_spec.byte_fallback = BPE, True
+    model.trainer_spec.unk_id = unknown if 0 <= unknown < len(tokens) else 0
+    model.normalizer_spec.remove_extra_whitespaces = False
+    prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
+    return describe_sentencepiece(file, model, {"add_prefix_space": prefix})
 
 
 def _begins(metadata: Metadata) -> bool:
@@ -169,15 +134,10 @@ def _begins(metadata: Metadata) -> bool:
     return bool(metadata.get("tokenizer.ggml.add_bos_token", own))
 
 
-def _add_ends(tokenizer: Tokenizer, metadata: Metadata, tokens: list[str]) -> None:
+def _ends(metadata: Metadata, tokens: list[str]) -> tuple[str | None, str | None]:
     """BOS in front of a text, and EOS behind it, where the model wants them."""
-    from tokenizers import processors
-
     bos, eos = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos"))
-    first = [int(bos)] if bos is not None and _begins(metadata) else []
-    last = [int(eos)] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else []
-    if first or last:
-        single = [*(tokens[number] for number in first), "$A", *(tokens[number] for number in last)]
-        pair = [*single, *(tokens[number] for number in first), "$B", *(tokens[number] for number in last)]
-        named = [(tokens[number], number) for number in {*first, *last}]
-        tokenizer.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=named)
+    return (
+        tokens[int(bos)] if bos is not None and _begins(metadata) else None,
+        tokens[int(eos)] if eos is not None and metadata.get("tokenizer.ggml.add_eos_token", False) else None,
+    )

@@ -11,9 +11,9 @@ from gguf import GGUFWriter
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.bundle.model import open_model
-from edgespec.export.source.gguf.merges import sentencepiece_merges
 from edgespec.export.source.source import Checkpoint
 from edgespec.export.tokenizers.facts import tokenizer_facts
+from edgespec.export.tokenizers.sentencepiece import merges
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf
 from tests.support.gguf_files import Change, write_gguf
@@ -158,8 +158,8 @@ def test_a_sentencepiece_vocabulary_without_bos_and_space(tmp_path: Path) -> Non
 
 def test_merges_of_a_token_that_can_be_cut_twice() -> None:
     tokens = ["a", "b", "ab", "ba", "aba", "c"]
-    merges = sentencepiece_merges(tokens, [5, 4, 3, 2, 1, 0], [True] * 5 + [False])
-    assert merges == [("a", "ba"), ("ab", "a"), ("b", "a"), ("a", "b")]
+    found = merges(tokens, [5, 4, 3, 2, 1, 0], [True] * 5 + [False])
+    assert found == [["ab", "a"], ["a", "ba"], ["b", "a"], ["a", "b"]]
 
 
 def test_gemmas_vocabulary(tmp_path: Path) -> None:

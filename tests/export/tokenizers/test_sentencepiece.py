@@ -16,8 +16,7 @@ from tokenizers import Tokenizer
 
 from edgespec.errors import EdgespecError, ExportError
 from edgespec.export.tokenizers.files import open_codec
-from edgespec.export.tokenizers.sentencepiece import convert_sentencepiece
-from edgespec.export.tokenizers.sentencepiece_file import BPE, BYTE, CONTROL, UNIGRAM, read_sentencepiece
+from edgespec.export.tokenizers.sentencepiece import UNIGRAM, describe_sentencepiece, read_sentencepiece
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import spm
 
@@ -68,35 +67,20 @@ def test_tokens_and_text_are_those_of_sentencepiece(trained: Callable[..., bytes
     file = tmp_path / "tokenizer.model"
     file.write_bytes(trained(kind))
     reference = sentencepiece.SentencePieceProcessor(model_proto=trained(kind))
-    described, model = convert_sentencepiece(file, {})
+    model = read_sentencepiece(file)
+    described = describe_sentencepiece(file, model, {})
     tokenizer, ties = Tokenizer.from_str(json.dumps(described)), 0
     for text in spm.texts(COUNT):
-        if model.charsmap and marked_and_rewritten(text):
+        if model.normalizer_spec.precompiled_charsmap and marked_and_rewritten(text):
             continue
         expected, got = reference.encode(text), tokenizer.encode(text).ids
         if got != expected:
-            assert model.kind == UNIGRAM, text
+            assert model.trainer_spec.model_type == UNIGRAM, text
             assert score(model.pieces, got) == pytest.approx(score(model.pieces, expected), abs=1e-3), text
             ties += 1
-        known = [token for token in expected if token != model.unk]
+        known = [token for token in expected if token != model.trainer_spec.unk_id]
         assert tokenizer.decode(known) == reference.decode(known)
     assert ties < COUNT / 100
-
-
-def test_the_file_is_read_as_sentencepiece_reads_it(trained: Callable[..., bytes], tmp_path: Path) -> None:
-    for kind in ("llama", "unigram"):
-        reference = sentencepiece.SentencePieceProcessor(model_proto=trained(kind))
-        (tmp_path / "m").write_bytes(trained(kind))
-        model = read_sentencepiece(tmp_path / "m")
-        size = reference.vocab_size()
-        assert [piece.text for piece in model.pieces] == [reference.id_to_piece(number) for number in range(size)]
-        assert [piece.score for piece in model.pieces] == [reference.get_score(number) for number in range(size)]
-        assert [piece.kind == BYTE for piece in model.pieces] == [reference.is_byte(number) for number in range(size)]
-        controls = [reference.is_control(number) for number in range(size)]
-        assert [piece.kind == CONTROL for piece in model.pieces] == controls
-        assert (model.unk, model.bos, model.eos) == (0, 1, 2)
-        assert model.kind == (BPE if kind == "llama" else UNIGRAM)
-        assert bool(model.charsmap) == (kind == "unigram")
 
 
 def test_no_bos_in_the_model(opened: Callable[..., TextCodec]) -> None:
