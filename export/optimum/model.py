@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export import architectures
 from edgespec.export.architectures import ARCHITECTURES, describe
+from edgespec.export.architectures.settings import model_facts
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.optimum.export import export_graph, optimum_missing
@@ -242,7 +243,8 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
         return value
 
     hidden, heads = read("hidden"), read("heads")
-    return ModelFacts(
+    return model_facts(
+        file,
         architecture=describe(config),
         layers=read("layers"),
         hidden=hidden,
