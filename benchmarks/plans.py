@@ -29,7 +29,7 @@ from edgespec.engine.loading import load
 from edgespec.planning.candidates import Option, PlanRequest
 from edgespec.planning.plan import make_plan
 from edgespec.planning.profile.record import Profile
-from edgespec.reports.bench import BASELINE, Entry, bench_all
+from edgespec.reports.bench import BASELINE, BenchEntry, bench_all
 from edgespec.reports.calibrate import calibrate
 from edgespec.runtimes.options import LoadOptions
 
@@ -112,7 +112,7 @@ def _written(engine: Engine, prompt: Sequence[int], tokens: int) -> list[int]:
 
 def measured(engines: Sequence[Engine], prompts: Sequence[list[int]], new: int, repeats: int) -> Rates:
     """Tokens a second of every method of every bundle, all taking turns."""
-    entries = [Entry(engine, [*(name for name in engine.methods if name != PLAIN), AUTO]) for engine in engines]
+    entries = [BenchEntry(engine, [*(name for name in engine.methods if name != PLAIN), AUTO]) for engine in engines]
     figures = bench_all(entries, prompts, Settings(max_new_tokens=new, ignore_eos=True), repeats)
     rows = [figure.as_dict() for figure in figures]
     return {

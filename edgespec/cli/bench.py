@@ -92,7 +92,7 @@ def command(
     """
     from edgespec.cli.prompts import read_prompts
     from edgespec.reports.advice import advise
-    from edgespec.reports.bench import Entry, bench_all, check_plot
+    from edgespec.reports.bench import BenchEntry, bench_all, check_plot
     from edgespec.reports.bench import plot as draw
     from edgespec.reports.page import check_page, write_page
     from edgespec.reports.page.compare import read_llama_bench
@@ -111,7 +111,7 @@ def command(
     entries = []
     for bundle in dict.fromkeys(bundles):
         engine = open_engine(bundle, options)
-        entries.append(Entry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
+        entries.append(BenchEntry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
     with progress() as told:
         figures = bench_all(

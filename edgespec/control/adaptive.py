@@ -21,9 +21,6 @@ from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel
 
 _PROBE = 2  # guesses of a probe
-_REST = (
-    3  # rounds without a draft after which its next one is not typical: it reads what it has missed, from cold caches
-)
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
 
 
@@ -73,7 +70,6 @@ class Adaptive(Wrapper):
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._control = Control()
         self._width = 1  # requests in a pass
-        self._resting = self._rested = 0  # rounds since the last draft, and before it
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
     @property
@@ -111,12 +107,10 @@ class Adaptive(Wrapper):
             length = self._decide(self._expected_bucket, self._expected_rows(budget))
             proposal = self.inner.propose(tokens, length) if length else EMPTY
         if len(proposal):
-            self._rested, self._resting = self._resting, 0
             self.drafted += 1
             self._bucket = proposal.bucket
             self._control.expected = self._expect(proposal)
         else:
-            self._resting += 1
             self.plain += 1
             self._control.expected = None
         return proposal
@@ -248,13 +242,12 @@ class Adaptive(Wrapper):
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
         """Learn what the round cost, whoever had rows in its pass."""
         if not self._steady:
-            typical = self._rested <= _REST
             steps = 1 if self._at_once else proposal.deepest
             if proposal.resume is None:
                 self.cost.observe_verify(time.rows, time.verify_ms)
-                if len(proposal) and typical:
+                if len(proposal):
                     self.cost.observe_draft(steps, time.draft_ms)
-            elif typical:  # part of the pass over the first row ran while drafting, too
+            else:  # part of the pass over the first row ran while drafting, too
                 self.cost.observe_round(time.rows, steps, time.draft_ms + time.verify_ms)
         super().timed(proposal, time)
 

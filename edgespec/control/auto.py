@@ -3,7 +3,7 @@
 One candidate is in use at a time, inside adaptive control of its own; the others are neither asked nor told anything,
 and are not even loaded before their turn.  What counts is measured: the tokens of the latest rounds over the plain
 steps they took.  When nothing pays, the cheap candidate is left looking at the text if that costs next to nothing, else
-decoding is plain, with tries that get rarer (``standing``).
+decoding is plain, with tries that get rarer (``arm``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import inf
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.control.bandit import MISSED, PAYS, Candidate, Standing, Standings
+from edgespec.control.bandit import PAYS, Arm, Bandit, Candidate
 from edgespec.decoding.drafter import RoundTime, Wrapper
 from edgespec.decoding.monitor import PLAIN, Control, Switched
 from edgespec.decoding.noise import Noise
@@ -27,7 +27,6 @@ _FEW = 4  # rounds drafted of ``CHECK`` that count as resting: then there is no 
 _RIVAL = 1.1  # how much more than the measured gain another candidate must promise
 _OFF = 2.0  # a round that takes so many times what it should was interrupted, or caught up: it is counted as that
 _LOOK = 0.25  # plain steps that looking without a guess is counted as, at most
-_CATCH_UP = 0.5  # of a draft step: reading a token that was missed, at most
 
 
 class Switch(Wrapper):
@@ -53,7 +52,7 @@ class Switch(Wrapper):
         self.candidates = list(candidates)
         self.fallback = fallback
         self._made: dict[int, Adaptive] = {}
-        self._learned = self._standings = self._fresh()
+        self._learned = self._bandit = self._fresh()
         self._drafter: Adaptive | None = None  # the same
         self._control = Control()
         self._width = 1
@@ -64,8 +63,8 @@ class Switch(Wrapper):
         self.rounds: dict[int, int] = {}
         self.bind(SamplingParams(), Noise())
 
-    def _fresh(self) -> Standings:
-        return Standings([Standing(candidate.promise) for candidate in self.candidates])
+    def _fresh(self) -> Bandit:
+        return Bandit([Arm(candidate.promise) for candidate in self.candidates])
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -82,22 +81,21 @@ class Switch(Wrapper):
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """How this request samples; every candidate is in again."""
         self._params, self._noise = params, noise
-        self._standings = self._fresh() if params.seeded_rejection else self._learned
-        for standing in self._standings.each:
-            standing.out, standing.read = False, 0
+        self._bandit = self._fresh() if params.seeded_rejection else self._learned
+        for arm in self._bandit.each:
+            arm.out = False
         self._use(None)
         self._seen = 0
         self.entered, self.rounds = [], {}
 
     def begin(self, tokens: list[int]) -> None:
         """Take up the candidate to expect most of; what earlier requests showed may have left none."""
-        standings = self._standings
-        standings.length = len(tokens)
+        bandit = self._bandit
         which = self._again() if self.fallback else 0
         if which != 0:
-            first = standings.each[0]
-            better = which is not None and standings.ready(0)
-            past = f"in earlier requests {self.candidates[0].name} {first.past(standings.now)}"
+            first = bandit.each[0]
+            better = which is not None and bandit.ready(0)
+            past = f"in earlier requests {self.candidates[0].name} {first.past(bandit.now)}"
             why = "which gave more in earlier requests" if better else past
             self._tell(self.candidates[0].name, which, why)
         self._take(which)
@@ -105,20 +103,19 @@ class Switch(Wrapper):
             self._enter(which, tokens)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """What the candidate in use proposes, as far as its purse goes."""
-        standings = self._standings
-        standings.length = len(tokens)
-        if standings.active is None:
-            which = self._again() if standings.now % CHECK == 0 else None
+        """What the candidate in use proposes, as far as its budget goes."""
+        bandit = self._bandit
+        if bandit.active is None:
+            which = self._again() if bandit.now % CHECK == 0 else None
             if which is None:
                 return EMPTY
             self._change(which, "another look")
-        assert standings.active is not None
+        assert bandit.active is not None
         if self._drafter is None:
-            self._enter(standings.active, tokens)
+            self._enter(bandit.active, tokens)
         drafter = self._drafter
         assert drafter is not None
-        drafter.stake = standings.each[standings.active].stake if self.fallback else inf
+        drafter.stake = bandit.each[bandit.active].stake if self.fallback else inf
         before = drafter.probes
         proposal = drafter.propose(tokens, budget)
         self._probe = drafter.probes > before
@@ -128,8 +125,8 @@ class Switch(Wrapper):
         """The candidate in use learns from the round."""
         self._tokens = len(verdict.path) + 1
         self._seen += 1
-        active = self._standings.active
-        self._standings.accrue()
+        active = self._bandit.active
+        self._bandit.accrue()
         if self._drafter is not None and active is not None:
             if len(proposal):
                 self.rounds[active] = self.rounds.get(active, 0) + 1
@@ -143,12 +140,12 @@ class Switch(Wrapper):
 
     def lose(self, why: str) -> bool:
         """The candidate in use has failed: leave it out of this request; False = there is no other."""
-        standings, active = self._standings, self._standings.active
+        bandit, active = self._bandit, self._bandit.active
         if active is None:
             return False
-        standings.each[active].out = True
-        standings.each[active].put_off(standings.now, why)
-        left = [at for at, standing in enumerate(standings.each) if not standing.out]
+        bandit.each[active].out = True
+        bandit.each[active].put_off(bandit.now, why)
+        left = [at for at, arm in enumerate(bandit.each) if not arm.out]
         if not left:
             self._take(None)
             return False
@@ -162,10 +159,10 @@ class Switch(Wrapper):
 
         The time of a pass that others share is not this request's: expected costs are counted instead.
         """
-        standings, drafter = self._standings, self._drafter
+        bandit, drafter = self._bandit, self._drafter
         assert drafter is not None
-        assert standings.active is not None
-        mine = standings.each[standings.active]
+        assert bandit.active is not None
+        mine = bandit.each[bandit.active]
         took = expected = drafter.price(proposal)
         plain_ms = drafter.cost.plain_ms
         if not time.shared and plain_ms and not drafter.steady:
@@ -173,61 +170,52 @@ class Switch(Wrapper):
                 took = 1 + min(time.draft_ms / plain_ms, _LOOK)
             else:
                 measured = (time.draft_ms + time.verify_ms) / plain_ms
-                clipped = min(max(measured, took / _OFF), took * _OFF)
-                missed = standings.length - mine.read
-                if missed > MISSED:
-                    beyond = min(max(measured - clipped, 0.0), missed * drafter.cost.c * _CATCH_UP)
-                    mine.reading = beyond / missed
-                    if mine.failed:  # else it is an investment: the first try of a draft reads the whole prompt
-                        mine.pay(beyond)
-                took = clipped
-        if len(proposal) or proposal.resume is not None:
-            mine.read = standings.length
+                took = min(max(measured, took / _OFF), took * _OFF)
         mine.pay(max(took, expected) - self._tokens)  # a clock that is off must not let it look for nothing
-        standings.window.append((self._tokens, took, len(proposal) > 0 and not self._probe))
-        standings.tenure += 1
-        if self.fallback and standings.tenure % CHECK == 0:
+        bandit.window.append((self._tokens, took, len(proposal) > 0 and not self._probe))
+        bandit.rounds_in_use += 1
+        if self.fallback and bandit.rounds_in_use % CHECK == 0:
             self._judge()
 
     def _judge(self) -> None:
         """Go on with the candidate in use, or change."""
-        standings = self._standings
-        assert standings.active is not None
-        mine, gain = standings.each[standings.active], standings.gain
-        name, sure = self.candidates[standings.active].name, standings.tenure >= _SURE
-        if gain >= PAYS and not mine.broke:
+        bandit = self._bandit
+        assert bandit.active is not None
+        mine, gain = bandit.each[bandit.active], bandit.gain
+        name, sure = self.candidates[bandit.active].name, bandit.rounds_in_use >= _SURE
+        if gain >= PAYS and not mine.exhausted:
             if not sure:
                 return
             mine.kept(gain)
-            rival = standings.best(besides=standings.active)
-            if rival is not None and standings.each[rival].expected > _RIVAL * gain:
-                promised = standings.each[rival].expected
+            rival = bandit.best(besides=bandit.active)
+            if rival is not None and bandit.each[rival].expected > _RIVAL * gain:
+                promised = bandit.each[rival].expected
                 self._change(rival, f"which promises {promised:.2f}x, {name} gave {gain:.2f}x")
             return
-        if not sure and standings.drafted(CHECK) > _FEW and not mine.broke:
+        if not sure and bandit.drafted(CHECK) > _FEW and not mine.exhausted:
             return  # too early to tell
         self._give_way(gain)
 
     def _give_way(self, gain: float) -> None:
         """The candidate in use does not pay: the next one, or none."""
-        standings, active = self._standings, self._standings.active
+        bandit, active = self._bandit, self._bandit.active
         assert active is not None
-        mine, candidate = standings.each[active], self.candidates[active]
+        mine, candidate = bandit.each[active], self.candidates[active]
         mine.gain = gain
-        which = standings.best(besides=active)
-        looking = candidate.cheap and not mine.broke  # it may stay where nothing else is to be had
+        which = bandit.best(besides=active)
+        looking = candidate.cheap and not mine.exhausted  # it may stay where nothing else is to be had
         if which is None and looking:
             return
-        note = f"did not pay: {gain:.2f}x over {len(standings.window)} rounds"
+        note = f"did not pay: {gain:.2f}x over {len(bandit.window)} rounds"
         if not looking:
-            mine.put_off(standings.now, note)
+            mine.put_off(bandit.now, note)
         self._change(self._again() if which is None else which, f"as {candidate.name} {note}")
 
     def _again(self) -> int | None:
         """What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding."""
-        standings = self._standings
-        best = standings.best()
-        cheap = (at for at, one in enumerate(self.candidates) if one.cheap and standings.ready(at))
+        bandit = self._bandit
+        best = bandit.best()
+        cheap = (at for at, one in enumerate(self.candidates) if one.cheap and bandit.ready(at))
         return next(cheap, None) if best is None else best
 
     def _change(self, which: int | None, why: str) -> None:
@@ -247,7 +235,7 @@ class Switch(Wrapper):
         drafter.set_width(self._width)
         drafter.bind(self._params, self._noise)
         drafter.begin(tokens)
-        if self._standings.each[which].gain is not None:
+        if self._bandit.each[which].gain is not None:
             drafter.look()
         self._use(drafter)
         if which not in self.entered:
@@ -255,7 +243,7 @@ class Switch(Wrapper):
 
     def _take(self, which: int | None) -> None:
         """It is in use from now on; None = plain decoding."""
-        self._standings.take(which)
+        self._bandit.take(which)
         self.name = self._name(which)
         self._use(None)
 
@@ -277,7 +265,7 @@ class Switch(Wrapper):
         """The method of most rounds with guesses in this request; without any, the one in use, ``ar`` if none is."""
         if self.rounds:
             return self.candidates[max(self.rounds, key=lambda at: self.rounds[at])].name
-        return AR if self._standings.active is None else self.name
+        return AR if self._bandit.active is None else self.name
 
     @property
     def used_so_far(self) -> list[str]:

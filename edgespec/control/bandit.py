@@ -1,9 +1,9 @@
 """What method auto knows of its candidates: what each has given, when it may be tried again, and what that may cost.
 
-Every candidate has a purse of plain steps.  It starts with a few, a small share of every round written is added, and
+Every candidate has a budget of plain steps.  It starts with a few, a small share of every round written is added, and
 what a round of its guessing takes beyond the tokens that it brings is paid from it; what it saves is put back.  At most
-half of it is staked on one round.  So a text on which nothing can be gained costs the purses and that share and no
-more, by construction, while a candidate that pays has a full purse and is not limited at all.
+half of it is staked on one round.  So a text on which nothing can be gained costs the budgets and that share and no
+more, by construction, while a candidate that pays has a full budget and is not limited at all.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from edgespec.formulas.cost import WORTH
 
 SHARE = 0.012  # of all rounds: plain steps that looking may cost in the long run, all candidates together
 CREDIT = 2.5  # plain steps that each candidate starts with
-FULL = 5.0  # most of a purse: what a text that stops paying can cost at once
+FULL = 5.0  # most of a budget: what a text that stops paying can cost at once
 _LEAST = 0.5  # plain steps without which trying again is pointless
-MISSED = 8  # tokens that a candidate in use cannot have missed, but for resting: reading them is worth being measured
 AGAIN, LONGEST_AGAIN = 64, 4096  # rounds before another try; doubled while tries fail
 WINDOW = 64  # rounds that a gain is measured over
 PAYS = 1.01  # gain of late from which a method is kept
@@ -44,28 +43,24 @@ class Candidate:
 
 
 @dataclass
-class Standing:
+class Arm:
     """What one candidate has shown on a session.
 
     Attributes:
         promise: predicted speed over plain decoding.
         gain: measured of late, when it was last judged; None = never.
-        purse: plain steps that it may lose.
+        budget: plain steps that it may lose.
         until: round before which it is not tried again.
         wait: rounds to wait after the next failure.
-        read: tokens of the text when it last proposed.
-        reading: plain steps that it takes to read a token it has missed, as measured.
         out: it failed in this request.
         note: why it was left last, in words.
     """
 
     promise: float
     gain: float | None = None
-    purse: float = CREDIT
+    budget: float = CREDIT
     until: int = 0
     wait: int = AGAIN
-    read: int = 0
-    reading: float = 0.0
     out: bool = False
     note: str = ""
 
@@ -77,22 +72,16 @@ class Standing:
     @property
     def stake(self) -> float:
         """Plain steps that one round may lose."""
-        return inf if self.purse >= FULL else max(self.purse / 2, 0.0)
+        return inf if self.budget >= FULL else max(self.budget / 2, 0.0)
 
     @property
-    def broke(self) -> bool:
-        """Whether its purse is too empty to guess anything."""
-        return self.purse < _LEAST
+    def exhausted(self) -> bool:
+        """Whether its budget is too empty to guess anything."""
+        return self.budget < _LEAST
 
-    @property
-    def failed(self) -> bool:
-        """Whether it did not pay when it was last judged."""
-        return self.gain is not None and self.gain < PAYS
-
-    def ready(self, now: int, length: int) -> bool:
-        """Whether it may be tried; one that did not pay must be able to pay for reading what it has missed."""
-        known = not self.failed or self.purse >= _LEAST + self.reading * (length - self.read)
-        return not self.out and now >= self.until and not self.broke and known
+    def ready(self, now: int) -> bool:
+        """Whether it may be tried."""
+        return not self.out and now >= self.until and not self.exhausted
 
     def past(self, now: int) -> str:
         """Why it is not ready, in words."""
@@ -110,28 +99,26 @@ class Standing:
 
     def pay(self, lost: float) -> None:
         """A round took so many plain steps more than it wrote tokens; negative = it gained."""
-        self.purse = max(min(self.purse - lost, FULL), -CREDIT)
+        self.budget = max(min(self.budget - lost, FULL), -CREDIT)
 
 
 @dataclass
-class Standings:
+class Bandit:
     """Those of all candidates, and of the one in use.
 
     Attributes:
         each: in the candidates' order.
         now: rounds so far, over all requests.
-        length: tokens of the text at hand.
         active: which is in use; None = plain decoding.
         window: (tokens, plain steps taken, drafted and no probe) of the latest rounds of the one in use.
-        tenure: its rounds.
+        rounds_in_use: its rounds.
     """
 
-    each: list[Standing]
+    each: list[Arm]
     now: int = 0
-    length: int = 0
     active: int | None = None
     window: deque[tuple[int, float, bool]] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    tenure: int = 0
+    rounds_in_use: int = 0
 
     @property
     def gain(self) -> float:
@@ -144,26 +131,22 @@ class Standings:
         return sum(drafted for _, _, drafted in list(self.window)[-latest:])
 
     def accrue(self) -> None:
-        """A round was written: every purse has its share of it."""
+        """A round was written: every budget has its share of it."""
         self.now += 1
         share = SHARE / len(self.each)
-        for standing in self.each:
-            standing.purse = min(standing.purse + share, FULL)
+        for arm in self.each:
+            arm.budget = min(arm.budget + share, FULL)
 
     def ready(self, which: int) -> bool:
         """Whether a candidate may be tried now."""
-        return self.each[which].ready(self.now, self.length)
+        return self.each[which].ready(self.now)
 
     def best(self, besides: int | None = None) -> int | None:
         """The candidate to expect most of, of those that may be tried and promise enough."""
-        ready = [
-            at
-            for at, standing in enumerate(self.each)
-            if at != besides and self.ready(at) and standing.expected >= WORTH
-        ]
+        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= WORTH]
         return max(ready, key=lambda at: self.each[at].expected, default=None)
 
     def take(self, which: int | None) -> None:
         """Another one is in use from now on."""
-        self.active, self.tenure = which, 0
+        self.active, self.rounds_in_use = which, 0
         self.window.clear()

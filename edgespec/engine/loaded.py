@@ -244,11 +244,7 @@ class LoadedBundle:
         )
 
     def close(self) -> None:
-        """Free the model and all that lies on it, at once; a round at hand ends first.
-
-        Requests that are running end with an error at their next round, as does whatever is asked for later; results
-        of earlier ones stay.
-        """
+        """Free the model and all that lies on it, at once; see ``Engine.close``."""
         with self.lock:
             self.sessions.close()
             self._model = self._draft = None

@@ -87,7 +87,7 @@ def bootstrap(values: Sequence[float], share: float = 0.95, seed: int = 0) -> tu
 
 
 @dataclass(frozen=True)
-class Entry:
+class BenchEntry:
     """A bundle to measure: its engine, and which methods."""
 
     engine: Engine
@@ -106,7 +106,7 @@ class _Run:
 
 
 def bench_all(
-    entries: Sequence[Entry],
+    entries: Sequence[BenchEntry],
     prompts: Sequence[Prompt],
     settings: Settings,
     repeats: int,
@@ -173,7 +173,7 @@ def bench_all(
     return [run.found for run in runs]
 
 
-def _runs(entry: Entry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
+def _runs(entry: BenchEntry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:
     """Plain decoding of a bundle, which is number ``base``, and its methods."""
     engine, bundle = entry.engine, entry.engine.bundle
     plain = engine.plain()

@@ -21,7 +21,7 @@ from edgespec.runtimes.slots.slot import Slot
 WIDE_PROBE = 72  # tokens: more than the kernels for few rows take
 
 
-class Trial(NamedTuple):
+class GoldenStep(NamedTuple):
     """How far a device's logits are from what they should be: root mean squares of differences over that of the logits.
 
     Attributes:
@@ -41,7 +41,7 @@ class Trial(NamedTuple):
 
 def try_here(
     bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool, threads: int | None
-) -> Trial:
+) -> GoldenStep:
     """Make the golden step in this process.
 
     Raises:
@@ -52,7 +52,7 @@ def try_here(
     return golden_step(bundle.path, target, model, threads)
 
 
-def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int | None) -> Trial:
+def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int | None) -> GoldenStep:
     """Compare the device with the CPU, and with itself."""
     operators = choose_operators("auto", part)
     reference = cpu_slot(Model(folder, part, operators.graph(part, strict=False), threads), context=128)
@@ -62,7 +62,7 @@ def golden_step(folder: Path, part: ModelPart, model: DeviceModel, threads: int 
         slot = DeviceSlot(model, context=128)
         slot.chunk = NARROW
         logits = _in_passes(slot, text)
-        return Trial(
+        return GoldenStep(
             model.precision,
             _difference(logits, _in_passes(reference, text)),
             _worst_row(logits, _at_once(slot, text)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from edgespec import errors
 from edgespec.errors import DeviceError, EdgespecError
-from edgespec.runtimes.devices.golden import Trial, try_here
+from edgespec.runtimes.devices.golden import GoldenStep, try_here
 from edgespec.runtimes.devices.webgpu import DeviceName, require_device
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Precision
@@ -23,7 +23,7 @@ COMMAND = (sys.executable, "-m", "edgespec.runtimes.devices.trial")
 
 def try_apart(
     bundle: Bundle, device: DeviceName, precision: Precision | None, strict: bool, threads: int | None
-) -> Trial:
+) -> GoldenStep:
     """``golden.try_here`` in another process.
 
     Raises:
@@ -66,11 +66,11 @@ def _ended(done: subprocess.CompletedProcess[bytes]) -> str:
     return f"{how}: {said[-1]}" if said else how
 
 
-def _answer(found: dict[str, Any]) -> Trial:
+def _answer(found: dict[str, Any]) -> GoldenStep:
     if "error" in found:
         kind: type[EdgespecError] = getattr(errors, found["error"])
         raise kind(found["message"], found["hint"])
-    return Trial(**found)
+    return GoldenStep(**found)
 
 
 def main(asked: Path, answered: Path) -> None:

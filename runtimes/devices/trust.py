@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.errors import DeviceError
-from edgespec.runtimes.devices.golden import Trial
+from edgespec.runtimes.devices.golden import GoldenStep
 from edgespec.runtimes.devices.model import NARROW, WIDE, DeviceModel, have_precisions
 from edgespec.runtimes.devices.trial import try_apart
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
@@ -73,7 +73,7 @@ def open_on_device(
     return model
 
 
-def check_trial(device: DeviceName, form: Format, found: Trial) -> None:
+def check_trial(device: DeviceName, form: Format, found: GoldenStep) -> None:
     """Refuse wrong numbers; NaN is wrong, too.
 
     Raises:

@@ -70,9 +70,9 @@ def test_what_people_see(command: Command, demo: Path, tmp_path: Path) -> None:
 
 def test_another_setting_is_measured_again(command: Command, demo: Path) -> None:
     command("calibrate", demo, *SHORT)
-    other = command("calibrate", demo, *SHORT[:-1], "1", "--json").json
+    other = command("calibrate", demo, *SHORT[:-1], str(THREADS + 1), "--json").json
     assert not other["cached"]
-    assert other["reasons"] == [f"threads {THREADS}, here 1"]
+    assert other["reasons"] == [f"threads {THREADS}, here {THREADS + 1}"]
     stock = command("calibrate", demo, *SHORT, "--operators", "stock", "--json").json
     assert not stock["cached"]
     assert stock["profile"]["operators"] == "stock"

@@ -35,7 +35,7 @@ class Forced(Switch):
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         if self._seen and self._seen % self.every == 0:
-            active = self._standings.active
+            active = self._bandit.active
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
         return super().propose(tokens, budget)
@@ -108,7 +108,7 @@ def test_a_seeded_text_depends_on_nothing_but_the_request(monkeypatch: pytest.Mo
     assert expected.stats.drafted > 100
     used = three(INT4, 0.1, always(0.6), draws=True)
     used.run(monkeypatch, 500, sampling=SamplingParams(1.0))
-    used.switch._learned.each[0].purse = 0.0
+    used.switch._learned.each[0].budget = 0.0
     used.curve = DEAR
     for guesser in used.guessers.values():
         guesser.c *= 7
@@ -118,7 +118,7 @@ def test_a_seeded_text_depends_on_nothing_but_the_request(monkeypatch: pytest.Mo
     assert again.stats.histogram == expected.stats.histogram
     free = used.run(monkeypatch, 600, sampling=SamplingParams(1.0))
     assert free.stats.drafted != expected.stats.drafted
-    assert used.switch._standings is used.switch._learned
+    assert used.switch._bandit is used.switch._learned
 
 
 def test_seeded_requests_switch_by_counts(monkeypatch: pytest.MonkeyPatch) -> None:

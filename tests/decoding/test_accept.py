@@ -42,6 +42,9 @@ def test_typical_acceptance_is_the_formula_of_the_paper() -> None:
         least = min(0.09, 0.3 * math.exp(-entropy))
         for token, p in enumerate(row):
             assert accepted([token], Accept("typical"), [row, P[0]])[0] == (p > least)
+    flat = [[0.94 / 6] * 6 + [0.06]] * 2  # the second threshold is the lower one here: .3 exp(-1.91) = .044
+    assert accepted([6], Accept("typical"), flat)[0] == 1
+    assert accepted([6], Accept("typical", delta=0.5), flat)[0] == 0  # .074
     # exactly at the threshold is not enough
     assert accepted([1], Accept("typical", epsilon=0.25, delta=100.0), [P[2], P[0]])[0] == 0
     assert accepted([1], Accept("typical", epsilon=0.2499, delta=100.0), [P[2], P[0]])[0] == 1
@@ -89,6 +92,13 @@ def test_the_longest_path_wins_then_the_likelier_then_the_first() -> None:
     assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("typical")).path == [1, 3]  # the longer one
     assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("all")).path == [0, 4]
     assert verify(tree, FixedRows(p.tolist()), Noise(0), Accept("top-k", k=4)).path == [1, 3]
+
+
+def test_of_guesses_within_a_distance_the_nearest_wins() -> None:
+    tree = Proposal(np.array([0, 1, 3]), np.array([-1, -1, -1]))
+    p = [[0.1, 0.2, 0.6, 0.1], *P]
+    assert verify(tree, FixedRows(p), Noise(0), Accept("distance", distance=2)).path == [1]
+    assert verify(tree, FixedRows([P[0], *P]), Noise(0), Accept("distance", distance=3)).path == [0]
 
 
 def test_lossy_rules_do_not_look_at_q() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.control.auto import Switch
-from edgespec.control.bandit import Standing, Standings
+from edgespec.control.bandit import Arm, Bandit
 from edgespec.decoding.monitor import PLAIN
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AUTO
@@ -19,7 +19,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sessions import Session
 from edgespec.planning.speed.prediction import Speed
-from edgespec.reports.bench import Entry, bench_all
+from edgespec.reports.bench import BenchEntry, bench_all
 from edgespec.runtimes.files.manifest import FORMATS, Operators
 from tests.conftest import PROMPTS
 
@@ -52,7 +52,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def forced(self: Switch, tokens: list[int], budget: int) -> Any:
         if self._seen and self._seen % EVERY == 0:
-            active = self._standings.active
+            active = self._bandit.active
             following = 0 if active is None else active + 1
             self._change(following if following < len(self.candidates) else None, "forced")
         return propose(self, tokens, budget)
@@ -60,7 +60,7 @@ def switching(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Switch, "propose", forced)
     monkeypatch.setattr(Switch, "_judge", lambda self: None)
     # they guess, although on a model this small nothing pays
-    monkeypatch.setattr(Standing, "stake", property(lambda self: inf))
+    monkeypatch.setattr(Arm, "stake", property(lambda self: inf))
     loaded = Session._loaded
     monkeypatch.setattr(
         Session, "_loaded", lambda self, choice, gamma, fallback, options: loaded(self, choice, gamma, False, options)
@@ -126,7 +126,7 @@ def test_only_what_is_in_use_is_loaded(fresh: Get, monkeypatch: pytest.MonkeyPat
     made = fresh(promises={"medusa": 1.9, "speculative": 1.5})
     ask(made, fallback=False)
     assert made._draft is None
-    monkeypatch.setattr(Switch, "_judge", lambda self: self._give_way(0.5) if self._standings.active == 0 else None)
+    monkeypatch.setattr(Switch, "_judge", lambda self: self._give_way(0.5) if self._bandit.active == 0 else None)
     result = ask(made, max_new_tokens=120)
     assert [at.taken for at in result.stats.monitor.control.switches][:1] == ["speculative"]
     assert made._draft is not None
@@ -166,7 +166,7 @@ def test_what_a_result_says(fresh: Get) -> None:
 def test_a_lane_begins_where_the_last_request_ended(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing pays: it starts plain the next time, and says so."""
     made = fresh(promises={"speculative": 1.5})
-    monkeypatch.setattr(Standings, "gain", property(lambda self: 0.9))
+    monkeypatch.setattr(Bandit, "gain", property(lambda self: 0.9))
     ask(made, max_new_tokens=200)
     session = made.sessions.take(made.codec.encode(PROMPT))
     (switch,) = session._switches.values()
@@ -189,7 +189,7 @@ def test_without_control_it_is_the_pick_alone(fresh: Get) -> None:
 def test_bench_measures_it_like_any_method(fresh: Get) -> None:
     made = fresh(promises={"speculative": 1.9})
     settings = Settings(max_new_tokens=24, ignore_eos=True)
-    figures = bench_all([Entry(made, [AUTO, "speculative"])], [PROMPT], settings, repeats=1)
+    figures = bench_all([BenchEntry(made, [AUTO, "speculative"])], [PROMPT], settings, repeats=1)
     plain, row, speculative = (one.as_dict() for one in figures)
     assert (plain["method"], row["method"], row["same_text"], row["runs"]) == ("plain", AUTO, 1, 1)
     assert 0 <= row["extra_bytes"] <= speculative["extra_bytes"]

@@ -89,7 +89,7 @@ def test_architectures_are_lossless_in_int4(
 ) -> None:
     name, engine = made
     quantizer = engine.bundle.manifest.target.quantizer
-    slot = writer(operators, name, "int4", quantizer).slot("native" if operators == "native" else "strict", THREADS)
+    slot = writer(operators, name, "int4", quantizer).slot("native" if operators == "native" else "strict", 2)
     expected = [plain_greedy(slot, engine.codec.encode(prompt), TOKENS) for prompt in PROMPTS]
     settings = Settings(max_new_tokens=TOKENS, ignore_eos=True, fallback=False)
     drawn = settings.changed(temperature=0.8, seed=3, acceptance="coupled")

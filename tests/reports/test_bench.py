@@ -17,7 +17,7 @@ from edgespec.decoding.stats import Stats
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
-from edgespec.reports.bench import BASELINE, Entry, MethodFigures, bench_all, bootstrap, check_plot, plot
+from edgespec.reports.bench import BASELINE, BenchEntry, MethodFigures, bench_all, bootstrap, check_plot, plot
 from tests.conftest import PROMPTS
 
 Get = Callable[..., Engine]
@@ -104,7 +104,7 @@ def test_methods_take_turns(engine: Get) -> None:
     wanted = Settings(max_new_tokens=12, ignore_eos=True)
     prompts: list[Prompt] = [PROMPTS[0], engine().codec.encode(PROMPTS[1])]
     found = bench_all(
-        [Entry(engine(), ["ngram", "self-spec"])], prompts, wanted, 2, progress=lambda *at: seen.append(at)
+        [BenchEntry(engine(), ["ngram", "self-spec"])], prompts, wanted, 2, progress=lambda *at: seen.append(at)
     )
     assert [figures.method for figures in found] == [BASELINE, "ngram", "self-spec"]
     assert [done for done, _, _ in seen] == list(range(1, 19))

@@ -15,7 +15,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
-from edgespec.reports.bench import Entry, MethodFigures, bench_all
+from edgespec.reports.bench import BenchEntry, MethodFigures, bench_all
 from edgespec.reports.page import check_page, write_page
 from edgespec.reports.page.compare import read_llama_bench
 from edgespec.reports.page.content import coloured_text, time_passes
@@ -64,7 +64,7 @@ def own(request: pytest.FixtureRequest, bundles: Callable[..., Path]) -> Iterato
 
 @pytest.fixture(scope="module")
 def figures(own: Engine) -> list[MethodFigures]:
-    return bench_all([Entry(own, ["ngram", "speculative"])], [PROMPT], SETTINGS, 2)
+    return bench_all([BenchEntry(own, ["ngram", "speculative"])], [PROMPT], SETTINGS, 2)
 
 
 def write(path: Path, own: Engine, figures: list[MethodFigures], **more: Any) -> str:

@@ -22,7 +22,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices import webgpu as devices
-from edgespec.runtimes.devices.golden import Trial
+from edgespec.runtimes.devices.golden import GoldenStep
 from edgespec.runtimes.devices.model import NARROW
 from edgespec.runtimes.files.repack import cache_folder
 from edgespec.runtimes.options import LoadOptions
@@ -187,10 +187,10 @@ def test_wrong_numbers_are_not_trusted(bundle: Path, on_host: None, monkeypatch:
 
 
 def test_the_golden_step_is_made_once_a_driver(bundle: Path, on_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Trial] = []
+    made: list[GoldenStep] = []
     step = golden.golden_step
 
-    def counted(*arguments: Any) -> Trial:
+    def counted(*arguments: Any) -> GoldenStep:
         made.append(step(*arguments))
         return made[-1]
 
