@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.drafters.registry import needing
 from edgespec.export.attention.prepare import check_attention, prepare_attention
-from edgespec.export.bundle.model_part import check_devices, check_layers, open_model
+from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.export.emitted import EmittedModel
@@ -76,11 +76,13 @@ class Exporter:
         self.target = self._open_target()
         self.notes = list(self.target.source.notes)
         check_layers(self.methods, self.target.facts)
+        check_operators(self.target.facts, options.operators)
         self.codec = open_codec(self.target.source.path)
         self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))
+            check_operators(self.draft.facts, options.operators)
             self.notes += [f"draft: {note}" for note in self.draft.source.notes]
             check_same_vocabulary(self.target, self.draft, self.codec, open_codec(self.draft.source.path))
             self.draft.limit(self.target.facts.context)

@@ -15,7 +15,7 @@ from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
-from edgespec.export.bundle.model_part import check_devices, check_layers, open_described
+from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_described
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
@@ -92,6 +92,7 @@ def planned_bundle(
     arch = _opened(path, context)
     check_devices(arch, devices)
     check_layers(wanted, arch.facts)
+    check_operators(arch.facts, layout)
     its_heads = planned_heads(name, heads, wanted, arch.facts)
     assumed = list(its_heads.assumed)
     skip = _skip_set(arch.facts.layers)

@@ -52,6 +52,8 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         return
     from rich.table import Table
 
+    from edgespec.runtimes.files.kv import state_bytes
+
     console, facts = table_console(), manifest.target.facts
     rows: list[tuple[str, str]] = [
         (
@@ -68,6 +70,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("context", f"{facts.context} tokens"),
         ("size", show_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{show_bytes(facts.kv_bytes_per_token)} a token"),
+        *([("states", f"{show_bytes(state_bytes(facts))}, at every length")] if facts.convolutions else []),
         ("operators", f"{choice.kind} ({choice.reason})"),
         ("devices", _devices(manifest)),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),

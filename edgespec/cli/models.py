@@ -66,6 +66,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
     from edgespec.planning.memory.budget import show_bytes
+    from edgespec.runtimes.files.kv import state_bytes
     from edgespec.runtimes.files.manifest import FORMATS
 
     path = resolve(model, revision)
@@ -89,3 +90,5 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
         click.echo(f"  {each}")
     click.echo("weights: " + ", ".join(f"{form} {show_bytes(size)}" for form, size in sizes.items()))
     click.echo(f"KV: {show_bytes(facts.kv_bytes_per_token)} a token in float32")
+    if states := state_bytes(facts):
+        click.echo(f"states: {show_bytes(states)}, at every length of text")

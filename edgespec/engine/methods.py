@@ -11,7 +11,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.expectations import exported, where
 from edgespec.planning.speed.prediction import Speed
-from edgespec.runtimes.files.manifest import EMITTED, Manifest, MethodPart
+from edgespec.runtimes.files.manifest import Manifest, MethodPart
+from edgespec.runtimes.files.operators import EMITTED
 
 LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from

@@ -23,6 +23,7 @@ from edgespec.export.architectures.gpt_neox import GptNeoX
 from edgespec.export.architectures.granite import Granite
 from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
 from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
+from edgespec.export.architectures.lfm2 import Lfm2
 from edgespec.export.architectures.llama import Llama
 from edgespec.export.architectures.ministral3 import Ministral3
 from edgespec.export.architectures.mistral import Mistral
@@ -74,6 +75,7 @@ KINDS: tuple[type[Architecture], ...] = (
     NanoChat,
     Phi,
     SeedOss,
+    Lfm2,
 )
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
@@ -93,7 +95,7 @@ def architecture(source: Checkpoint) -> Architecture:
         source.config = config = {**shared, **text}
     name = describe(config)
     if name not in ARCHITECTURES:
-        raise UnsupportedModel(f"{source.path}: {unsupported(name)}", "docs/architectures.md says how to add one")
+        raise UnsupportedModel(f"{source.path}: {refusal(name)}", "docs/architectures.md says how to add one")
     kind = ARCHITECTURES[name]
     source = with_usual_prefix(source, kind.layers_at)
     made = kind(source)
@@ -101,7 +103,7 @@ def architecture(source: Checkpoint) -> Architecture:
     return made
 
 
-def unsupported(name: str) -> str:
+def refusal(name: str) -> str:
     """That a ``model_type`` is not supported, why if that is known, and what is."""
     why = f" ({found})" if (found := reason(name)) else ""
     return f"architecture {name!r} is not supported{why}; supported: {', '.join(sorted(ARCHITECTURES))}"

@@ -3,7 +3,8 @@
 ``GraphOps`` (emit.py) turns them into ONNX nodes; ``NumpyOps`` (reference.py) computes them from the source weights,
 one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
 them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators, and ``ShapeOps``
-(architectures/shapes.py) finds the tensors and their shapes.  An architecture file is written once, for all.
+(architectures/shapes.py) finds the tensors and their shapes; of those, ``StockPlan`` and ``NativePlan``
+(storage/plan.py) say what is stored where.  An architecture file is written once, for all.
 """
 
 from __future__ import annotations
@@ -76,6 +77,23 @@ class AttentionRule:
 
 
 @dataclass(frozen=True)
+class ConvolutionRule:
+    """A short convolution over each channel.
+
+    Attributes:
+        layer: which of the layers with one.
+        taps: a vector [length * hidden], the taps of the oldest token first.
+        bias: [hidden].
+        length: tokens that it sees, the row's own among them.
+    """
+
+    layer: int
+    taps: str
+    bias: str | None
+    length: int
+
+
+@dataclass(frozen=True)
 class LogitsRule:
     """What becomes of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
 
@@ -119,6 +137,10 @@ class Ops(Protocol[X]):
 
         Returns [1, T, heads * head_dim].
         """
+        ...
+
+    def convolution(self, x: X, rule: ConvolutionRule) -> X:
+        """Causal, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v), [1, T, hidden]."""
         ...
 
     def gated(self, gate: X, up: X, activation: Activation) -> X:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
@@ -17,7 +17,7 @@ class ShapeOps:
         query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
         self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
                         "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
-                        "down_proj": facts.hidden}  # fmt: skip
+                        "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden}  # fmt: skip
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> int:
         self.found[weight] = self.facts.vocab, self.facts.hidden
@@ -39,6 +39,12 @@ class ShapeOps:
             if norm is not None:
                 self.norm(self.facts.head_dim, norm)
         return q
+
+    def convolution(self, x: int, rule: ConvolutionRule) -> int:
+        self.found[rule.taps] = (rule.length * self.facts.hidden,)
+        if rule.bias is not None:
+            self.found[rule.bias] = (self.facts.hidden,)
+        return self.facts.hidden
 
     def gated(self, gate: int, up: int, activation: Activation) -> int:
         return up

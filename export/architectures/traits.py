@@ -7,10 +7,12 @@ from edgespec.export.architectures.base import Architecture
 
 def traits(arch: Architecture) -> list[str]:
     """What sets a model apart from a plain Llama, as far as decoding is concerned."""
-    facts, rules = arch.facts, [arch.rule(layer) for layer in range(arch.facts.layers)]
+    facts, rules = arch.facts, [arch.rule(at) for at in range(arch.facts.layers) if at not in arch.facts.convolutions]
     found = ["tied embeddings" if facts.tied else "untied LM head"]
     if facts.heads * facts.head_dim != facts.hidden:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
+    if facts.convolutions:
+        found.append(f"short convolutions of {facts.taps} tokens in {len(facts.convolutions)} of {facts.layers} layers")
     for size in sorted({rule.window for rule in rules} - {0}):
         found.append(f"windows of {size} in {sum(rule.window == size for rule in rules)} of {facts.layers} layers")
     for name, rotary in arch.rotaries.items():

@@ -1,0 +1,1 @@
+"""Ways to keep keys and values: tables learnt, quality measured."""

@@ -46,13 +46,13 @@ def learn_tables(
     keys, positions = collect_keys(slot, tokens)
     keys = spread(keys, positions, facts)
     tables: dict[str, NDArray[np.float32]] = {name: np.zeros(table_shape(name, facts), np.float32) for name in formats}
-    for layer in range(facts.layers):
-        progress(layer, facts.layers)
+    for layer in range(facts.kv_layers):
+        progress(layer, facts.kv_layers)
         rows = keys[layer].astype(np.float32)  # [kv_heads, tokens, head_dim]
         for name in formats:
             for head in range(facts.kv_heads):
                 tables[name][layer, head] = learn_head(rows[head], name, padded_dim(facts))
-    progress(facts.layers, facts.layers)
+    progress(facts.kv_layers, facts.kv_layers)
     return tables
 
 
@@ -69,7 +69,7 @@ def collect_keys(slot: Slot, tokens: Sequence[int]) -> tuple[NDArray[np.float16]
     """Keys of all layers, [layers, kv_heads, n, head_dim], and the positions they stand at, [n]."""
     facts = slot.model.facts
     whole = list(windows(tokens, slot.context))
-    most = MOST_BYTES // (2 * facts.layers * facts.kv_heads * facts.head_dim) // len(whole)
+    most = MOST_BYTES // (2 * facts.kv_layers * facts.kv_heads * facts.head_dim) // len(whole)
     step = max(1, -(-len(whole[0]) // max(most, 1)))
     taken, positions = [], []
     for number, window in enumerate(whole):
@@ -77,7 +77,7 @@ def collect_keys(slot: Slot, tokens: Sequence[int]) -> tuple[NDArray[np.float16]
         slot.prefill(window)
         held = slot.snapshot()
         chosen = np.arange(number % step, len(window), step)
-        rows = [held[f"past_key_values.{layer}.key"][:, chosen] for layer in range(facts.layers)]
+        rows = [held[f"past_key_values.{layer}.key"][:, chosen] for layer in range(facts.kv_layers)]
         taken.append(np.stack(rows).astype(np.float16))
         positions.append(chosen)
     return np.concatenate(taken, 2), np.concatenate(positions)

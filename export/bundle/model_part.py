@@ -13,6 +13,7 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
@@ -57,11 +58,16 @@ def limited(arch: Architecture, context: int | None) -> Architecture:
 
 
 def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
-    """Refuse models that a device's operators compute wrongly.
+    """Refuse models that a device's operators compute wrongly, or not at all.
 
     Raises:
-        UnsupportedModel: capped scores: the provider's attention leaves the cap out.
+        UnsupportedModel: capped scores: the provider's attention leaves the cap out; short convolutions.
     """
+    if devices and arch.facts.convolutions:
+        raise UnsupportedModel(
+            f"--device {devices[0]}: this model has short convolutions, which only native operators compute",
+            "use it on the CPU",
+        )
     if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
         raise UnsupportedModel(
             f"--device {devices[0]}: this model's attention caps its scores, which the provider's attention does not",
@@ -82,12 +88,27 @@ def check_layers(methods: Sequence[str], facts: ModelFacts) -> None:
         )
 
 
-def stock_graphs(gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
+def check_operators(facts: ModelFacts, operators: WantedOperators) -> None:
+    """Refuse stock operators for a model that they cannot run.
+
+    Raises:
+        UnsupportedModel: short convolutions: ONNX Runtime has no operator that keeps their states.
+    """
+    if operators == "stock" and facts.convolutions:
+        raise UnsupportedModel(
+            "--operators stock: this model has short convolutions, which only native operators compute",
+            "leave --operators out",
+        )
+
+
+def stock_graphs(facts: ModelFacts, gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
     """The graphs of stock operators.
 
     A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
     and the plain one, the fastest plain decoding.  A draft needs only the latter.
     """
+    if facts.convolutions:  # see check_operators
+        return {}
     if draft:
         return {"plain": Graph(file=prefix + MAIN)}
     strict = Graph(file=prefix + MAIN, gated=gated, padded=True, hidden=hidden)

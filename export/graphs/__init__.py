@@ -1,0 +1,1 @@
+"""ONNX graphs of stock operators, for the CPU and for devices."""

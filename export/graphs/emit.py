@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from onnx import ValueInfoProto, helper
 
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
 from edgespec.export.graphs.emit_attention import AttentionEmitter
 from edgespec.export.graphs.emit_heads import head_logits
 from edgespec.export.graphs.formats import LINEAR, table_rows
@@ -111,6 +112,9 @@ class GraphOps(GraphPieces):
 
     def attention(self, q: str, k: str, v: str, rule: AttentionRule) -> str:
         return self._attention.emit(q, k, v, self.packed.get((q, k, v)), rule, self._kv_names)
+
+    def convolution(self, x: str, rule: ConvolutionRule) -> str:
+        raise UnsupportedModel("short convolutions need native operators: ONNX Runtime's own have no states for them")
 
     def gated(self, gate: str, up: str, activation: Activation) -> str:
         return self.graph.node("Mul", [self.activate(gate, activation), up])

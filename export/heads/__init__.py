@@ -1,0 +1,1 @@
+"""Trained heads: which, whose, and their matrices."""

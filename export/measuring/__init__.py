@@ -1,0 +1,1 @@
+"""What the manifest says of a bundle, measured on its graphs."""

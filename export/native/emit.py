@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
 from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
@@ -118,6 +118,14 @@ class NativeOps:
         caps = {"cap": float(rule.cap)} if rule.cap else {}
         program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id,
                      **limits, **caps)  # fmt: skip
+        return out
+
+    def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
+        program, hidden = self.program, self.arch.facts.hidden
+        floats, out = self._as_floats(x, "mixed"), program.floats("convolution", hidden)
+        more = {} if rule.bias is None else {"bias": program.vector(rule.bias)}
+        program.step("convolve", x=floats.id, k=hidden, length=rule.length, layer=rule.layer,
+                     w=program.vector(rule.taps), out=out.id, **more)  # fmt: skip
         return out
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
-from edgespec.export import architectures
-from edgespec.export.architectures import ARCHITECTURES, describe
+from edgespec.export.architectures import ARCHITECTURES, describe, refusal
 from edgespec.export.architectures.settings import model_facts
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.heads.choice import HeadChoice
@@ -262,7 +261,7 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
 def unsupported(path: Path, config: dict[str, Any], missing: str) -> UnsupportedModel:
     """The error for an architecture that is not emitted, where optimum cannot help: ``missing`` says why."""
     return UnsupportedModel(
-        f"{path}: {architectures.unsupported(describe(config))}; others go through optimum, but {missing}",
+        f"{path}: {refusal(describe(config))}; others go through optimum, but {missing}",
         "install edgespec[optimum] in an environment of its own (its transformers is older than that of "
         "edgespec[train]), or run `optimum-cli export onnx --model MODEL --task text-generation-with-past DIR` "
         "elsewhere and give DIR; docs/architectures.md says how to add an architecture",

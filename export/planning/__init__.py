@@ -1,0 +1,1 @@
+"""What an export would write, and how large."""

@@ -1,0 +1,1 @@
+"""Levels of weights: calibration and the float32 reference."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
 from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.drift import Correction
@@ -179,6 +179,9 @@ class _Trace:
         return (None,) * len(parts)
 
     def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.last = ""
+
+    def convolution(self, x: None, rule: ConvolutionRule) -> None:
         self.last = ""
 
     def gated(self, gate: None, up: None, activation: Activation) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
 
 Array = NDArray[np.float32]
 
@@ -74,6 +74,13 @@ class NumpyOps:
             scores = np.exp(scores - scores.max(-1, keepdims=True))
             out[head] = (scores / scores.sum(-1, keepdims=True)) @ v[head // group]
         return out.transpose(1, 0, 2).reshape(1, length, -1)
+
+    def convolution(self, x: Array, rule: ConvolutionRule) -> Array:  # [B, T, 3 * hidden] -> [B, T, hidden]
+        b, c, v = np.split(x, 3, -1)
+        seen = np.pad(b * v, ((0, 0), (rule.length - 1, 0), (0, 0)))
+        taps = self.source.read(rule.taps).reshape(rule.length, -1)
+        y = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
+        return c * (y if rule.bias is None else y + self.source.read(rule.bias))
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         return self.activate(gate, activation) * up

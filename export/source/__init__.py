@@ -1,0 +1,1 @@
+"""The source model, read a tensor at a time."""

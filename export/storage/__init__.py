@@ -1,0 +1,1 @@
+"""The weight file: planned from shapes, then written."""

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices, is_head
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
 from edgespec.export.source.extended import ExtendedCheckpoint
@@ -161,6 +161,9 @@ class StockPlan(StoragePlan):
             if norm is not None:
                 self._norm(norm)
 
+    def convolution(self, x: None, rule: ConvolutionRule) -> None:
+        self._vectors(rule.taps, rule.bias)
+
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 
     def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
@@ -243,6 +246,10 @@ class NativePlan(StoragePlan):
         else:
             for x in (q, k, v):
                 self._ready(x)
+
+    def convolution(self, x: _Waiting | None, rule: ConvolutionRule) -> None:
+        self._ready(x)
+        self._vectors(rule.taps, rule.bias)
 
     def gated(self, gate: _Waiting | None, up: _Waiting | None, activation: Activation) -> None:
         products = [x for x in (gate, up) if x is not None]

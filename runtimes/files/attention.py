@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT, SINKS, KvFormat, table_shape
-from edgespec.runtimes.files.manifest import EMITTED, Attention, ModelPart, Operators
+from edgespec.runtimes.files.manifest import Attention, ModelPart, Operators
+from edgespec.runtimes.files.operators import EMITTED
 
 DRAFT_ATTENTION: tuple[Attention, ...] = ("int4", "nomad", "nomad2")
 

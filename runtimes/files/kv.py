@@ -13,6 +13,7 @@ CODES: dict[str, int] = {"f32": 0, "f16": 1, "int8": 2, "int4": 3, "nomad1": 4, 
 NAMES = {"f16": "float16", "nomad1": "nomad (d_sub 1)", "nomad2": "nomad (d_sub 2)"}
 BLOCK, TILE = 128, 16
 SINK_ROWS = 16
+STATE_ROWS = 144  # tokens whose part in a convolution is kept
 LONGEST_PASS = 128  # rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
 
 
@@ -43,14 +44,14 @@ class KvFormat:
         return -(-(window + LONGEST_PASS) // TILE) * TILE if window else 0
 
     def header_bytes(self, facts: ModelFacts) -> int:
-        """Bytes of the exact keys, all layers."""
+        """Bytes of states and exact keys, all layers."""
         rows = self.ring + SINK_ROWS if self.ring else 0
-        return facts.layers * facts.kv_heads * rows * padded_dim(facts) * 2
+        return state_bytes(facts) + facts.kv_layers * facts.kv_heads * rows * padded_dim(facts) * 2
 
     def block_bytes(self, facts: ModelFacts) -> int:
         """Bytes of 128 tokens, all layers."""
         head = sum(head_bytes(name, padded_dim(facts)) for name in (self.keys, self.values, self.codes) if name)
-        return facts.layers * facts.kv_heads * head
+        return facts.kv_layers * facts.kv_heads * head
 
     def nbytes(self, facts: ModelFacts, tokens: int) -> int:
         """Bytes of a cache of at least this many tokens."""
@@ -87,9 +88,14 @@ CENTROIDS = 16
 def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
     """Of what a format's codes were learnt with, [layers, kv_heads, ...]: int4 scale and zero point of each channel,
     [2, dim]; nomad centroids, [dim / d_sub, d_sub, 16].  Channels beyond head_dim are zeros."""
-    dim, lead = padded_dim(facts), (facts.layers, facts.kv_heads)
+    dim, lead = padded_dim(facts), (facts.kv_layers, facts.kv_heads)
     sub = 2 if name == "nomad2" else 1
     return (*lead, 2, dim) if name == "int4" else (*lead, dim // sub, sub, CENTROIDS)
+
+
+def state_bytes(facts: ModelFacts) -> int:
+    """Bytes of what convolutions keep of the last tokens, all layers: the same for every length of text."""
+    return len(facts.convolutions) * STATE_ROWS * facts.hidden * 4
 
 
 def padded_dim(facts: ModelFacts) -> int:

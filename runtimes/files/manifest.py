@@ -42,12 +42,7 @@ Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
-# architectures that edgespec emits itself, for all methods
-EMITTED = (
-    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
-    "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "llama", "ministral3", "mistral", "nanochat",
-    "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
-)  # fmt: skip
+MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 
 def _inside(path: str) -> str:
@@ -58,9 +53,6 @@ def _inside(path: str) -> str:
 
 
 InsidePath = Annotated[str, AfterValidator(_inside)]
-
-
-MAIN_GRAPHS = ("gated", "strict", "plain")
 
 
 class _Part(BaseModel):
@@ -84,11 +76,18 @@ class ModelFacts(_Part):
     rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
     tied: bool = False
     parameters: Count = 0
+    convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
+    taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of float32 keys and values of one token."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - len(self.convolutions)
 
 
 class SkipSetPart(_Part):
@@ -214,8 +213,10 @@ class ModelPart(_Part):
         facts = self.facts
         if not any(name in self.graphs for name in MAIN_GRAPHS):
             raise ValueError(f"graphs: expected one of {', '.join(MAIN_GRAPHS)}")
-        if facts.heads % facts.kv_heads:
+        if facts.heads % facts.kv_heads or not facts.kv_layers:
             raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
+        if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
+            raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:

@@ -7,11 +7,17 @@ from dataclasses import dataclass
 from typing import Literal
 
 from edgespec.errors import BundleError
-from edgespec.runtimes.files.manifest import EMITTED, ModelPart, Operators
+from edgespec.runtimes.files.manifest import ModelPart, Operators
 from edgespec.runtimes.ort.native_library import native_library
 
 WantedOperators = Literal["auto", "stock", "native"]
 NATIVE = "native"  # name of the graph
+# the architectures that edgespec emits itself, for all methods
+EMITTED = (
+    "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "glm", "glm4",
+    "gpt2", "gpt_neox", "granite", "granitemoehybrid", "hunyuan_v1_dense", "lfm2", "llama", "ministral3", "mistral",
+    "nanochat", "olmo2", "olmo3", "phi", "phi3", "qwen2", "qwen3", "seed_oss", "smollm3", "stablelm", "starcoder2",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,13 @@ def choose_operators(wanted: WantedOperators, part: ModelPart) -> OperatorChoice
         BundleError: native operators are asked for and cannot run.
     """
     library = native_library()
+    if part.main == NATIVE and (wanted == "stock" or library.path is None):
+        why = "stock operators cannot run it" if wanted == "stock" else library.reason
+        raise BundleError(
+            f"this model needs native operators, but {why}", "install edgespec where there is a C++ compiler"
+        )
+    if part.main == NATIVE:
+        return OperatorChoice("native", library.reason)
     if wanted == "stock":
         return OperatorChoice("stock", "asked for")
     if part.origin == "optimum":

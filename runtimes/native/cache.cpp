@@ -139,6 +139,8 @@ void Cache::move_key(KvFormat format, const uint8_t* from, int a, uint8_t* to, i
 
 void Cache::move(int64_t from, int64_t to) const {
   const int dim = layout_.dim, a = int(from % kKvBlock), b = int(to % kKvBlock);
+  for (int layer = 0; layer < layout_.states; ++layer)
+    std::memcpy(state(layer, to), state(layer, from), size_t(layout_.state_width) * 4);
   for (int layer = 0; layer < layout_.layers; ++layer)
     for (int head = 0; head < layout_.heads; ++head) {
       move_key(layout_.keys, keys(from / kKvBlock, layer, head), a, keys(to / kKvBlock, layer, head), b);

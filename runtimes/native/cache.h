@@ -34,7 +34,12 @@ class Cache {
   }
   // Exact keys [rows / 16][dim][16]: a tile for the first tokens, then the ring.
   uint16_t* recent(int layer, int head) const {
-    return reinterpret_cast<uint16_t*>(base_ + (size_t(layer) * layout_.heads + head) * layout_.recent_bytes());
+    return reinterpret_cast<uint16_t*>(base_ + layout_.states * layout_.state_bytes() +
+                                       (size_t(layer) * layout_.heads + head) * layout_.recent_bytes());
+  }
+  // What a convolution keeps of a token, [state_width].
+  float* state(int layer, int64_t token) const {
+    return reinterpret_cast<float*>(base_ + layer * layout_.state_bytes()) + token % kStateRows * layout_.state_width;
   }
 
   // Write a token's key and value [dim], zero beyond head_dim.

@@ -33,6 +33,16 @@ void Pass::check() const {
   }
   if (active_.attends && in_.layout.ring && in_.rows > in_.layout.ring - in_.layout.window + 1)
     fail("a pass of " + std::to_string(in_.rows) + " rows is longer than the exact recent window allows");
+  if (program_.states && active_.attends) {
+    int64_t first = 0, last = 0;  // places of one slot that the pass reads or writes
+    for (int r = 0; r < in_.rows; ++r) {
+      if (!r || slots[r] != slots[r - 1]) first = visible[r], last = places[r];
+      first = std::min(first, parents[r] < 0 ? visible[r] : first);
+      last = std::max(last, places[r]);
+      if (last - first + program_.state_length > kStateRows)
+        fail("rows lie further apart than states of tokens are kept");
+    }
+  }
   for (int r = 0; r < in_.heads; ++r)
     if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
   for (int m = 0; m < in_.move_count; ++m)
@@ -80,6 +90,10 @@ void Pass::check() const {
         vector(s.knorm, s.dim);
         break;
       case Op::kActivate: vector(s.w, 3); break;
+      case Op::kConvolve:
+        vector(s.w, size_t(s.length) * s.k);
+        vector(s.bias, s.k);
+        break;
       case Op::kLinear:
         matrix(s.w, s.kind, s.n, s.k);
         vector(s.bias, s.n);

@@ -60,18 +60,22 @@ inline int rows_in_group(int rows, int group) {
 
 // ---- the KV cache of one sequence -----------------------------------------------------------------------------------
 //
-// [recent keys][blocks of 128 tokens], a block = [layer][kv head][keys | codes | values].  Everything of a token range
-// lies together, so that growing a cache is copying its bytes to the front of a larger one.
+// [states][recent keys][blocks of 128 tokens], a block = [layer][kv head][keys | codes | values].  Everything of a
+// token range lies together, so that growing a cache is copying its bytes to the front of a larger one.
 //   keys f32, f16: 8 tiles [head_dim][16].          int8: 8 tiles [head_dim / 4][16][4] of k + 128, then 128 scales.
 //   int4: 8 tiles [head_dim / 8][16][4], low nibble = first four dimensions.      (scale and zero point per channel)
 //   nomad: [head_dim / d_sub][64], byte b: low nibble = token (b & 1) * 32 + b / 2, high nibble = that + 64.
 //   values f32, f16: [128][head_dim].               int8: [32][head_dim][4], then 128 scales.
 // Recent keys: [layer][kv head][ring / 16][head_dim][16] float16; the first kSinks rows of the ring's front part hold
 // the first tokens of the sequence for good.
+// States of short convolutions: [layer][kStateRows][width] float32, what a token at place p gave in row p % kStateRows.
+// A pass writes its rows there and nowhere else, so that those it rejects are overwritten by the next, like keys.
 enum KvFormat : int { kKvF32 = 0, kKvF16 = 1, kKvInt8 = 2, kKvInt4 = 3, kKvNomad1 = 4, kKvNomad2 = 5, kKvNone = 6 };
 
 constexpr int kKvBlock = 128;
-constexpr int kSinkRows = 16;  // one tile; the first `sinks` of it are used
+constexpr int kStateRows = 144;  // a pass of 128 rows and what the first of them looks back at
+constexpr int kMaxTaps = 16;     // tokens that a short convolution sees
+constexpr int kSinkRows = 16;    // one tile; the first `sinks` of it are used
 
 inline size_t key_bytes(KvFormat format, int dim) {
   switch (format) {
@@ -92,9 +96,12 @@ struct KvLayout {
   int layers = 0, heads = 0, dim = 0;   // dim is head_dim rounded up to 16
   int window = 0, sinks = 0, ring = 0;  // ring: rows, a multiple of 16; 0 without exact recent keys
 
+  int states = 0, state_width = 0;
+
+  size_t state_bytes() const { return size_t(kStateRows) * state_width * 4; }
   size_t recent_rows() const { return ring ? size_t(ring) + kSinkRows : 0; }
   size_t recent_bytes() const { return recent_rows() * dim * 2; }
-  size_t header_bytes() const { return size_t(layers) * heads * recent_bytes(); }
+  size_t header_bytes() const { return states * state_bytes() + size_t(layers) * heads * recent_bytes(); }
   size_t head_bytes() const { return key_bytes(keys, dim) + key_bytes(codes, dim) + value_bytes(values, dim); }
   size_t layer_bytes() const { return head_bytes() * heads; }
   size_t block_bytes() const { return layer_bytes() * layers; }

@@ -46,6 +46,42 @@ void Pass::split(const Step& s, int row) {
   if (s.base >= 0) k_.add(out, floats(s.base) + from * s.n, s.n);
 }
 
+// One row, and what it leaves to tokens after it.  No row reads a state that another row of the pass writes (check).
+void Pass::convolve(const Step& s, int row) {
+  const int64_t *parents = plan(4), *visible = plan(3);
+  const Cache kv = cache(static_cast<int>(plan(2)[row]));
+  const size_t k = s.k;
+  const float* x = floats(s.x);
+  float *out = floats(s.out) + row * k, *own = kv.state(s.layer, plan(5)[row]);
+  for (size_t i = 0; i < k; ++i) own[i] = x[row * 3 * k + i] * x[row * 3 * k + 2 * k + i];
+  if (s.bias >= 0)
+    std::memcpy(out, vector(s.bias), k * 4);
+  else
+    std::fill_n(out, k, 0.f);
+  struct Before {
+    int64_t row, place;  // row -1: before the pass
+  } seen[kMaxTaps];
+  seen[s.length - 1] = {row, 0};
+  for (int j = s.length - 2; j >= 0; --j) {
+    const Before& later = seen[j + 1];
+    const bool root = later.row >= 0 && parents[later.row] < 0;
+    seen[j] = root            ? Before{-1, visible[later.row] - 1}
+              : later.row < 0 ? Before{-1, later.place - 1}
+                              : Before{parents[later.row], 0};
+  }
+  for (int j = 0; j < s.length; ++j) {  // the oldest first, whatever else is in the pass
+    const float* w = vector(s.w) + j * k;
+    if (seen[j].row >= 0) {
+      const float *b = x + seen[j].row * 3 * k, *v = b + 2 * k;
+      for (size_t i = 0; i < k; ++i) out[i] += w[i] * (b[i] * v[i]);
+    } else if (seen[j].place >= 0) {
+      const float* kept = kv.state(s.layer, seen[j].place);
+      for (size_t i = 0; i < k; ++i) out[i] += w[i] * kept[i];
+    }
+  }
+  for (size_t i = 0; i < k; ++i) out[i] *= x[row * 3 * k + k + i];
+}
+
 // What is done to the logits of one row and one tile, y [kTile]; beyond the columns they stay 0.
 void Pass::finish_logits(const Step& s, int tile, int columns, float* y) const {
   if (s.bias >= 0) k_.add(y, vector(s.bias) + size_t(tile) * kTile, columns);

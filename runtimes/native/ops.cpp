@@ -185,6 +185,8 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.layers = program.layers;
   layout.heads = program.kv_heads;
   layout.dim = round_up(program.head_dim, kTile);
+  layout.states = program.states;
+  layout.state_width = program.state_width;
   if (layout.values > kKvInt8 || layout.keys == kKvNone || (in.read_codes && layout.codes == kKvNone))
     throw std::invalid_argument("edgespec: KV formats that do not fit together");
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||

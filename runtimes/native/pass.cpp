@@ -74,6 +74,7 @@ int Pass::open(int members) {
       case Op::kStore: store(s); continue;
       case Op::kQuantize:
       case Op::kNorm:
+      case Op::kConvolve:
       case Op::kSplit:
         if (int64_t(rows) * std::max(s.n, s.k) > kSerial && rows > 1) return rows;
         for (int r = 0; r < rows; ++r) run(r);
@@ -111,6 +112,7 @@ void Pass::run(int chunk) {
     case Op::kNorm: return norm(s, chunk);
     case Op::kActivate: return activate(s, chunk);
     case Op::kSplit: return split(s, chunk);
+    case Op::kConvolve: return convolve(s, chunk);
     case Op::kHeads: return heads(s, chunk < s.kv ? s.heads + chunk : chunk - s.kv);  // keys first: they take longer
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
     case Op::kLinear: return linear(s, chunk);

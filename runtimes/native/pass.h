@@ -131,6 +131,7 @@ class Pass {
   int activate_pieces(const Step& s) const;
   void activate(const Step& s, int piece);
   void split(const Step& s, int row);
+  void convolve(const Step& s, int row);
   void finish_logits(const Step& s, int tile, int columns, float* y) const;
   void logits(const Step& s, int chunk);
   void best(const Step& s, int chunk);

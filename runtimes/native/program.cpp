@@ -13,11 +13,11 @@ using program_text::fail;
 
 constexpr int kBuffers = 64;
 
-const std::map<std::string, Op> kOps = {{"embed", Op::kEmbed}, {"load", Op::kLoad},         {"store", Op::kStore},
-                                        {"gate", Op::kGate},   {"quantize", Op::kQuantize}, {"norm", Op::kNorm},
-                                        {"heads", Op::kHeads}, {"attend", Op::kAttend},     {"linear", Op::kLinear},
-                                        {"glu", Op::kGlu},     {"silu", Op::kActivate},     {"activate", Op::kActivate},
-                                        {"split", Op::kSplit}, {"logits", Op::kLogits}};
+const std::map<std::string, Op> kOps = {
+    {"embed", Op::kEmbed},       {"load", Op::kLoad},     {"store", Op::kStore},      {"gate", Op::kGate},
+    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},     {"heads", Op::kHeads},      {"attend", Op::kAttend},
+    {"linear", Op::kLinear},     {"glu", Op::kGlu},       {"silu", Op::kActivate},    {"activate", Op::kActivate},
+    {"split", Op::kSplit},       {"logits", Op::kLogits}, {"convolve", Op::kConvolve}};
 const std::map<std::string, Fn> kFunctions = {{"silu", kSilu}, {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
                                               {"relu", kRelu}, {"relu2", kRelu2}, {"xielu", kXielu}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
@@ -31,7 +31,8 @@ const std::map<std::string, int Step::*> kNumbers = {
     {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
     {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
-    {"times", &Step::times}, {"first", &Step::first},   {"center", &Step::center}, {"late", &Step::late}};
+    {"times", &Step::times}, {"first", &Step::first},   {"length", &Step::length}, {"center", &Step::center},
+    {"late", &Step::late}};
 const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x},     {"base", &Step::base}, {"act", &Step::act},
                                                         {"out", &Step::out}, {"qx", &Step::qx},     {"kx", &Step::kx},
                                                         {"vx", &Step::vx}};
@@ -126,6 +127,13 @@ Program Program::parse(const std::string& text) {
       program.kv_heads = step.kv;
       program.layers = std::max(program.layers, step.layer + 1);
     }
+    if (step.op == Op::kConvolve) {
+      if (program.states && (program.state_width != step.k || program.state_length != step.length))
+        fail(line, "convolutions of different sizes");
+      program.state_width = step.k;
+      program.state_length = step.length;
+      program.states = std::max(program.states, step.layer + 1);
+    }
     program.steps.push_back(step);
   }
   for (size_t i = 0; i < program.steps.size(); ++i) {
@@ -145,7 +153,7 @@ Active Program::active(const bool* gates_on, int count) const {
   each(gates_on, [&](const Step& s) {
     found.embeds |= s.op == Op::kEmbed;
     found.loads |= s.op == Op::kLoad;
-    found.attends |= s.op == Op::kHeads;
+    found.attends |= s.op == Op::kHeads || s.op == Op::kConvolve;
     if (s.op == Op::kStore) found.hidden = s.k;
     if (s.rows == 2) found.times = std::max(found.times, s.first + s.times);
     if (s.op != Op::kLogits) return;

@@ -19,6 +19,11 @@
 //                                          that position is multiplied by
 //   heads qx kx vx dim heads ...            the same from floats [heads * dim], [kv * dim], [kv * dim] that have been
 //                                          multiplied already; act, w, kind, k and bias are not looked at
+//   convolve x k length layer w bias out    x [rows, 3 k] = b, c, v: out [rows, k] = c * (bias + sum over j of w[j] *
+//   (b * v
+//                                          of the token length - 1 - j before)), a row's own tokens by its parents,
+//                                          older ones from the cache's states; w [length, k], layer: which of those
+//                                          with states
 //   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
 //                                          p - window + 1 to p only, 0: all; cap: scores are cap * tanh(score / cap)
 //   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
@@ -53,6 +58,7 @@ enum class Op {
   kNorm,
   kHeads,
   kAttend,
+  kConvolve,
   kLinear,
   kGlu,
   kActivate,
@@ -69,7 +75,7 @@ struct Step {
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
   int qx = -1, kx = -1, vx = -1, center = 0, late = 0;
   int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
-  int index = 0, skip = 0;
+  int index = 0, skip = 0, length = 0;
   float eps = 0, scale = 1, cap = 0;
 
   bool norms() const { return norm >= 0 || center; }
@@ -89,9 +95,10 @@ struct Program {
   std::vector<int> floats, acts;  // widths of the buffers
   std::vector<Step> steps;
   int gates = 0, layers = 0, kv_heads = 0, head_dim = 0;
-  int hidden = 0;   // width of hidden states
-  int vocab = 0;    // columns of the first LM head, the model's own
-  int weights = 0;  // inputs that the steps name
+  int states = 0, state_width = 0, state_length = 0;  // short convolutions: how many, channels, tokens that one sees
+  int hidden = 0;                                     // width of hidden states
+  int vocab = 0;                                      // columns of the first LM head, the model's own
+  int weights = 0;                                    // inputs that the steps name
 
   // Throws std::invalid_argument with the line that cannot be read.
   static Program parse(const std::string& text);

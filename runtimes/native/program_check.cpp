@@ -28,6 +28,7 @@ void check_options(const std::string& line, const Step& s) {
   require(line, s.fn != kXielu || s.op == Op::kActivate, "fn out of place");
   require(line, s.op != Op::kActivate || (s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone");
   require(line, s.op == Op::kHeads || (!s.late && s.growth < 0), "late or growth out of place");
+  require(line, s.op == Op::kConvolve || !s.length, "length out of place");
   require(line, s.late <= 1, "expected late 0 or 1");
   require(line, s.op == Op::kAttend || logits || s.cap == 0, "cap out of place");
   require(line, s.cap >= 0 && std::isfinite(s.cap), "expected a cap of at least 0");
@@ -110,6 +111,12 @@ void check(const std::string& line, const Program& p, const Step& s) {
         floats(s.kx, s.kv * s.dim);
         floats(s.vx, s.kv * s.dim);
       }
+      break;
+    case Op::kConvolve:
+      require(line, s.k > 0 && s.k <= kMaxWidth / 3 && s.w >= 0 && s.x != s.out, "expected k, w, and out beside x");
+      require(line, s.length > 1 && s.length <= kMaxTaps, "expected a length of 2 to 16");
+      floats(s.x, 3 * s.k);
+      floats(s.out, s.k);
       break;
     case Op::kAttend:
       require(line, s.heads > 0 && s.kv > 0 && s.dim > 0, "expected heads");

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.manifest import EMITTED
+from edgespec.runtimes.files.operators import EMITTED
 from edgespec.runtimes.slots.concat_graph import ConcatPorts
 from edgespec.runtimes.slots.shared import Bound, Model
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot

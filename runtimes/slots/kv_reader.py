@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import BLOCK, TILE, KvFormat, head_bytes, padded_dim
+from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS, TILE, KvFormat, head_bytes, padded_dim, state_bytes
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
@@ -15,15 +15,17 @@ def read_cache(
     facts: ModelFacts,
     tokens: int,
 ) -> dict[str, NDArray[np.float32]]:
-    """Keys and values of the first tokens, [kv_heads, tokens, head_dim] by name.
+    """Keys and values of the first tokens, [kv_heads, tokens, head_dim] by name, and states.
+
+    The state of a convolution is its part in the last tokens that the next one sees, [1, at most taps - 1, hidden].
 
     Codes that need tables (int4, nomad) are returned as they are, [kv_heads, tokens, head_dim or sub-vectors].
     """
     dim, blocks = padded_dim(facts), max(1, -(-tokens // BLOCK))
     header, size = kv.header_bytes(facts), kv.block_bytes(facts)
-    shape = blocks, facts.layers, facts.kv_heads, size // (facts.layers * facts.kv_heads)
+    shape = blocks, facts.kv_layers, facts.kv_heads, size // (facts.kv_layers * facts.kv_heads)
     body = cache[header : header + blocks * size].reshape(shape)
-    at, found = 0, {}
+    at, found = 0, _states(cache, facts, tokens)
     for kind, name in (("key", kv.keys), ("code", kv.codes), ("value", kv.values)):
         if name is None:
             continue
@@ -32,11 +34,17 @@ def read_cache(
         whole = (
             _values(part, name, dim) if kind == "value" else _keys(part, name, dim)
         )  # [blocks, layers, heads, 128, d]
-        for layer in range(facts.layers):
+        for layer in range(facts.kv_layers):
             rows = whole[:, layer].transpose(1, 0, 2, 3).reshape(facts.kv_heads, blocks * BLOCK, -1)
             width = facts.head_dim * rows.shape[-1] // dim  # sub-vectors of two dimensions are half as many
             found[f"past_key_values.{layer}.{kind}"] = rows[:, :tokens, :width].astype(np.float32)
     return found
+
+
+def _states(cache: NDArray[np.uint8], facts: ModelFacts, tokens: int) -> dict[str, NDArray[np.float32]]:
+    rows = cache[: state_bytes(facts)].view("<f4").reshape(len(facts.convolutions), STATE_ROWS, facts.hidden)
+    last = np.arange(max(0, tokens - facts.taps + 1), tokens) % STATE_ROWS
+    return {f"convolution.{at}": each[None, last].copy() for at, each in enumerate(rows)}
 
 
 def _keys(part: NDArray[np.uint8], name: str, dim: int) -> NDArray[np.float32]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import LONGEST_PASS
+from edgespec.runtimes.files.kv import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.slots.native_runner import PARENT, POSITION, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import depths_of
 
@@ -26,10 +26,10 @@ class NativeSlot(NativeRunner):
 
     def follow(self, tokens: Sequence[int]) -> int:
         same = super().follow(tokens)
-        if self.kv.ring and self._furthest - same > LONGEST_PASS:
-            # the ring has overwritten exact keys that the next rows would read: begin again
-            self.tokens.clear()
-            same = self._furthest = 0
+        if self._forgets and self._furthest - same > LONGEST_PASS:
+            # exact keys or states that the next rows would read have been overwritten: begin again
+            self._restart()
+            same = 0
         return same
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
@@ -47,6 +47,8 @@ class NativeSlot(NativeRunner):
 
     def _verify(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> None:
         """The plan of a pass whose rows may be kept; [n], [n]."""
+        if self.model.facts.convolutions and len(tokens) > LONGEST_PASS:
+            raise InvalidRequest(f"a pass of {len(tokens)} rows: expected at most {LONGEST_PASS}", "prefill first")
         past = len(self.tokens)
         self._furthest = max(self._furthest, past + len(tokens))  # kept or not, the rows are in the ring
         self._pending = (tokens.tolist(), None if parents is None else parents.tolist())
@@ -144,12 +146,24 @@ class NativeSlot(NativeRunner):
         parents: NDArray[np.int64],  # [n]
         skip: SkipSet | None = None,
     ) -> Pass:
-        n, past = len(tokens), len(self.tokens)
+        n, past, facts = len(tokens), len(self.tokens), self.model.facts
+        if facts.convolutions and max(self._furthest, past + n) - int(visible.min()) + facts.taps > STATE_ROWS:
+            return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
             raise InvalidRequest(
                 f"hypotheses reach {past + n - int(visible.min())} tokens back, but exact recent keys {LONGEST_PASS}",
                 "score hypotheses with attention f32, f16 or int8",
             )
+        return self._hypotheses(tokens, visible, parents, skip)
+
+    def _hypotheses(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
+        skip: SkipSet | None,
+    ) -> Pass:
+        n, past = len(tokens), len(self.tokens)
         plan = self._plan(tokens, past)
         plan[VISIBLE], plan[PARENT] = visible, parents
         plan[POSITION] = visible + depths_of(parents.tolist())
@@ -159,6 +173,35 @@ class NativeSlot(NativeRunner):
             return self._launch(n, rows=n, hidden=self.keep_hidden)
         finally:
             self._set_gates(None)
+
+    def _hypotheses_in_turn(
+        self,
+        tokens: NDArray[np.int64],  # [n]
+        visible: NDArray[np.int64],  # [n]
+        parents: NDArray[np.int64],  # [n]
+        skip: SkipSet | None,
+    ) -> Pass:
+        """Each right behind the text that it sees: the states that far back are not kept, the text is run again."""
+        text = list(self.tokens)
+        self._restart()
+        logits = np.empty((len(tokens), self.columns), np.float32)
+        hidden = np.empty((len(tokens), self.model.facts.hidden), np.float32) if self.keep_hidden else None
+        for part in sorted(
+            np.split(np.arange(len(tokens)), np.flatnonzero(parents < 0)[1:]), key=lambda at: visible[at[0]]
+        ):
+            self.prefill(text[len(self.tokens) : int(visible[part[0]])])
+            own = np.where(parents[part] < 0, -1, parents[part] - part[0])
+            found = self._hypotheses(tokens[part], visible[part], own, skip)
+            logits[part] = found.logits
+            if hidden is not None and found.hidden is not None:
+                hidden[part] = found.hidden
+        self.prefill(text[len(self.tokens) :])
+        return Pass(logits, hidden)
+
+    def _restart(self) -> None:
+        """Forget the text."""
+        self.tokens.clear()
+        self._furthest = 0
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ class NativeRunner(Slot):
         self._bind("tables", model.key_tables)
         self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
         self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
-        self._furthest = 0  # tokens ever written, of those that the ring may have lost
+        self._forgets = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys and states are not kept
+        self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
         self.reserve(reserve)

@@ -97,11 +97,16 @@ class StockSlot(Slot):
             self._attach("rows", "hypotheses_rows", (n,), np.int64)[:] = np.arange(n)
             self._total[...] = past + count
             positions = np.append(visible + depths_of(parents.tolist()), [past + n] * self._extra)
-            return self._launch(tokens, positions, past, (n, self.columns), count, self.keep_hidden)
+            return self._launch(tokens, positions, past, (n, self.columns), count, self._says_hidden)
         finally:
             self._set_gates(None)
 
     # -- parts of the model ------------------------------------------------------------------------------------------
+
+    @property
+    def _says_hidden(self) -> bool:
+        """Whether passes are to say their hidden states, and the graph can."""
+        return self.keep_hidden and self.model.graph.hidden
 
     def forward_heads(self, group: str, hidden: NDArray[np.float32], top: int = 0) -> Heads:
         at, which = self._group(group)
@@ -216,7 +221,7 @@ class StockSlot(Slot):
         else:
             positions = self._tree(parents, past, count, width)
         shape = self._choose_rows(rows, n), self.columns
-        return self._launch(tokens, positions, past, shape, count, hidden or self.keep_hidden)
+        return self._launch(tokens, positions, past, shape, count, hidden or self._says_hidden)
 
     def _launch(
         self,

@@ -37,6 +37,7 @@ def test_all(command: Command) -> None:
         ("gpt2_default", None, ["learned positions"]),
         ("hunyuan_alpha", None, ["norms of each head after rotation"]),
         ("ministral3_growth", None, ["queries grow beyond position 64"]),
+        ("lfm2_conv", None, ["short convolutions of 3 tokens in 3 of 4 layers"]),
         ("nanochat_capped", None, ["logits capped at 6"]),
         ("phi_half", None, ["LM head with a bias"]),
         ("qwen3_tied", None, ["norms of each head", "tied embeddings"]),

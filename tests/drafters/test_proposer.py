@@ -11,16 +11,19 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.loop import decode
-from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Resume
+from edgespec.decoding.target import Pass, Resume
 from edgespec.drafters.proposer import Custom
 from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.manifest import Operators
-from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, use_operators
 from tests.support.toy import hash_logits, hash_target, plain
 
 VOCAB = 11
@@ -190,6 +193,45 @@ def test_one_proposer_is_remembered_and_failures_are_told(engine: Callable[..., 
     assert "drafter dropped: Fixed failed in propose" in result.reason
     assert result.lossless
     assert result.tokens == made.generate(PROMPTS[0], method="ar", max_new_tokens=20, ignore_eos=True).tokens
+
+
+class Curious(Fixed):
+    """Wants hidden states, and keeps their shapes."""
+
+    wants_hidden = True
+
+    def __init__(self) -> None:
+        super().__init__([1, 2])
+        self.shapes: list[tuple[int, ...] | None] = []
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        self.shapes.append(None if output.hidden is None else output.hidden.shape)
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_it_may_ask_for_hidden_states(engine: Callable[..., Engine], adaptive: bool) -> None:
+    made, proposer = engine(), Curious()
+    width = made.bundle.manifest.target.facts.hidden
+    result = made.generate(PROMPTS[0], proposer=proposer, max_new_tokens=9, ignore_eos=True, adaptive=adaptive)
+    assert result.stats.dropped_reason is None
+    assert len(proposer.shapes) == result.stats.rounds
+    assert all(shape is not None and shape[1] == width for shape in proposer.shapes)
+    plain = made.generate(PROMPTS[0], method="ar", max_new_tokens=9, ignore_eos=True)
+    assert result.tokens == plain.tokens
+
+
+def test_a_graph_that_cannot_say_hidden_states_says_none(tmp_path: Path) -> None:
+    made = load(export_to(tmp_path), operators="stock")
+    proposer = Curious()
+    result = made.generate(PROMPTS[0], proposer=proposer, max_new_tokens=5, ignore_eos=True)
+    assert result.stats.dropped_reason is None
+    assert set(proposer.shapes) == {None}
+
+
+def export_to(folder: Path) -> Path:
+    """A bundle of the embedded model without heads."""
+    Exporter(ExportOptions(TARGET, folder / "bundle", (), "int4", threads=THREADS, operators="stock")).run()
+    return folder / "bundle"
 
 
 def test_drawn_guesses_are_not_exact(engine: Callable[..., Engine]) -> None:

@@ -36,10 +36,18 @@ CASES = {
 LOSSLESS = CHAINS | {"paradecode": {"threshold": 0.05}}  # capped logits are never sure
 
 
-@pytest.fixture(params=OPERATORS)
+@pytest.fixture
 def operators(request: pytest.FixtureRequest) -> Operators:
     """Everything here holds for both kinds."""
     return use_operators(request)
+
+
+PAIRS = [(kind, each) for kind in sorted(CASES) for each in OPERATORS]
+EACH = pytest.mark.parametrize(
+    "model_type, operators",
+    [pair for pair in PAIRS if pair[1] == "native" or CASES[pair[0]] not in hf.NATIVE_ONLY],
+    indirect=["operators"],
+)
 
 
 @pytest.fixture(scope="module")
@@ -71,19 +79,17 @@ def maker(
     return get
 
 
-@pytest.fixture(params=sorted(CASES))
-def made(
-    request: pytest.FixtureRequest, operators: Operators, maker: Callable[[Operators, str], Engine]
-) -> tuple[str, Engine]:
+@pytest.fixture
+def made(model_type: str, operators: Operators, maker: Callable[[Operators, str], Engine]) -> tuple[str, Engine]:
     """The name of a configuration, and its engine."""
-    name = CASES[request.param]
-    return name, maker(operators, name)
+    return CASES[model_type], maker(operators, CASES[model_type])
 
 
 def test_every_architecture_is_here() -> None:
     assert set(CASES) == set(ARCHITECTURES)
 
 
+@EACH
 def test_architectures_are_lossless_in_int4(
     made: tuple[str, Engine], writer: Callable[..., Written], operators: Operators
 ) -> None:
@@ -112,6 +118,7 @@ def test_architectures_are_lossless_in_int4(
     assert sum(accepted.values()) < sum(drafted.values())  # rows were rolled back, too
 
 
+@EACH
 def test_architectures_in_trees(made: tuple[str, Engine]) -> None:
     """Rows of a tree add up in another order: equal, or a near-tie."""
     _, engine = made
@@ -121,6 +128,7 @@ def test_architectures_in_trees(made: tuple[str, Engine]) -> None:
         assert proof.lossless, (method, proof.differences)
 
 
+@EACH
 def test_architectures_keep_their_cache(made: tuple[str, Engine]) -> None:
     """What a method leaves in the cache is what a fresh prefill of its text writes, every row of it."""
     _, engine = made

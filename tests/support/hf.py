@@ -54,6 +54,8 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
+NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] == "lfm2"}
+"""Configurations with layers that stock operators cannot compute."""
 LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
 """Configurations whose reference reaches far positions."""
 
@@ -144,6 +146,7 @@ _CLASSES = {
     "gpt_neox": "GPTNeoXForCausalLM",
     "starcoder2": "Starcoder2ForCausalLM",
     "falcon": "FalconForCausalLM",
+    "lfm2": "Lfm2ForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
@@ -160,11 +163,11 @@ _CLASSES = {
 }
 _OUTER = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 _POST_NORMS = tuple(f"post_{name}_layernorm" for name in ("attention", "feedforward", "self_attn", "mlp"))
-_ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear")
+_ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear", "out_proj", "w2")
 _GAINS = {
     **dict.fromkeys(("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value"), 1.4),
     **dict.fromkeys(("o_proj", "dense"), 1.5),
-    **dict.fromkeys(("down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear"), 2.0),
+    **dict.fromkeys(("down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear", "out_proj", "w2"), 2.0),
 }
 
 

@@ -183,4 +183,20 @@ LATER: dict[str, Case] = {
         scale=1.0,
         seed=2,
     ),
+    # A convolution in two of three layers; an MLP size adjusted as the first release does.
+    "lfm2_conv": Case(
+        config("lfm2", num_hidden_layers=4, num_key_value_heads=2, conv_L_cache=3, norm_eps=1e-5, rope_theta=1e6,
+               layer_types=["conv", "conv", "full_attention", "conv"], block_auto_adjust_ff_dim=True,
+               block_ff_dim=130, block_multiple_of=16, tie_embedding=True),
+        dtype="bfloat16",
+        boost=2.0,
+        long=True,
+        seed=2,
+    ),
+    # Biases, attention first, convolutions of four tokens.
+    "lfm2_biases": Case(
+        config("lfm2", num_hidden_layers=4, num_key_value_heads=4, conv_L_cache=4, conv_bias=True, rope_theta=1e4,
+               full_attn_idxs=[0, 2], block_auto_adjust_ff_dim=False, tie_embedding=False),
+        seed=3,
+    ),
 }  # fmt: skip

@@ -4,7 +4,7 @@ A round of B sequences is a pass over the rows of all of them, and their drafts 
 
     speed-up = E / (B steps c / v(B) + v(B rows) / v(B))          E: tokens of a round of one of them
 
-as control takes it to be (``Adaptive.share``).  Control drafts what it estimates to be fastest, and nothing where
+as control takes it to be (``Adaptive.set_width``).  Control drafts what it estimates to be fastest, and nothing where
 nothing pays; then what remains is the price of looking now and then.  Its estimate of the acceptance is a running mean,
 which chance moves by sqrt(a (1 - a) s / (2 - s)) with the step s of ``Record.learn``.  Where that brings it below the
 acceptance at which drafting breaks even, control rests for some rounds: the nearer the two, the more of the gain is
@@ -22,8 +22,8 @@ from edgespec.formulas.cost import expected_tokens
 from edgespec.formulas.tree import grow
 
 Curve = Callable[[float], float]  # rows -> time; a mean of passes need not be of whole rows
-PROBE = 2  # guesses of a look (drafters.adaptive)
-STEP = 0.1  # of the running mean (drafters.record)
+PROBE = 2  # guesses of a look (control.adaptive)
+STEP = 0.1  # of the running mean (control.acceptance)
 REST = 2 * WAIT  # rounds of a rest, on average: the first lasts WAIT, those after failed probes longer
 
 

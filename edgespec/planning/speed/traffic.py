@@ -54,7 +54,7 @@ def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operat
 
     It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
     """
-    multiplies = 2 * facts.layers * facts.heads * facts.head_dim
+    multiplies = 2 * facts.kv_layers * facts.heads * facts.head_dim
     return max(kv, rows * multiplies * MULTIPLY_BYTES[operators])
 
 

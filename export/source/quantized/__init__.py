@@ -1,0 +1,1 @@
+"""Quantized checkpoints, read as float32."""

@@ -17,7 +17,7 @@ from edgespec.export.optimum.export import optimum_missing
 from edgespec.export.optimum.model import ForeignModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.manifest import EMITTED
+from edgespec.runtimes.files.operators import EMITTED
 from tests.export.optimum.test_foreign import CONFIG, NAME, SEED, export, refused
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export

@@ -17,10 +17,12 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.plan import weight_bytes
-from edgespec.export.storage.fill import WeightFile
+from edgespec.export.source.source import resolve
+from edgespec.export.storage.fill import WeightFile, fill
 from edgespec.export.storage.layout import LARGE_ALIGN, Stored, WeightLayout
-from edgespec.runtimes.files.manifest import Format
-from tests.conftest import LARGE, write_large
+from edgespec.export.storage.plan import storage_plans
+from edgespec.runtimes.files.manifest import Format, Layout
+from tests.conftest import LARGE, TARGET, write_large
 from tests.support import hf
 
 NAME = "llama_tied_gqa"
@@ -64,6 +66,18 @@ def test_a_tensor_of_another_size_than_announced_is_noticed(tmp_path: Path) -> N
         pytest.raises(AssertionError, match="wrote 8 bytes at 0, expected 12"),
     ):
         file.write(WeightLayout().add("a", (3,), np.float32), [np.zeros(2, np.float32)])
+
+
+@pytest.mark.parametrize("layout", ["stock", "native"])
+def test_progress_grows_to_the_end(tmp_path: Path, layout: Layout) -> None:
+    """With every tensor, so that a bar moves while the matrices of a large model are searched."""
+    plan = storage_plans(open_model(resolve(TARGET), None), "int4", None, None)[layout]
+    told: list[tuple[int, int]] = []
+    fill(tmp_path / "w.data", plan, progress=lambda done, of: told.append((done, of)))
+    assert {of for _, of in told} == {plan.end}
+    assert sorted(told) == told
+    assert len({done for done, _ in told}) >= len(plan.matrices)
+    assert told[-1][0] == plan.end == (tmp_path / "w.data").stat().st_size
 
 
 def test_a_disk_that_fills_up_in_the_middle_of_a_tensor(

@@ -1,0 +1,169 @@
+"""States of short convolutions: after any rounds of guesses they are what one token after the other leaves.
+
+In chains to the bit; attention adds up the rows of a tree in another order, so that those differ in their last bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.target import SkipSet
+from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.files.kv import LONGEST_PASS, STATE_ROWS, state_bytes
+from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
+from tests.conftest import Written
+
+Write = Callable[..., Written]
+pytestmark = pytest.mark.usefixtures("native")
+NAMES = ["lfm2_conv", "lfm2_biases"]
+SKIP = SkipSet(attention=(1,), mlp=(2,))
+
+
+def opened(writer: Write, name: str, form: Format = "fp32") -> NativeSlot:
+    slot = writer("native", name, form).slot("native")
+    assert isinstance(slot, NativeSlot)
+    return slot
+
+
+def path_of(parents: np.ndarray, leaf: int) -> list[int]:
+    path = [leaf]
+    while parents[path[0]] >= 0:
+        path.insert(0, int(parents[path[0]]))
+    return path
+
+
+def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
+    """The mistake that this file is about: the state of a rejected guess, in the place of the last kept token's."""
+    assert slot._cache is not None
+    slot._settle()
+    facts = slot.model.facts
+    rows = slot._cache.array[0, : state_bytes(facts)].view("<f4").reshape(-1, STATE_ROWS, facts.hidden)
+    rows[:, kept % STATE_ROWS] = rows[:, guess % STATE_ROWS]
+
+
+def rounds(
+    guessing: NativeSlot, single: NativeSlot, count: int, seed: int, trees: bool = False, spoilt: bool = False
+) -> None:
+    """Random guesses of which a random path is kept; ``single`` is told the kept tokens one by one."""
+    error = 5e-3 if trees else 0.0
+    random = np.random.default_rng(seed)
+    vocab = guessing.vocab_size
+    for number in range(count):
+        text = guessing.tokens
+        if len(text) > 300 or random.random() < 0.03:  # another turn: back to a prefix, near or far
+            prefix = text[: int(random.integers(0, len(text) + 1))]
+            for slot in (guessing, single):
+                same = slot.follow(prefix)
+                assert same in (0, len(prefix))
+                slot.prefill(prefix[same:])
+        past, n = len(guessing.tokens), int(random.integers(1, 9))
+        tokens = random.integers(0, vocab, n)
+        if random.random() < 0.3:  # a draft of the model's own, which is forgotten
+            for at in range(int(random.integers(1, 4))):
+                guessing.forward_draft(random.integers(0, vocab, 1), at, SKIP)
+        chain = not trees or random.random() < 0.3
+        parents = np.arange(-1, n - 1) if chain else np.array([int(random.integers(-1, row)) for row in range(n)])
+        logits = guessing.forward(tokens, None if chain else parents).logits.copy()
+        path = path_of(parents, int(random.integers(0, n)))
+        guessing.keep(path)
+        if spoilt and path[-1] + 1 < n:
+            leave_a_guess(guessing, past + n - 1, past + len(path) - 1)
+        for row in path:
+            expected = single.forward(tokens[row : row + 1]).logits
+            assert np.abs(logits[row] - expected[0]).max() <= error, f"round {number}: the logits of row {row} differ"
+            single.keep([0])
+        assert guessing.tokens == single.tokens
+        if number % 20 == 19:
+            held = single.snapshot()
+            assert any(key.startswith("convolution") for key in held)
+            for key, rows in guessing.snapshot().items():
+                np.testing.assert_allclose(rows, held[key], rtol=0, atol=error, err_msg=key)
+
+
+@pytest.mark.parametrize("form, trees", [("fp32", False), ("int4", False), ("fp32", True)])
+@pytest.mark.parametrize("name", NAMES)
+def test_rejected_guesses_leave_nothing(writer: Write, name: str, form: Format, trees: bool) -> None:
+    for seed in range(3):
+        rounds(opened(writer, name, form), opened(writer, name, form), 250, seed, trees)
+
+
+@pytest.mark.parametrize("trees", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_guess_left_in_a_state_is_found(writer: Write, name: str, trees: bool) -> None:
+    with pytest.raises(AssertionError, match="the logits of row"):
+        rounds(opened(writer, name), opened(writer, name), 250, 0, trees, spoilt=True)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_states_are_those_of_a_fresh_prefill(writer: Write, name: str) -> None:
+    slot, fresh = opened(writer, name), opened(writer, name)
+    tokens = np.random.default_rng(4).integers(0, slot.vocab_size, 320)
+    slot.prefill(tokens[:40].tolist())
+    for at in range(40, 320, 8):
+        slot.forward(tokens[at : at + 8])
+        slot.keep(range(8))
+    fresh.prefill(tokens.tolist())
+    for key, rows in slot.snapshot().items():
+        np.testing.assert_array_equal(rows, fresh.snapshot()[key], key)
+
+
+@pytest.mark.parametrize("skip", [None, SKIP])
+def test_hypotheses_near_and_far(writer: Write, skip: SkipSet | None) -> None:
+    """Near, they are rows of one pass; far behind, where no states are kept, the text is run again."""
+    slot, other = opened(writer, NAMES[0]), opened(writer, NAMES[0])
+    text = np.random.default_rng(6).integers(0, slot.vocab_size, 300)
+    for starts in ([290, 250, 280], [290, 40, 5, 41]):
+        slot.prefill(text[slot.follow(text.tolist()) :].tolist())
+        seen = np.repeat(starts, 3)
+        tokens = (seen * 7 + np.arange(len(seen))) % slot.vocab_size
+        parents = np.where(np.arange(len(seen)) % 3 > 0, np.arange(len(seen)) - 1, -1)
+        found = slot.forward_hypotheses(tokens, seen, parents, skip).logits.copy()
+        assert slot.tokens == text.tolist()
+        for at, start in enumerate(starts):
+            other.follow([])
+            other.prefill(text[:start].tolist())
+            for row in range(3 * at, 3 * at + 3):
+                expected = other.forward_draft(tokens[row : row + 1], row - 3 * at, skip).logits
+                np.testing.assert_allclose(found[row], expected[0], rtol=0, atol=1e-4)
+
+
+def test_far_behind_it_begins_again(writer: Write) -> None:
+    slot = opened(writer, NAMES[0])
+    text = list(range(2, 150)) + list(range(2, 150))
+    slot.prefill(text)
+    assert slot.follow(text[: len(text) - LONGEST_PASS]) == len(text) - LONGEST_PASS
+    slot.prefill(text[len(slot.tokens) :])
+    assert slot.follow(text[: len(text) - LONGEST_PASS - 1]) == 0
+    with pytest.raises(InvalidRequest, match="a pass of 129 rows"):
+        slot.forward(np.zeros(LONGEST_PASS + 1, np.int64))
+
+
+def test_slots_of_a_batch_have_states_of_their_own(writer: Write) -> None:
+    model = writer("native", NAMES[0]).model("native")
+    batch, alone = NativeBatch(model, 3), [opened(writer, NAMES[0]) for _ in range(3)]
+    random = np.random.default_rng(5)
+    for _ in range(40):
+        pieces = [random.integers(0, model.facts.vocab, int(random.integers(1, 6))) for _ in alone]
+        parents = [np.array([int(random.integers(-1, row)) for row in range(len(piece))]) for piece in pieces]
+        passes = [BatchPass(*one) for one in zip(batch.slots, pieces, parents, strict=True)]
+        for found, slot, own, piece, tree in zip(
+            batch.forward(passes), batch.slots, alone, pieces, parents, strict=True
+        ):
+            np.testing.assert_array_equal(found.logits, own.forward(piece, tree).logits)
+            path = path_of(tree, int(random.integers(0, len(piece))))
+            slot.keep(path)
+            own.keep(path)
+
+
+def test_stock_operators_are_refused(writer: Write) -> None:
+    part = writer("native", NAMES[0]).part
+    assert list(part.graphs) == ["native"]
+    assert choose_operators("auto", part).kind == "native"
+    with pytest.raises(BundleError, match="needs native operators, but stock operators cannot run it"):
+        choose_operators("stock", part)
