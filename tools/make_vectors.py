@@ -179,13 +179,10 @@ def _make_right(proposal: Proposal, logits: NDArray[np.float32], params: Samplin
 
 
 def ngram() -> Iterator[dict[str, Any]]:
-    """Proposals while a text grows, by policy."""
+    """Proposals while a text grows."""
     rng = np.random.default_rng(5)
     texts = [rng.integers(0, 4, 120).tolist(), ([5, 6, 7, 8, 9, 10] * 12)[:60], rng.integers(0, 12, 200).tolist()]
-    settings: list[dict[str, Any]] = [
-        {}, {"policy": "lookup"}, {"policy": "automaton"}, {"n_min": 2, "n_max": 3, "share": 0.5, "extra": 3},
-        {"policy": "automaton", "extra": 1, "n_min": 2}, {"n_max": 6},
-    ]  # fmt: skip
+    settings: list[dict[str, Any]] = [{}, {"n_min": 2, "n_max": 3, "share": 0.5}, {"n_max": 6}]
     for text in texts:
         for given in settings:
             drafter, found = NGram(**given), []

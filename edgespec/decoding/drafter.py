@@ -172,10 +172,9 @@ class Proposer(Protocol):
     """What ``engine.generate(..., proposer=...)`` takes.
 
     It may also have: ``name`` (else its class's); ``cheap = False``, if it is dear, so that it is asked only where its
-    guesses pay; ``wants_hidden = True``, if ``observe`` needs ``output.hidden`` (None
-    still where a graph cannot say hidden states); ``begin(tokens)``, called with the
-    prompt; ``observe(proposal, verdict, output)``, called after every round, and ``bind(params, noise)``, as for any
-    ``Drafter``.
+    guesses pay; ``wants_hidden = True``, if ``observe`` needs ``output.hidden`` (None still where a graph cannot say
+    hidden states); ``begin(tokens)``, called with the prompt; ``observe(proposal, verdict, output)``, called after
+    every round, and ``bind(params, noise)``, as for any ``Drafter``.
     """
 
     def propose(self, tokens: list[int], budget: int) -> Sequence[int] | Proposal | None:

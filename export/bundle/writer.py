@@ -10,6 +10,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError
 from edgespec.export.source.source import TOKENIZER_FILES
+from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.manifest import MANIFEST, FileEntry, Manifest
 from edgespec.runtimes.files.staged import staged, write_staged
@@ -79,6 +80,8 @@ def copy_tokenizer(source: Path, folder: Path, codec: TextCodec) -> None:
         shutil.copyfile(file, folder / TEMPLATE_FOLDER / file.name)
     if codec.converted:
         codec.tokenizer.save(str(folder / "tokenizer.json"))
+    if codec.templates:
+        (folder / CHAT_FILE).write_text(json.dumps(chat_data(codec), ensure_ascii=False, indent=1), "utf-8")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> Manifest:

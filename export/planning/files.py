@@ -11,16 +11,18 @@ from edgespec.export.heads.vocab import HEAD_TOKENS
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.storage.layout import TABLES
 from edgespec.export.storage.plan import StoragePlan, index_text
+from edgespec.export.tokenizers.chat_data import CHAT_FILE
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import FileEntry, Format, Graph, Layout, ModelPart, SkipSetPart
-from edgespec.runtimes.text.chat import TEMPLATE_FOLDER
-from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE
+from edgespec.runtimes.text.chat import TEMPLATE_FOLDER, find_templates
+from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object
 
 TOKENIZER = "tokenizer.json"
 # bytes of tokenizer.json a token of the vocabulary: 67 and 71 in byte-level ones of 8,000 and 50,257 tokens with their
 # merges; those that write a merge as one string need less
 TOKENIZER_BYTES = 70
+CHAT_BYTES = 700  # of chat.json: ChatML's with a default system message
 # bytes of a graph a layer, beside the vectors inside it, by graph and format: about the mean of 8 architectures
 # (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
 GRAPH_BYTES: Mapping[str, Mapping[Format, int]] = {
@@ -60,6 +62,8 @@ def copied_files(folder: Path, vocab: int) -> tuple[dict[str, int], bool]:
     names = [*TOKENIZER_FILES, SPECIAL_TOKENS_FILE]
     names += [f"{TEMPLATE_FOLDER}/{file.name}" for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))]
     files = {name: (folder / name).stat().st_size for name in names if (folder / name).is_file()}
+    if find_templates(folder, read_object(folder / "tokenizer_config.json")):
+        files[CHAT_FILE] = CHAT_BYTES
     assumed = TOKENIZER not in files
     return ({TOKENIZER: TOKENIZER_BYTES * vocab} if assumed else {}) | files, assumed
 

@@ -13,6 +13,7 @@ from edgespec import load
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import PROMPTS, THREADS
+from tests.support import golden
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 
 LENGTH = 32
@@ -68,15 +69,20 @@ def write_golden(bundles: Callable[..., Path], path: Path) -> int:
             made.append({"path": str(bundle), "operators": operators, "format": form, "cases": cases})
             engine.close()
     library = native_library().path
-    path.write_text(json.dumps({"library": str(library), "tokens": total, "bundles": made}), "utf-8")
+    more = {
+        "chats": golden.chats(),
+        "tokenizers": golden.tokenizers(path.parent),
+        "conversation": golden.conversation(bundles("native", "int4"), path.parent),
+    }
+    path.write_text(json.dumps({"library": str(library), "bundles": made, **more}), "utf-8")
     return total
 
 
 @pytest.mark.usefixtures("native")
 def test_every_method_writes_what_python_writes(bundles: Callable[..., Path], tmp_path: Path) -> None:
     need_maven()
-    golden = tmp_path / "golden.json"
-    assert write_golden(bundles, golden) == len(ways()) * LENGTH * 2 * len(FORMATS)
-    ran = run_tests(golden=str(golden), onnxruntime=str(same_onnxruntime(tmp_path)))
-    assert ran.tests >= 8, ran.output
+    path = tmp_path / "golden.json"
+    assert write_golden(bundles, path) == len(ways()) * LENGTH * 2 * len(FORMATS)
+    ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
+    assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output

@@ -13,7 +13,6 @@ import dev.edgespec.formulas.CostModel
 import java.util.Locale
 
 private const val PROBE = 2 // guesses of a probe
-private const val REST = 3 // rounds without a draft after which its next one is not typical
 private const val STREAK = 6 // probes in a row, while all their guesses are accepted
 
 /**
@@ -52,8 +51,6 @@ class Adaptive(
     private var costs = cost
     private var nodesPerDepth = 1.0 // of a costly drafter's trees
     private var control = Control()
-    private var resting = 0 // rounds since the last draft,
-    private var rested = 0 // and before it
     private var last = Triple(0, 0.0, prior) // best length, its predicted speed-up, acceptance
 
     override val proposer: String get() = inner.proposer
@@ -86,13 +83,10 @@ class Adaptive(
             if (length > 0) inner.propose(tokens, length) else Proposal.EMPTY
         }
         if (proposal.size > 0) {
-            rested = resting
-            resting = 0
             drafted++
             lastBucket = proposal.bucket
             control.expected = expect(proposal)
         } else {
-            resting++
             plain++
             control.expected = null
         }
@@ -220,12 +214,11 @@ class Adaptive(
     override fun timed(proposal: Proposal, draftMs: Double, verifyMs: Double) {
         if (!steady) {
             val steps = if (proposal.size == 0) 0 else if (atOnce) 1 else proposal.deepest
-            val typical = rested <= REST
             if (proposal.resume != null) { // part of the pass over the first row ran while drafting, too
-                if (typical) cost.observeRound(proposal.size + 1, if (atOnce) 1 else steps, draftMs + verifyMs)
+                cost.observeRound(proposal.size + 1, if (atOnce) 1 else steps, draftMs + verifyMs)
             } else {
                 cost.observeVerify(proposal.size + 1, verifyMs)
-                if (proposal.size > 0 && typical) cost.observeDraft(steps, draftMs)
+                if (proposal.size > 0) cost.observeDraft(steps, draftMs)
             }
         }
         inner.timed(proposal, draftMs, verifyMs)

@@ -19,7 +19,6 @@ private const val FEW = 4 // rounds drafted of CHECK that count as resting
 private const val RIVAL = 1.1 // how much more than the measured gain another candidate must promise
 private const val OFF = 2.0 // a round that takes so many times what it should was interrupted: it is counted as that
 private const val LOOK = 0.25 // plain steps that looking without a guess is counted as, at most
-private const val CATCH_UP = 0.5 // of a draft step: reading a token that was missed, at most
 
 /**
  * Method auto: the candidate of the best prediction drafts, is watched, and gives way to the next if it does not pay.  One
@@ -53,10 +52,7 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
         this.params = params
         this.noise = noise
         standings = if (params.seededRejection) fresh() else learned
-        for (standing in standings.each) {
-            standing.out = false
-            standing.read = 0
-        }
+        standings.each.forEach { it.out = false }
         drafter = null
         seen = 0
         entered.clear()
@@ -64,7 +60,6 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     }
 
     override fun begin(tokens: Tokens) {
-        standings.length = tokens.size
         val which = if (fallback) again() else 0
         if (which != 0) {
             val first = standings.each[0]
@@ -76,7 +71,6 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
-        standings.length = tokens.size
         if (standings.active == null) {
             val which = (if (standings.now % CHECK == 0) again() else null) ?: return Proposal.EMPTY
             change(which, "another look")
@@ -134,17 +128,9 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
                 took = 1 + minOf(draftMs / plainMs, LOOK)
             } else {
                 val measured = (draftMs + verifyMs) / plainMs
-                val clipped = measured.coerceIn(took / OFF, took * OFF)
-                val missed = standings.length - standing.read
-                if (missed > MISSED) {
-                    val beyond = minOf(maxOf(measured - clipped, 0.0), missed * mine.cost.c * CATCH_UP)
-                    standing.reading = beyond / missed
-                    if (standing.failed) standing.pay(beyond) // else it is an investment: the first try reads the whole prompt
-                }
-                took = clipped
+                took = measured.coerceIn(took / OFF, took * OFF)
             }
         }
-        if (proposal.size > 0 || proposal.resume != null) standing.read = standings.length
         standing.pay(maxOf(took, expected) - tokens) // a clock that is off must not let it look for nothing
         standings.push(tokens, took, proposal.size > 0 && !probe)
         standings.tenure++

@@ -12,7 +12,6 @@ private const val SHARE = 0.012 // of all rounds: plain steps that looking may c
 private const val CREDIT = 2.5 // plain steps that each candidate starts with
 private const val FULL = 5.0 // most of a purse
 private const val LEAST = 0.5 // plain steps without which trying again is pointless
-internal const val MISSED = 8 // tokens that a candidate in use cannot have missed, but for resting
 private const val AGAIN = 64 // rounds before another try; doubled while tries fail
 private const val LONGEST_AGAIN = 4096
 private const val GAIN_WINDOW = 64 // rounds that a gain is measured over
@@ -27,8 +26,6 @@ class Standing(private val promise: Double) {
     var purse = CREDIT // plain steps that it may lose
     private var until = 0 // round before which it is not tried again
     private var wait = AGAIN // rounds to wait after the next failure
-    var read = 0 // tokens of the text when it last proposed
-    var reading = 0.0 // plain steps that it takes to read a token it has missed, as measured
     var out = false // it failed in this request
     private var note = "" // why it was left last, in words
 
@@ -38,13 +35,9 @@ class Standing(private val promise: Double) {
     /** Plain steps that one round may lose. */
     val stake: Double get() = if (purse >= FULL) Double.POSITIVE_INFINITY else maxOf(purse / 2, 0.0)
     val broke: Boolean get() = purse < LEAST
-    val failed: Boolean get() = gain?.let { it < PAYS } ?: false
 
-    /** Whether it may be tried; one that did not pay must be able to pay for reading what it has missed. */
-    fun ready(now: Int, length: Int): Boolean {
-        val known = !failed || purse >= LEAST + reading * (length - read)
-        return !out && now >= until && !broke && known
-    }
+    /** Whether it may be tried. */
+    fun ready(now: Int): Boolean = !out && now >= until && !broke
 
     /** Why it is not ready, in words. */
     fun past(now: Int): String = if (out || now < until) note else "lost what looking may cost"
@@ -76,7 +69,6 @@ class Standing(private val promise: Double) {
 class Standings(val each: List<Standing>) {
     var now = 0 // rounds so far, over all requests
         private set
-    var length = 0 // tokens of the text at hand
     var active: Int? = null // which is in use; null = plain decoding
         private set
     var tenure = 0 // its rounds
@@ -105,7 +97,7 @@ class Standings(val each: List<Standing>) {
         each.forEach { it.accrue(SHARE / each.size) }
     }
 
-    fun ready(which: Int): Boolean = each[which].ready(now, length)
+    fun ready(which: Int): Boolean = each[which].ready(now)
 
     /** The candidate to expect most of, of those that may be tried and promise enough. */
     fun best(besides: Int? = null): Int? =

@@ -8,30 +8,25 @@ import dev.edgespec.decoding.Tokens
 import dev.edgespec.decoding.Verdict
 
 private const val LONGEST = 32 // a match is measured no further back
+private const val EXTRA = 1 // guesses more than tokens matched
 private val BUCKETS = intArrayOf(2, 3, 5, 10, 16) // match lengths at which the next bucket starts
 private const val COUNT = (1L shl 20) - 1 // low bits of an entry: how often its only continuation was seen
 private val STORED = BUCKETS.size + 1 // first bucket of guesses from a store
 private const val SHORT = 2 // a match of the text no longer than this gives way to a longer one of a store
 
 /**
- * Guesses from the text itself, and from a store: what followed the same tokens earlier will follow again.
- *
- * Policies: `map` (the token that mostly followed, one guess at a time), `lookup` (copy what followed the most recent
- * occurrence), `automaton` (that of the longest end that occurred before).
+ * Guesses from the text itself, and from a store: what followed the same tokens earlier will follow again, one guess at a
+ * time the token that mostly did.
  */
 class NGram(
     private val nMin: Int = 1,
     private val nMax: Int = 4,
-    private val policy: String = "map",
     private val share: Double = 0.6,
-    extra: Int? = null,
     private val store: NGramStore? = null,
 ) : Drafter {
     override val name = "ngram"
     override val cheap = true
-    private val extra = extra ?: if (policy == "automaton") 0 else 1
     private val text = Tokens()
-    private var automaton = SuffixAutomaton()
 
     /** The last n tokens before a place, as a key. */
     private data class Key(val low: Long, val high: Long)
@@ -42,10 +37,9 @@ class NGram(
     private var more = List(nMax + 1) { HashMap<Any, LinkedHashMap<Int, Int>>() }
 
     init {
-        if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1) || policy !in listOf("map", "lookup", "automaton")) {
+        if (nMin < 1 || nMin > nMax || nMax > LONGEST || !(share > 0 && share <= 1)) {
             throw InvalidRequest(
-                "expected 1 <= n_min <= n_max <= $LONGEST, 0 < share <= 1 and policy 'map', 'lookup' or 'automaton', got " +
-                    "n_min $nMin, n_max $nMax, share $share and policy '$policy'"
+                "expected 1 <= n_min <= n_max <= $LONGEST and 0 < share <= 1, got n_min $nMin, n_max $nMax and share $share"
             )
         }
     }
@@ -65,7 +59,6 @@ class NGram(
 
     private fun clear() {
         text.crop(0)
-        automaton = SuffixAutomaton()
         last = List(nMax + 1) { HashMap() }
         more = List(nMax + 1) { HashMap() }
     }
@@ -76,7 +69,7 @@ class NGram(
     private fun follow(tokens: Tokens) {
         if (text.commonPrefix(tokens) < text.size) clear()
         for (at in text.size until tokens.size) {
-            if (policy == "automaton") automaton.push(tokens.at(at)) else index(tokens.at(at))
+            index(tokens.at(at))
             text.push(tokens.at(at))
         }
     }
@@ -139,32 +132,20 @@ class NGram(
 
     /** Length of the match, and the guesses, of the text itself. */
     private fun fromText(budget: Int): Pair<Int, IntArray> {
-        if (policy == "automaton") {
-            val matched = automaton.matched
-            return matched to copied(automaton.after, if (matched >= nMin) minOf(budget, matched + extra) else 0)
-        }
         val tail = Tokens(text.slice(maxOf(0, text.size - nMax)))
         val n = match(tail)
         if (n == 0) return 0 to IntArray(0)
         val start = (last[n].getValue(key(tail, tail.size, n)) shr 20).toInt()
         var matched = n
         while (matched < minOf(LONGEST, start) && text.at(start - matched - 1) == text.at(text.size - matched - 1)) matched++
-        if (policy == "lookup") return matched to copied(start, minOf(budget, matched + extra))
         val guesses = Tokens()
-        while (guesses.size < minOf(budget, matched + extra)) {
+        while (guesses.size < minOf(budget, matched + EXTRA)) {
             val token = likely(tail)
             if (token < 0) break
             tail.push(token)
             guesses.push(token)
         }
         return matched to guesses.toIntArray()
-    }
-
-    /** [count] tokens from [start]; at the end of the text they go on with themselves: it is in a loop. */
-    private fun copied(start: Int, count: Int): IntArray {
-        val guesses = IntArray(count)
-        for (i in 0 until count) guesses[i] = if (start + i < text.size) text.at(start + i) else guesses[start + i - text.size]
-        return guesses
     }
 
     /** Guesses of the store, if it knows more than the last [beyond] tokens: at most two a token matched. */

@@ -37,11 +37,14 @@ class Conversation internal constructor(private val engine: Engine, messages: Li
 
     /**
      * Some tokenizers write the space before an answer as a part of its first word, and some templates write it themselves:
-     * of the text with and without spaces around it, what gives back most of the tokens is kept.
+     * of the text with and without spaces around it, what gives back most of the tokens in a next turn is kept.
      */
     private fun take(asked: List<Message>, prompt: IntArray, text: String, tokens: IntArray) {
         val written = Tokens(prompt + tokens)
-        fun same(answer: String) = Tokens(engine.encodeChat(asked + Message("assistant", answer), answer = false)).commonPrefix(written)
+        fun same(answer: String): Int {
+            val next = asked + Message("assistant", answer) + Message("user", "?")
+            return Tokens(engine.encodeChat(next)).commonPrefix(written)
+        }
         val texts = listOf(text, text.trimStart(), text.trim()).distinct()
         val answer = if (texts.size > 1) texts.maxBy(::same) else text
         synchronized(all) {

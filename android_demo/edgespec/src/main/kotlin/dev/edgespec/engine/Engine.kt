@@ -166,8 +166,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     /** A conversation of several turns, which keeps the messages. */
     fun conversation(messages: List<Message> = emptyList(), settings: Settings = Settings()) = Conversation(this, messages, settings)
 
-    internal fun encodeChat(messages: List<Message>, answer: Boolean = true): IntArray =
-        codec.encode(template.write(messages, answer), withSpecial = false)
+    internal fun encodeChat(messages: List<Message>): IntArray = codec.encode(template.write(messages), withSpecial = false)
 
     /** Token ids of a text, and the text of token ids. */
     fun encode(text: String): IntArray = codec.encode(text)

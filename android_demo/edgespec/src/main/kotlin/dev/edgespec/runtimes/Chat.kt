@@ -13,21 +13,24 @@ private const val CHAT_VERSION = 1
 
 /**
  * What a model's chat template writes, as data that the exporter has compared with the template: the text between two
- * messages depends on their roles alone.  [gaps]: "start>user", "user>assistant", ..., "user>answer" (what stands before an
- * answer) and "assistant>end"; [trimmed]: roles whose content is written without the white space around it.
+ * messages depends on their roles alone.  [gaps]: "start>user", "user>assistant", ..., and "user>answer" for what stands
+ * before an answer; [trimmed]: roles whose content is written without the white space around it; [thoughts]: earlier answers
+ * are written without what is before </think>.
  */
-class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>) {
-    /** The text of a conversation, with what stands before an answer unless [answer] is false. */
-    fun write(messages: List<Message>, answer: Boolean = true): String {
+class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: Set<String>, private val thoughts: Boolean) {
+    /** The text of a conversation and what stands before its answer. */
+    fun write(messages: List<Message>): String {
         if (messages.isEmpty()) throw InvalidRequest("expected a conversation of at least one message, got none")
         val text = StringBuilder()
         var last = "start"
         for (message in messages) {
             text.append(gap(last, message.role))
-            text.append(if (message.role in trimmed) message.content.trim() else message.content)
+            var content = message.content
+            if (thoughts && message.role == "assistant") content = content.substringAfterLast("</think>").trimStart('\n')
+            text.append(if (message.role in trimmed) content.trim() else content)
             last = message.role
         }
-        return text.append(gap(last, if (answer) "answer" else "end")).toString()
+        return text.append(gap(last, "answer")).toString()
     }
 
     private fun gap(before: String, after: String): String = gaps["$before>$after"] ?: throw InvalidRequest(
@@ -53,6 +56,7 @@ class ChatTemplate(private val gaps: Map<String, String>, private val trimmed: S
                 return ChatTemplate(
                     data.getAsJsonObject("gaps").entrySet().associate { it.key to it.value.asString },
                     data.getAsJsonArray("trimmed").map { it.asString }.toSet(),
+                    data["thoughts"].asBoolean,
                 )
             } catch (error: InvalidRequest) {
                 throw error

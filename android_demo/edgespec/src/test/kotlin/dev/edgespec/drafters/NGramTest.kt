@@ -14,9 +14,7 @@ class NGramTest {
             val drafter = NGram(
                 nMin = given["n_min"]?.asInt ?: 1,
                 nMax = given["n_max"]?.asInt ?: 4,
-                policy = given["policy"]?.asString ?: "map",
                 share = given["share"]?.asDouble ?: 0.6,
-                extra = given["extra"]?.asInt,
             )
             val text = case.ints("text")
             for ((at, expected) in case["proposals"].asJsonArray.withIndex()) {

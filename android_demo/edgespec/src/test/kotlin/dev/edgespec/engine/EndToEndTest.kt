@@ -1,12 +1,12 @@
 package dev.edgespec.engine
 
 import com.google.gson.JsonObject
-import com.google.gson.JsonParser
 import dev.edgespec.Edgespec
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.decoding.Proposal
 import dev.edgespec.decoding.Settings
 import dev.edgespec.drafters.Proposer
+import dev.edgespec.support.GOLDEN
 import dev.edgespec.support.flag
 import dev.edgespec.support.int
 import dev.edgespec.support.ints
@@ -25,13 +25,11 @@ import org.junit.jupiter.api.condition.EnabledIfSystemProperty
  */
 @EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
 class EndToEndTest {
-    private val golden: JsonObject = JsonParser.parseString(File(System.getProperty("edgespec.golden")).readText()).asJsonObject
-
     private fun load(bundle: JsonObject): Engine = Edgespec.load(
         File(bundle.text("path")),
         threads = 2,
         operators = bundle.text("operators"),
-        library = File(golden.text("library")),
+        library = File(GOLDEN.text("library")),
     )
 
     private fun settings(case: JsonObject): Settings {
@@ -80,5 +78,5 @@ class EndToEndTest {
     }
 
     private fun bundles(operators: String) =
-        golden["bundles"].asJsonArray.map { it.asJsonObject }.filter { it.text("operators") == operators }
+        GOLDEN["bundles"].asJsonArray.map { it.asJsonObject }.filter { it.text("operators") == operators }
 }

@@ -1,0 +1,31 @@
+// For Android Studio.  Not exercised by this repository's tests, which build the same sources with Maven; they check that
+// versions agree (tests/android/test_gradle.py).
+plugins {
+    id("com.android.application") version "8.13.0"
+    kotlin("android") version "2.4.21"
+}
+
+android {
+    namespace = "dev.edgespec.app"
+    compileSdk = 35
+    defaultConfig {
+        applicationId = "dev.edgespec.app"
+        minSdk = 26
+        targetSdk = 35
+        versionCode = 1
+        versionName = "0.1.0"
+        ndk { abiFilters += listOf("arm64-v8a", "x86_64") }
+    }
+    sourceSets["main"].kotlin.srcDirs("src/main/kotlin", "../edgespec/src/main/kotlin")
+    compileOptions {
+        sourceCompatibility = JavaVersion.VERSION_17
+        targetCompatibility = JavaVersion.VERSION_17
+    }
+}
+
+dependencies {
+    implementation("org.jetbrains.kotlinx:kotlinx-coroutines-core-jvm:1.11.0")
+    implementation("com.microsoft.onnxruntime:onnxruntime-android:1.29.0")
+    implementation("ai.djl.huggingface:tokenizers:0.38.0")
+    implementation("com.google.code.gson:gson:2.15.0")
+}

@@ -1,0 +1,51 @@
+package dev.edgespec.app
+
+import dev.edgespec.BundleError
+import dev.edgespec.decoding.Round
+import dev.edgespec.engine.Chunk
+import java.io.File
+import java.io.InputStream
+import java.nio.file.Path
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Assertions.assertFalse
+import org.junit.jupiter.api.Assertions.assertThrows
+import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Test
+import org.junit.jupiter.api.io.TempDir
+
+class AppTest {
+    private fun round(accepted: Int, rejected: IntArray) =
+        Round(IntArray(accepted + 1), IntArray(accepted + rejected.size), accepted, IntArray(accepted) { it }, rejected, null, null)
+
+    @Test
+    fun `accepted guesses, the model's own tokens and refused guesses are told apart`() {
+        val transcript = Transcript { tokens -> "<${tokens.joinToString()}>" }
+        transcript.ask("Once")
+        transcript.add(Chunk(" upon a time", round(2, intArrayOf(7, 8)), listOf(" upon", " a", " time")))
+        transcript.add(Chunk(" there", round(0, IntArray(0)), listOf("")))
+        val shown = listOf(
+            Piece("Once", Kind.USER), Piece(" upon", Kind.ACCEPTED), Piece(" a", Kind.ACCEPTED), Piece(" time", Kind.MODEL),
+            Piece("<7, 8>", Kind.REFUSED), Piece(" there", Kind.MODEL),
+        )
+        assertEquals(shown, transcript.pieces(refused = true))
+        assertEquals(shown.filter { it.kind != Kind.REFUSED }, transcript.pieces(refused = false))
+    }
+
+    private class Picked(private val contents: Map<String, String>) : BundleSource {
+        override val files = contents.keys.toList()
+
+        override fun open(name: String): InputStream = contents.getValue(name).byteInputStream()
+    }
+
+    @Test
+    fun `what is no bundle is not imported, and leaves nothing`(@TempDir folder: Path) {
+        val target = File(folder.toFile(), "bundle").also { it.mkdirs() }
+        File(target, "old").writeText("the bundle that is there")
+        for (contents in listOf(mapOf("edgespec.json" to "{}"), mapOf("a" to "b"), mapOf("../outside" to "x"))) {
+            assertThrows(BundleError::class.java) { importBundle(Picked(contents), target) }
+        }
+        assertTrue(File(target, "old").isFile)
+        assertEquals(listOf("bundle"), folder.toFile().list()!!.toList())
+        assertFalse(File(folder.toFile().parentFile, "outside").exists())
+    }
+}

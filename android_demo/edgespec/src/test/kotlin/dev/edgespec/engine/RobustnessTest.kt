@@ -1,0 +1,248 @@
+package dev.edgespec.engine
+
+import com.google.gson.JsonObject
+import com.google.gson.JsonParser
+import dev.edgespec.BudgetError
+import dev.edgespec.BundleError
+import dev.edgespec.EdgespecError
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.Accept
+import dev.edgespec.decoding.DraftOptions
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.SamplingParams
+import dev.edgespec.decoding.Settings
+import dev.edgespec.drafters.Proposer
+import dev.edgespec.runtimes.MANIFEST
+import dev.edgespec.support.BUNDLE
+import dev.edgespec.support.loadNative
+import dev.edgespec.support.withCopy
+import java.io.File
+import java.io.RandomAccessFile
+import kotlinx.coroutines.Dispatchers
+import kotlinx.coroutines.cancelAndJoin
+import kotlinx.coroutines.flow.first
+import kotlinx.coroutines.flow.take
+import kotlinx.coroutines.flow.toList
+import kotlinx.coroutines.launch
+import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.withTimeout
+import org.junit.jupiter.api.Assertions.assertArrayEquals
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Assertions.assertThrows
+import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Test
+import org.junit.jupiter.api.condition.EnabledIfSystemProperty
+
+@EnabledIfSystemProperty(named = "edgespec.golden", matches = ".+")
+class RobustnessTest {
+    private val prompt = intArrayOf(5, 9, 13, 40, 7)
+
+    private fun refused(says: String, change: (File) -> Unit) = withCopy { folder ->
+        change(folder)
+        val error = assertThrows(BundleError::class.java) { loadNative(folder).close() }
+        assertTrue(error.what.contains(says), "expected '$says' in: ${error.what}")
+    }
+
+    private fun manifest(change: (JsonObject) -> Unit): (File) -> Unit = { folder ->
+        val file = File(folder, MANIFEST)
+        val data = JsonParser.parseString(file.readText()).asJsonObject
+        change(data)
+        file.writeText(data.toString())
+    }
+
+    private fun weights() = JsonParser.parseString(File(BUNDLE, MANIFEST).readText()).asJsonObject["target"].asJsonObject["weights"].asString
+
+    @Test
+    fun `altered bundles are refused, and what is wrong is said`() {
+        refused("has no edgespec.json") { File(it, MANIFEST).delete() }
+        refused("not readable as JSON") { File(it, MANIFEST).writeText("{\"schema_version\": 2,") }
+        refused("not readable as JSON") { File(it, MANIFEST).writeBytes(byteArrayOf(0xC3.toByte(), 0x28)) }
+        refused("not readable as JSON") { File(it, MANIFEST).writeText("[".repeat(200_000)) }
+        refused("integer schema_version") { File(it, MANIFEST).writeText("[]") }
+        refused("newer than this edgespec", manifest { it.addProperty("schema_version", 99) })
+        refused("older than this edgespec", manifest { it.addProperty("schema_version", 1) })
+        refused("surprise: Extra inputs are not permitted", manifest { it.addProperty("surprise", 1) })
+        refused("target.facts.layers: Input should be greater than 0", manifest { it["target"].asJsonObject["facts"].asJsonObject.addProperty("layers", 0) })
+        refused("target.headroom: Field required", manifest { it["target"].asJsonObject.remove("headroom") })
+        refused("target.format: Input should be", manifest { it["target"].asJsonObject.addProperty("format", "int3") })
+        refused("leaves the bundle", manifest { it["target"].asJsonObject.addProperty("weights", "../weights.bin") })
+        refused("leaves the bundle", manifest { it["files"].asJsonObject.add("/etc/passwd", JsonObject()) })
+        refused("does not list it under files", manifest { it["files"].asJsonObject.remove(weights()) })
+        refused("missing from the bundle") { File(it, weights()).delete() }
+        refused("truncated") { RandomAccessFile(File(it, weights()), "rw").use { file -> file.setLength(file.length() - 1) } }
+        refused("altered: expected ") { File(it, weights()).appendBytes(byteArrayOf(0)) }
+        refused("altered: expected SHA-256") {
+            RandomAccessFile(File(it, weights()), "rw").use { file ->
+                file.seek(1000)
+                val old = file.read()
+                file.seek(1000)
+                file.write(old xor 1)
+            }
+        }
+        refused("a link that leaves the bundle") {
+            val outside = File.createTempFile("outside", null)
+            val file = File(it, "tokenizer.json")
+            file.copyTo(outside, overwrite = true)
+            file.delete()
+            java.nio.file.Files.createSymbolicLink(file.toPath(), outside.toPath())
+            outside.deleteOnExit()
+        }
+        val error = assertThrows(BundleError::class.java) { loadNative(File("nowhere")) }
+        assertTrue(error.what.contains("is not a folder"))
+    }
+
+    @Test
+    fun `a graph that is none is refused even where nothing is checked`() = withCopy { folder ->
+        val file = File(folder, "model.native.onnx").takeIf { it.isFile } ?: folder.walk().first { it.name.contains("native") && it.extension == "onnx" }
+        file.writeBytes(ByteArray(file.length().toInt()) { 7 })
+        val error = assertThrows(BundleError::class.java) { loadNative(folder, check = false) }
+        assertTrue(error.what.contains("cannot load this graph"), error.what)
+    }
+
+    @Test
+    fun `nonsense settings are refused`() = loadNative().use { engine ->
+        fun refused(says: String, run: () -> Any) {
+            val error = assertThrows(InvalidRequest::class.java) { run() }
+            assertTrue(error.message!!.contains(says), "expected '$says' in: ${error.message}")
+        }
+        refused("temperature is -1.0; allowed: a number >= 0") { SamplingParams(temperature = -1.0) }
+        refused("gamma 0: expected at least 1") { Settings(gamma = 0) }
+        refused("makes a tree of") { DraftOptions(branch = listOf(9, 9)) }
+        refused("acceptance rule 'maybe'") { Accept.parse("maybe") }
+        refused("the prompt is empty") { engine.generate("  ") }
+        refused("at least one token") { engine.generate(IntArray(0)) }
+        refused("outside the vocabulary") { engine.generate(intArrayOf(-1)) }
+        refused("no room for a new one") { engine.generate(IntArray(engine.context) { 3 }) }
+        refused("method 'magic' is not in this bundle") { engine.stream(prompt, Settings(method = "magic")) }
+        refused("expected max_new_tokens >= 1") { engine.generate(prompt, Settings(maxNewTokens = 0)) }
+        refused("logit_bias names token") { engine.generate(prompt, Settings(sampling = SamplingParams(logitBias = mapOf(1_000_000 to 1.0)))) }
+        refused("this model has no chat template") { engine.conversation().ask("hello") }
+        assertEquals(8, engine.generate(prompt, Settings(maxNewTokens = 8, ignoreEos = true)).tokens.size)
+    }
+
+    @Test
+    fun `a drafter that throws or lies costs the request its drafter, never its text`() = loadNative().use { engine ->
+        val plain = engine.generate(prompt, Settings("ar", 40, ignoreEos = true)).tokens
+        val bad = listOf<(IntArray, Int) -> Proposal?>(
+            { _, _ -> throw IllegalStateException("no idea") },
+            { _, _ -> throw StackOverflowError() },
+            { _, _ -> Proposal(intArrayOf(-4)) },
+            { _, _ -> Proposal(intArrayOf(1, 2), intArrayOf(1, 0)) },
+            { _, _ -> Proposal(intArrayOf(1), null, arrayOf(DoubleArray(3))) },
+        )
+        for (one in bad) for (adaptive in listOf(true, false)) {
+            var calls = 0
+            val proposer = Proposer { tokens, budget -> if (calls++ < 3) null else one(tokens, budget) }
+            val result = engine.generate(prompt, Settings(maxNewTokens = 40, ignoreEos = true, adaptive = adaptive, proposer = proposer))
+            assertArrayEquals(plain, result.tokens)
+            assertTrue(result.stats.droppedReason!!.contains("failed in propose"), result.reason)
+        }
+    }
+
+    @Test
+    fun `storms of cancelled streams leave an engine that writes the same text`() = loadNative().use { engine ->
+        val settings = Settings("ngram", 60, ignoreEos = true)
+        val before = engine.generate(prompt, settings).tokens
+        runBlocking {
+            withTimeout(120_000) {
+                val storm = List(24) { number ->
+                    launch(Dispatchers.Default) {
+                        if (number % 3 == 0) {
+                            engine.stream(prompt, settings).take(1 + number / 3).toList()
+                        } else {
+                            val job = launch { engine.stream(prompt + number, settings).collect {} }
+                            job.cancelAndJoin()
+                        }
+                    }
+                }
+                storm.forEach { it.join() }
+            }
+        }
+        assertArrayEquals(before, engine.generate(prompt, settings).tokens)
+    }
+
+    @Test
+    fun `a stream that is never collected costs nothing, and one that is left in the middle stops nobody`() = loadNative().use { engine ->
+        repeat(1000) { engine.stream(prompt, Settings("ar", 100)) }
+        assertEquals(0L, engine.kvBytes())
+        runBlocking {
+            withTimeout(60_000) {
+                val left = engine.stream(prompt, Settings("ar", 100, ignoreEos = true)).first()
+                assertEquals(1, left.round!!.tokens.size)
+                val slow = launch {
+                    engine.stream(prompt, Settings("ar", 100, ignoreEos = true)).collect { kotlinx.coroutines.delay(1_000_000) }
+                }
+                val other = engine.stream(intArrayOf(9, 8, 7), Settings("ar", 10, ignoreEos = true)).toList()
+                assertEquals(10, other.last().result!!.tokens.size)
+                slow.cancelAndJoin()
+            }
+        }
+    }
+
+    @Test
+    fun `streams are whole characters, and make the text of the result`() = loadNative().use { engine ->
+        val chunks = runBlocking { engine.stream("My lord,", Settings("speculative", 80, ignoreEos = true)).toList() }
+        val result = chunks.last().result!!
+        assertEquals(result.text, chunks.joinToString("") { it.text })
+        assertTrue(Charsets.UTF_8.newEncoder().canEncode(result.text))
+        assertEquals(1, chunks.count { it.result != null })
+    }
+
+    @Test
+    fun `a thousand requests take no more memory than a hundred`() = loadNative().use { engine ->
+        val settings = Settings(null, 4, ignoreEos = true)
+        fun used(): Long {
+            repeat(3) { System.gc() }
+            return Runtime.getRuntime().let { it.totalMemory() - it.freeMemory() }
+        }
+        repeat(100) { engine.generate(prompt + it, settings) }
+        val heap = used()
+        val kv = engine.kvBytes()
+        repeat(900) { engine.generate(prompt + it % 100, settings) }
+        assertEquals(kv, engine.kvBytes())
+        assertTrue(used() < heap + (4 shl 20), "$heap bytes of heap, then ${used()}")
+    }
+
+    private class Free(override val available: Long, override val total: Long = 1L shl 33, override val low: Boolean = false) : MemoryFacts
+
+    @Test
+    fun `what does not fit the memory gets a cheaper method, or is refused with what would fit`() {
+        assertThrows(BudgetError::class.java) { loadNative(memory = Free(1000)) }
+        val plain = loadNative(memory = Free(1L shl 32)).use { engine ->
+            val (ar, speculative) = listOf("ar", "speculative").map { engine.generate(prompt, Settings(it, 100, ignoreEos = true)) }
+            assertEquals("speculative", speculative.methodUsed)
+            assertTrue(speculative.predictedBytes > ar.predictedBytes)
+            engine.allowance.takes("ar", 105, 16, greedy = true) // with the least scratch space
+        }
+        loadNative(memory = Free(plain)).use { engine ->
+            val result = engine.generate(prompt, Settings("speculative", 100, ignoreEos = true))
+            assertTrue(result.methodUsed in listOf("ngram", "ar"), result.methodUsed)
+            assertTrue(result.reason.contains("speculative needs"), result.reason)
+            val error = assertThrows(BudgetError::class.java) { engine.generate(prompt, Settings("ar", engine.context - 10)) }
+            assertTrue(error.what.contains("tokens of prompt and answer need"), error.what)
+        }
+    }
+
+    @Test
+    fun `trimming gives memory back and loses no text`() = loadNative().use { engine ->
+        val settings = Settings("speculative", 30, ignoreEos = true)
+        val before = engine.generate(prompt, settings).tokens
+        assertTrue(engine.kvBytes() > 0)
+        engine.trim(Trim.SOME)
+        assertTrue(engine.kvBytes() > 0)
+        engine.trim(Trim.ALL)
+        assertEquals(0L, engine.kvBytes())
+        assertArrayEquals(before, engine.generate(prompt, settings).tokens)
+    }
+
+    @Test
+    fun `a closed engine says so`() {
+        val engine = loadNative()
+        val stream = engine.stream(prompt, Settings("ar", 20, ignoreEos = true))
+        engine.close()
+        engine.close()
+        for (run in listOf({ engine.generate(prompt) }, { runBlocking { stream.toList() } }, { engine.kvBytes() })) {
+            assertThrows(Exception::class.java) { run() }.let { assertTrue(it is EdgespecError || it is java.util.concurrent.CancellationException, "$it") }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+"""The Gradle project, which nothing here runs, agrees with the Maven build, which is tested."""
+
+from __future__ import annotations
+
+import re
+from xml.etree import ElementTree
+
+from tests.support.jvm import DEMO, version_of
+
+GRADLE = (DEMO / "app" / "build.gradle.kts").read_text("utf-8")
+ANDROID = "{http://schemas.android.com/apk/res/android}"
+
+
+def test_versions_are_those_of_maven() -> None:
+    names = {"onnxruntime-android": "onnxruntime", "kotlinx-coroutines-core-jvm": "coroutines"}
+    used = re.findall(r'implementation\("[^:]+:([^:]+):([^"]+)"\)', GRADLE)
+    assert len(used) == 4
+    for artifact, version in used:
+        assert version == version_of(names.get(artifact, artifact)), artifact
+    assert f'kotlin("android") version "{version_of("kotlin")}"' in GRADLE
+
+
+def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
+    for folder in re.findall(r'srcDirs\("([^"]+)", "([^"]+)"\)', GRADLE)[0]:
+        assert (DEMO / "app" / folder / "dev" / "edgespec").is_dir(), folder
+    activity = ElementTree.parse(DEMO / "app" / "src" / "main" / "AndroidManifest.xml").find("application/activity")
+    assert activity is not None
+    name = activity.attrib[f"{ANDROID}name"]
+    assert (DEMO / "app" / "src" / "main" / "kotlin" / (name.replace(".", "/") + ".kt")).is_file()
+    assert f'namespace = "{name.rpartition(".")[0]}"' in GRADLE
+    assert "minSdk = 26" in GRADLE

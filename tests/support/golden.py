@@ -1,0 +1,87 @@
+"""What the Kotlin runtime must do as Python does: conversations, tokenizers and streams of text, for its tests."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+from edgespec.engine.loading import load
+from edgespec.export.bundle.writer import write_manifest
+from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
+from edgespec.export.tokenizers.files import open_codec
+from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.text.chat import TEMPLATE_FILE, Message
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.stream import StreamDecoder
+from tests.support import hf, spm
+
+TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
+PLAY = "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}ANSWER:\n{% endif %}"  # noqa: E501
+TEXTS = 200  # of each tokenizer
+
+
+def chats() -> list[dict[str, Any]]:
+    """Every template of the tests as data, and conversations written by the template itself; or that it is refused."""
+    found = []
+    codec = TextCodec(TEMPLATES)
+    codec.special = {"bos_token": "<s>", "eos_token": "</s>"}.get  # type: ignore[method-assign, assignment]
+    for file in sorted(TEMPLATES.glob("*.jinja")):
+        codec.templates = {"default": file.read_text("utf-8")}
+        data, cases = chat_data(codec), []
+        for turns in (1, 3, 5):
+            messages: list[Message] = [
+                {"role": ("user", "assistant")[at % 2], "content": text} for at, text in enumerate(spm.NASTY[:turns])
+            ]
+            if "gaps" in data:
+                cases.append({"messages": messages, "text": codec.write_chat(messages)})
+        found.append({"name": file.stem, "data": data, "cases": cases})
+    return found
+
+
+def tokenizers(folder: Path) -> list[dict[str, Any]]:
+    """Folders with tokenizers of every kind, and what Python makes of nasty texts and of tokens at random."""
+    codecs = {"byte_level": TextCodec(folder, hf.make_tokenizer(400, True))}
+    for kind in spm.KINDS:
+        source = folder / f"{kind}-source"
+        source.mkdir()
+        (source / "tokenizer.model").write_bytes(spm.train(kind))
+        codecs[kind] = open_codec(source)
+    found = []
+    for number, (kind, codec) in enumerate(codecs.items()):
+        (folder / kind).mkdir()
+        codec.tokenizer.save(str(folder / kind / "tokenizer.json"))
+        rng, cases = random.Random(number), []
+        for text in spm.texts(TEXTS, number):
+            cases.append({"text": text, "ids": codec.encode(text), "bare": codec.encode(text, special=False)})
+        drawn = [[rng.randrange(codec.vocab_size) for _ in range(rng.randint(1, 24))] for _ in range(16)]
+        lists = [*drawn, *(codec.encode(text, special=False) for text in spm.NASTY)]
+        decoded = [{"ids": ids, "text": codec.decode(ids), "pieces": _pieces(codec, ids)} for ids in lists]
+        hashed = codec.vocabulary_sha256()
+        found.append({"folder": str(folder / kind), "sha256": hashed, "cases": cases, "decoded": decoded})
+    return found
+
+
+def _pieces(codec: TextCodec, ids: list[int]) -> list[str]:
+    decoder = StreamDecoder(codec, ids[:2], ["\n\n"])
+    return [*(decoder.push([token]) for token in ids[2:]), decoder.finish()]
+
+
+def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
+    """A copy of a bundle with a chat template, and two turns with it."""
+    copy = folder / "talking"
+    shutil.copytree(bundle, copy)
+    (copy / TEMPLATE_FILE).write_text(PLAY, "utf-8")
+    data = chat_data(TextCodec(copy))
+    assert "gaps" in data, data
+    (copy / CHAT_FILE).write_text(json.dumps(data), "utf-8")
+    write_manifest(copy, read_manifest(copy))
+    engine = load(copy, threads=2)
+    talk, turns = engine.conversation(), []
+    for question in ("What say you, my lord?", "And then?", "Speak again."):
+        result = talk.ask(question, max_new_tokens=24, ignore_eos=True, method="ngram")
+        turns.append({"question": question, "tokens": result.tokens, "reused": result.stats.reused_tokens})
+    engine.close()
+    return {"path": str(copy), "turns": turns, "messages": talk.messages}
