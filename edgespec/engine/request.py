@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
@@ -23,6 +24,8 @@ from edgespec.errors import DeviceError
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
+
+_HANDOVER = 1e-4  # seconds
 
 
 class Stream:
@@ -69,7 +72,7 @@ class Stream:
 
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
-        settings = self._settings
+        settings, self._prefilled = self._settings, False
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             self._session.chunk = self._admission.chunk
@@ -200,8 +203,7 @@ class Stream:
             self._finish = "cancelled"
             return None
         if not self._stats.rounds:
-            wanted = len(self._prompt) + self._settings.max_new_tokens
-            self.target.reserve(min(self.target.context, wanted))
+            self._reserve()
         self._drafter.set_width(beside)
         asked = next(self._rounds)
         assert isinstance(asked, PassRequest)
@@ -224,12 +226,38 @@ class Stream:
         """A round by itself; None = the request was cancelled.  The caller does not hold the engine's lock."""
         while True:
             try:
+                self._prefill()
                 with self._engine.lock:  # buffers are shared by all slots: one round at a time
                     asked = self.ask()
                     return None if asked is None else self.answer(run_pass(self.target, asked))
             except DeviceError as error:
                 self._rounds.close()
                 self._leave_device(error)
+
+    def _prefill(self) -> None:
+        """Fill the slot by chunks, all but the last of them: in between a cancel is seen, and other requests run."""
+        if self._prefilled:
+            return
+        self._prefilled = True
+        start, head, reused = time.perf_counter(), self.tokens[:-1], -1
+        while not self._cancel.is_set():
+            with self._engine.lock:
+                self._engine.require_open()
+                held = self.target.follow(head)
+                reused = held if reused < 0 else reused
+                if len(head) - held <= self.target.chunk:
+                    break
+                self._reserve()
+                self.target.prefill(head[held : held + self.target.chunk])
+            time.sleep(_HANDOVER)  # a lock that is taken again at once is nobody else's
+        else:
+            held = max(reused, 0)
+        self._stats.reused_tokens -= held - max(reused, 0)  # the first round counts what it finds
+        self._stats.prefill_ms += 1000 * (time.perf_counter() - start)
+
+    def _reserve(self) -> None:
+        wanted = len(self._prompt) + self._settings.max_new_tokens
+        self.target.reserve(min(self.target.context, wanted))
 
     def _run(self) -> Generator[Chunk, None, None]:
         try:

@@ -11,12 +11,11 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
 from edgespec.export.architectures.rope import Rotary, rope_parameters
-from edgespec.export.architectures.settings import Settings
+from edgespec.export.architectures.settings import Settings, model_facts
 from edgespec.export.architectures.shapes import ShapeOps
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.manifest import ModelFacts
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
@@ -82,7 +81,8 @@ class Architecture:
         self.eps = settings.number(*self.epsilon)
         self.activation = settings.activation(self.activation_key, self.activation_default)
         heads, hidden = settings.integer("num_attention_heads"), settings.integer("hidden_size")
-        self.facts = ModelFacts(
+        self.facts = model_facts(
+            source.path,
             architecture=self.model_type,
             layers=settings.integer("num_hidden_layers"),
             hidden=hidden,

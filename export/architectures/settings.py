@@ -7,6 +7,17 @@ from typing import Any
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.ops import ACTIVATIONS, Activation
+from edgespec.runtimes.files.json_file import validated
+from edgespec.runtimes.files.manifest import ModelFacts
+
+
+def model_facts(path: Path, **fields: Any) -> ModelFacts:
+    """The facts of a model, within the bounds of any.
+
+    Raises:
+        ExportError: a size that no model has.
+    """
+    return validated(ModelFacts, fields, path, ExportError, "repair config.json")
 
 
 class Settings:

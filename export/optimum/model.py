@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import ARCHITECTURES, describe, refusal
+from edgespec.export.architectures.settings import model_facts
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.optimum.export import export_graph, optimum_missing
@@ -241,7 +242,8 @@ def _facts(file: Path, config: dict[str, Any], context: int | None) -> ModelFact
         return value
 
     hidden, heads = read("hidden"), read("heads")
-    return ModelFacts(
+    return model_facts(
+        file,
         architecture=describe(config),
         layers=read("layers"),
         hidden=hidden,

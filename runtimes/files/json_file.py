@@ -39,6 +39,11 @@ def parse_json(text: str | bytes) -> Any:
         )
     except RecursionError:
         raise ValueError(f"nested more than {MOST_DEPTH} deep") from None
+    if "\\ud" in text or "\\uD" in text:
+        try:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+        except (UnicodeEncodeError, RecursionError):
+            raise ValueError("a text with half a character") from None
     level: list[Any] = [value] if isinstance(value, (dict, list)) else []
     for _ in range(MOST_DEPTH):
         level = [item for held in level for item in _held(held) if isinstance(item, (dict, list))]

@@ -47,7 +47,7 @@ inline void quantize_pair(F a, F b, float largest, Act* out) {
   istore_s8(out->q, qa);
   istore_s8(out->q + 16, qb);
   out->scale = largest * (1.f / 127.f);
-  out->offset = -8 * isum(iadd(qa, qb));
+  out->offset = static_cast<int32_t>(-8u * static_cast<uint32_t>(isum(iadd(qa, qb))));  // wraps where x is NaN
 }
 
 void k_quantize_blocks(const float* x, int rows, Act* out) {

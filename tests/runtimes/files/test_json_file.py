@@ -12,7 +12,9 @@ from edgespec.runtimes.files import json_file
 from edgespec.runtimes.files.json_file import MOST_DEPTH, parse_json, read_json, read_object, validated
 
 
-@pytest.mark.parametrize("text", ["1", '"a"', "null", "[]", '{"a": [1.5, {"b": -3}]}', f"{'[' * 40}{']' * 40}"])
+@pytest.mark.parametrize(
+    "text", ["1", '"a"', '"\\ud83d\\ude00"', "null", "[]", '{"a": [1.5, {"b": -3}]}', f"{'[' * 40}{']' * 40}"]
+)
 def test_sound_values(text: str) -> None:
     import json
 
@@ -27,6 +29,7 @@ def test_sound_values(text: str) -> None:
         (b"\xff\xfe{}", "utf-8"),
         (b"[" * 100_000, "deep"),
         (b"[" * (MOST_DEPTH + 2) + b"]" * (MOST_DEPTH + 2), "deep"),
+        (b'["\\ud800"]', "half a character"),
         (b'{"a": NaN}', "NaN"),
         (b"[-Infinity]", "-Infinity"),
         (b"[1e999]", "too large"),

@@ -1,0 +1,91 @@
+"""What an installation pulls, what it opens, and what it never does: network at import or run, pickles."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+DIRECT = {
+    "click", "huggingface-hub", "jinja2", "numpy", "onnxruntime", "pydantic", "rich", "safetensors", "tokenizers",
+}  # fmt: skip
+PICKLES = {"pickle", "dill", "joblib", "shelve", "cloudpickle"}
+ELSEWHERE = re.compile(r"(sys_platform|platform_system) == .(win32|Windows|emscripten)")
+MOST = 50  # distributions that `pip install .` brings, these and theirs
+
+
+def requirements(name: str) -> Iterator[str]:
+    """Names that a distribution needs where none of its extras are asked for."""
+    for line in metadata.requires(name) or []:
+        wanted, _, marker = line.partition(";")
+        if "extra ==" not in marker and not re.search(
+            r"(sys_platform|platform_system) == .(win32|Windows|emscripten)", marker
+        ):
+            found = re.match(r"[A-Za-z0-9._-]+", wanted)
+            assert found, line
+            yield found[0].lower().replace("_", "-")
+
+
+def test_what_an_installation_pulls() -> None:
+    assert set(requirements("edgespec")) == DIRECT
+    waiting, found = list(DIRECT), set()
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        try:
+            waiting += requirements(name)
+        except metadata.PackageNotFoundError:  # needed on another version of Python or another system
+            continue
+        found.add(name)
+    assert found >= DIRECT
+    assert len(found) <= MOST, sorted(found)
+
+
+def sources() -> list[Path]:
+    return [path for room in ("edgespec", "export", "runtimes") for path in (ROOT / room).rglob("*.py")]
+
+
+def test_no_pickle_is_read_or_written() -> None:
+    """Neither the modules nor the functions that open one; torch reads weights alone."""
+    for path in sources():
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not {"pickle", "dill", "joblib", "shelve", "cloudpickle"} & {
+                    name.split(".")[0] for name in names
+                }
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
+                keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+                assert keywords.get("allow_pickle", "False") == "False", path
+                if ast.unparse(node.func) == "torch.load":
+                    assert keywords.get("weights_only") == "True", path
+
+
+GUARDED = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise AssertionError("a socket")
+
+socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = refuse
+import edgespec
+from edgespec.engine.loading import load
+assert len(load(sys.argv[1], threads=1).generate("ROMEO:", max_new_tokens=4, ignore_eos=True).tokens) == 4
+from edgespec.cli.app import cli
+cli.main(["info", sys.argv[1]], standalone_mode=False)
+"""
+
+
+@pytest.mark.usefixtures("native")
+def test_no_network_at_import_or_run(bundles: Callable[..., Path]) -> None:
+    command = [sys.executable, "-c", GUARDED, str(bundles("native", "int4"))]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
