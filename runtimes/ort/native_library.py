@@ -46,8 +46,21 @@ def native_library() -> NativeLibrary:
         isa, error = library.edgespec_isa().decode(), library.edgespec_isa_error()
     except (OSError, AttributeError) as problem:
         return NativeLibrary(None, "", f"no native operators: {path} does not load: {problem}")
+    if refused := _refused(path):
+        return NativeLibrary(None, "", f"no native operators: {refused}")
     note = f" ({error.decode()})" if error else ""
     return NativeLibrary(path, isa, f"native operators, {isa} kernels{note}")
+
+
+def _refused(path: Path) -> str:
+    """Why ONNX Runtime does not take the library; empty = it does.  The operators speak its C interface."""
+    import onnxruntime
+
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(path))
+    except Exception as error:  # its exceptions share no public base class
+        return f"ONNX Runtime {onnxruntime.__version__} does not take {path.name}: {error}"
+    return ""
 
 
 def read_bandwidth(threads: int, streams: int = 4, megabytes: int = 512, repeats: int = 5) -> float:

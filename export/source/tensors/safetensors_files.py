@@ -62,7 +62,8 @@ def _indexed(listing: Path) -> dict[str, Plain]:
 
 def _unlisted(folder: Path) -> list[Path]:
     """The files to read where there is neither model.safetensors nor an index."""
-    files = [file for file in sorted(folder.glob("*.safetensors")) if not file.name.startswith(STRAY)]
+    named = sorted(folder.glob("*.safetensors"))
+    files = [file for file in named if file.is_file() and not file.name.startswith(STRAY)]  # a pipe would never end
     if shards := [file for file in files if file.name.startswith("model-")]:
         return shards
     if plain := [file for file in files if not file.name.startswith(MISTRAL)]:

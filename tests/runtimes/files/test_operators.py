@@ -24,7 +24,7 @@ from edgespec.runtimes.ort.native_library import NativeLibrary, native_library
 from edgespec.runtimes.ort.session import make_session
 from tests.cli.conftest import Command, process
 from tests.cli.conftest import command as command  # a fixture
-from tests.conftest import PROMPTS, Written
+from tests.conftest import COMPILERS, PROMPTS, Written
 
 FAST = NativeLibrary(Path("libedgespec.so"), "avx512", "native operators, avx512 kernels")
 NONE = NativeLibrary(None, "", "no native operators: this installation was built without a C++ compiler")
@@ -147,6 +147,23 @@ def test_another_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_NATIVE", str(getattr(_ctypes, "__file__", "") or sys.executable))
     found = native_library.__wrapped__()
     assert (found.path, "does not load" in found.reason) == (None, True)
+
+
+@pytest.mark.usefixtures("native")
+def test_a_library_that_onnx_runtime_does_not_take(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As of another version of its interface: it loads, and cannot be registered."""
+    source, library = tmp_path / "other.c", tmp_path / "libother.so"
+    source.write_text(
+        'const char* edgespec_isa(void) { return "scalar"; } const char* edgespec_isa_error(void) { return 0; }'
+    )
+    compiler = next(path for name in COMPILERS if (path := shutil.which(name)))
+    if compiler.endswith("cl"):
+        pytest.skip("a library is not made this way by cl")
+    subprocess.run([compiler, "-x", "c", "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setenv("EDGESPEC_NATIVE", str(library))
+    found = native_library.__wrapped__()
+    assert found.path is None
+    assert "does not take libother.so" in found.reason
 
 
 @pytest.mark.usefixtures("native")
