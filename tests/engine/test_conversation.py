@@ -217,12 +217,12 @@ def run(bundle: Path, *arguments: object, stdin: str = "") -> Any:
 def test_chat_by_the_command_line(make: Callable[..., Path]) -> None:
     bundle = make(THE_ANSWER, CHATML)
     prompts, results, _ = two_turns(load(bundle, threads=1))
-    made = run(bundle, "--chat", "--max-new-tokens", 8, stdin="\n".join(QUESTIONS) + "\n")
+    made = run(bundle, "--chat", "--stats", "--max-new-tokens", 8, stdin="\n".join(QUESTIONS) + "\n")
     assert made.exit_code == 0
     assert made.stdout == "xqz\nxqz\n"
     held = len(prompts[0]) + len(results[0].tokens) - 1
-    assert f"; 0 of {len(prompts[0])} prompt tokens reused" in made.stderr
-    assert f"; {held} of {len(prompts[1])} prompt tokens reused" in made.stderr
+    assert f"{len(prompts[0])} tokens, 0 of them still in the cache" in made.stderr
+    assert f"{len(prompts[1])} tokens, {held} of them still in the cache" in made.stderr
 
 
 def test_template_options_by_the_command_line(make: Callable[..., Path], tmp_path: Path) -> None:

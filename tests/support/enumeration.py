@@ -96,7 +96,7 @@ def outcomes(
             return -1
 
         rows = ModelRows(model, proposal, block)
-        with patch("edgespec.decoding.verify._draw", drawn):
+        with patch("edgespec.decoding.verify.draw", drawn), patch("edgespec.decoding.block.draw", drawn):
             verdict = verify(proposal, rows, coins, accept)
         waiting += [[*coins.script[:at], False] for at in range(known, len(coins.script))]
         text = tuple(int(proposal.tokens[node]) for node in verdict.path)

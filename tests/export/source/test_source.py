@@ -256,7 +256,7 @@ def test_a_broken_configuration(folder: Path, text: str) -> None:
 )
 def test_an_unknown_architecture_lists_what_is_supported(folder: Path, changes: dict[str, Any]) -> None:
     configure(folder, **changes)
-    refused(folder, "is not supported; supported:", *ARCHITECTURES, error=UnsupportedModel)
+    refused(folder, "is not supported", "; supported:", *ARCHITECTURES, error=UnsupportedModel)
 
 
 @pytest.mark.parametrize("key", ["rope_scaling", "rope_parameters"])
