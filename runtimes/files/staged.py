@@ -18,13 +18,14 @@ _YOUNG = 10.0  # seconds in which another process may not have locked its part y
 
 
 @contextmanager
-def staged(target: Path, folder: bool = False, replace: bool = True) -> Iterator[Path]:
+def staged(target: Path, folder: bool = False, replace: bool = True, private: bool = False) -> Iterator[Path]:
     """A temporary sibling of ``target``, which takes its name at the end; on any error, Ctrl-C too, nothing is left.
 
     Args:
         target: what is to be written; one that is there is replaced.
         folder: it is a folder.
         replace: a folder that is there already goes; else it stays, and what was written is dropped.
+        private: nobody else may read it.
 
     Raises:
         OSError: it cannot be written.
@@ -40,7 +41,8 @@ def staged(target: Path, folder: bool = False, replace: bool = True) -> Iterator
     lock = _lock(part)
     try:
         yield part
-        part.chmod(0o755 if folder else 0o644)  # both are made private
+        if not private:  # as both are made
+            part.chmod(0o755 if folder else 0o644)
         for path in part.rglob("*") if folder else (part,):
             if path.is_file():
                 _sync(path)

@@ -178,7 +178,10 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.codes = format(c[3]);
   in.read_codes = c[4] != 0;
   for (const int i : {5, 6, 7})
-    if (c[i] < 0 || c[i] > kMostNumbers) throw std::invalid_argument("edgespec: a control is out of range");
+    if (c[i] < 0 || c[i] > kMostNumbers)
+      throw std::invalid_argument(
+          "edgespec: a control is out of range: expected a ring of whole tiles, not smaller than its window, and at "
+          "most 16 sinks");
   layout.window = static_cast<int>(c[5]);
   layout.sinks = static_cast<int>(c[6]);
   layout.ring = static_cast<int>(c[7]);

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-import edgespec.engine.engine
+import edgespec.engine.loaded
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
@@ -125,7 +125,7 @@ def test_verify_where_rows_depend_on_their_neighbours(
     command: Command, paired: Paired, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The proof then accepts near-ties, and says so; other differences still fail."""
-    monkeypatch.setattr(edgespec.engine.engine, "rows_exact", lambda slot: False)
+    monkeypatch.setattr(edgespec.engine.loaded, "rows_exact", lambda slot: False)
     result = command("verify", paired(), "--max-new-tokens", 20)
     assert result.code == 0
     assert "near-ties may differ" in result.err

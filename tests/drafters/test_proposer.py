@@ -27,7 +27,7 @@ from tests.conftest import OPERATORS, PROMPTS, TARGET, THREADS, use_operators
 from tests.support.toy import hash_logits, hash_target, plain
 
 VOCAB = 11
-DOCS = Path(__file__).resolve().parents[2] / "docs" / "methods.md"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "guides" / "choose.md"
 
 
 class Fixed:

@@ -84,7 +84,7 @@ def test_a_stop_lets_requests_end(served_bundle: Path, alone: Engine) -> None:
         rest = [first, *lines]
     assert rest[-2:] == ["data: [DONE]", ""] or rest[-1] == "data: [DONE]"
     stop(running)
-    assert running.process.returncode in (0, -15)
+    assert running.process.returncode in (0, -15, 143)  # however SIGTERM is told
 
 
 @pytest.mark.parametrize(

@@ -172,7 +172,7 @@ def _write(output: Path, entries: Entries, facts: StoreFacts, overwrite: bool) -
     for part in parts:
         digest.update(part.data)
     try:
-        with staged(output) as path:
+        with staged(output, private=True) as path:  # it keeps what the texts say
             with path.open("wb") as file:
                 file.write(facts.header(digest.digest()))
                 for part in parts:

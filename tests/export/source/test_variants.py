@@ -169,10 +169,11 @@ def test_longer_contexts_where_scaling_allows_them(copied: Callable[[str], Path]
 
 
 def test_every_architecture_is_short() -> None:
-    """Adding one costs less than 80 lines: only what differs."""
+    """Adding one costs less than 80 lines: only what differs.  Blank lines and the first docstring are for readers."""
     for kind in ARCHITECTURES.values():
         file = Path(inspect.getfile(kind))
-        assert len(file.read_text("utf-8").splitlines()) < 80, file.name
+        written = [line for line in file.read_text("utf-8").splitlines() if line.strip()]
+        assert len(written) < 80, file.name
 
 
 def test_every_architecture_describes_itself() -> None:
