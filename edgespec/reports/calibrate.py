@@ -9,10 +9,7 @@ from datetime import datetime, timezone
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget
 from edgespec.drafters.registry import AR, searching
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions import Session
@@ -22,7 +19,7 @@ from edgespec.planning.memory.budget import available_memory
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Profile, Trial, manifest_hash, prompts_digest
 from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
-from edgespec.reports.measuring import Clock, take_turns
+from edgespec.reports.measuring import Clock, pass_over, take_turns
 from edgespec.reports.trials import run_trials
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot
@@ -172,11 +169,11 @@ class Calibrator:
                 self.notes.append(f"no passes beyond depth {depths[number - 1]}: the time was up")
                 break
             self.progress("passes", number, len(depths), f"depth {depth}")
-            runs = {rows: _pass(slot, rows) for rows in sizes}
+            runs = {rows: pass_over(slot, rows) for rows in sizes}
             slot.stand_in(depth)
             if other is not None:
                 other.stand_in(depth)
-                runs[0] = _pass(other, 1)
+                runs[0] = pass_over(other, 1)
             times = take_turns(runs, seconds / len(depths), self.clock)
             plain[depth] = times.pop(0, times[1])
             found[depth] = times
@@ -275,11 +272,3 @@ class Calibrator:
         left = max(0.0, self.seconds - (self.clock() - self.begun))
         names = list(SHARES)
         return left * SHARES[part] / sum(SHARES[name] for name in names[names.index(part) :])
-
-
-def _pass(slot: Slot, rows: int) -> Callable[[], object]:
-    """A pass as a greedy round makes it."""
-    tokens = np.zeros(rows, np.int64)
-    if isinstance(slot, GreedyTarget):
-        return lambda: slot.forward_best(tokens)
-    return lambda: slot.forward(tokens).logits.argmax(-1)

@@ -7,6 +7,11 @@ from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
+import numpy as np
+
+from edgespec.decoding.target import GreedyTarget
+from edgespec.runtimes.slots.slot import Slot
+
 Clock = Callable[[], float]  # seconds
 K = TypeVar("K", bound=Hashable)
 LEAST, MOST = 3, 15  # timed turns of each
@@ -50,3 +55,11 @@ def take_turns(
             if turn >= warm:
                 times[name].append(1000 * (clock() - start))
     return {name: median(taken) for name, taken in times.items() if taken}
+
+
+def pass_over(slot: Slot, rows: int) -> Callable[[], object]:
+    """A pass of so many rows as a greedy round makes it, to be timed."""
+    tokens = np.zeros(rows, np.int64)
+    if isinstance(slot, GreedyTarget):
+        return lambda: slot.forward_best(tokens)
+    return lambda: slot.forward(tokens).logits.argmax(-1)

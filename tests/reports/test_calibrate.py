@@ -142,7 +142,7 @@ def test_passes_follow_the_clock(opened: Bundle, monkeypatch: pytest.MonkeyPatch
         def counted(slot: Slot, rows: int) -> Callable[[], object]:
             return lambda: ran.update([rows])
 
-        monkeypatch.setattr(calibrating, "_pass", counted)
+        monkeypatch.setattr(calibrating, "pass_over", counted)
         made = Calibrator(opened, **short(seconds=seconds), clock=Ticks(0.01))
         made.begun = 0.0
         made._passes(open_slot(made.engine.model), [10])
@@ -159,7 +159,7 @@ def test_passes_follow_the_clock(opened: Bundle, monkeypatch: pytest.MonkeyPatch
 def test_the_deepest_passes_are_left_out_when_time_is_up(
     opened: Bundle, monkeypatch: pytest.MonkeyPatch, step: float, depths: list[int]
 ) -> None:
-    monkeypatch.setattr(calibrating, "_pass", lambda slot, rows: lambda: None)
+    monkeypatch.setattr(calibrating, "pass_over", lambda slot, rows: lambda: None)
     # by the second of these clocks a depth's fewest turns take .05, and .11 are for all of them
     made = Calibrator(opened, **short(seconds=0.3), clock=Ticks(step))
     made.begun = 0.0

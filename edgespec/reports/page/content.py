@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from edgespec.decoding.settings import Settings
-from edgespec.decoding.target import GreedyTarget
 from edgespec.engine.engine import Engine, Prompt
-from edgespec.reports.measuring import take_turns
+from edgespec.reports.measuring import pass_over, take_turns
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.slot import Slot
 
 ROWS = (1, 2, 3, 4, 6, 8, 12, 16)
 DEPTHS = (64, 256, 1024, 4096, 16384)
@@ -48,17 +44,10 @@ def time_passes(engine: Engine, seconds: float = SECONDS) -> Passes:
     rows = [n for n in ROWS if n + 1 < engine.context]
     depths = [depth for depth in DEPTHS if depth + max(rows) < engine.context] or [1]
     slot.stand_in(depths[0])
-    by_rows = take_turns({n: _pass(slot, n) for n in rows}, seconds / 2)
-    one = _pass(slot, 1)
+    by_rows = take_turns({n: pass_over(slot, n) for n in rows}, seconds / 2)
+    one = pass_over(slot, 1)
     by_depth = take_turns(dict.fromkeys(depths, one), seconds / 2, prepare=slot.stand_in)
     return Passes(by_rows, by_depth, depths[0])
-
-
-def _pass(slot: Slot, rows: int) -> Callable[[], object]:
-    tokens = np.zeros(rows, np.int64)
-    if isinstance(slot, GreedyTarget):
-        return lambda: slot.forward_best(tokens)
-    return lambda: slot.forward(tokens)
 
 
 def coloured_text(engine: Engine, prompt: Prompt, settings: Settings) -> list[tuple[Kind, str]]:
