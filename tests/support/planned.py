@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from edgespec.export.bundle.model import open_model, write_model
@@ -45,6 +47,8 @@ PLANS = {
     "own cut": HeadPlan((HeadGroup(name="medusa", kind="medusa", count=COUNT, own=True),), cut=True),
     "only": HeadPlan(cut=True, only=True),
 }
+MEDUSA = [name for name in PLANS if name != "only"]
+NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
 
 
 def with_heads(
@@ -83,3 +87,23 @@ def with_heads(
     cut = None if tokens is None else HeadVocab(file="tokens", size=CUT_SIZE)
     result = write_model(folder, arch, form, gated=True, layout=layout, plan=plan, head_vocab=cut)
     return Planned(Written(folder, arch, result.part, result.errors), tensors, tokens)
+
+
+def text(slot: Slot, count: int, seed: int = 0) -> Ids:
+    return np.random.default_rng(seed).integers(2, slot.vocab_size, count)
+
+
+def same_kv(slot: Slot, other: Slot) -> None:
+    assert slot.tokens == other.tokens
+    theirs = other.snapshot()
+    for name, values in slot.snapshot().items():
+        np.testing.assert_array_equal(values, theirs[name])
+
+
+def final(slot: Slot, tokens: Sequence[int] | Ids) -> tuple[Array, Array]:
+    """The last residual stream and the logits of rows that are not kept."""
+    slot.keep_hidden = True
+    output = slot.forward(np.asarray(tokens, np.int64))
+    slot.keep_hidden = False
+    assert output.hidden is not None
+    return output.hidden.copy(), output.logits.copy()

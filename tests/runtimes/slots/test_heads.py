@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,30 +12,7 @@ from edgespec.decoding.target import GreedyTarget, Heads
 from edgespec.runtimes.files.manifest import FORMATS, Format, HeadGroup
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.planned import COUNT, CUT_SIZE, GROUPS, PLANS, Array, Ids, Planned
-
-NATIVE = pytest.mark.parametrize("operators", ["native"], indirect=True)
-MEDUSA = [name for name in PLANS if name != "only"]
-
-
-def text(slot: Slot, count: int, seed: int = 0) -> Ids:
-    return np.random.default_rng(seed).integers(2, slot.vocab_size, count)
-
-
-def same_kv(slot: Slot, other: Slot) -> None:
-    assert slot.tokens == other.tokens
-    theirs = other.snapshot()
-    for name, values in slot.snapshot().items():
-        np.testing.assert_array_equal(values, theirs[name])
-
-
-def final(slot: Slot, tokens: Sequence[int] | Ids) -> tuple[Array, Array]:
-    """The last residual stream and the logits of rows that are not kept."""
-    slot.keep_hidden = True
-    output = slot.forward(np.asarray(tokens, np.int64))
-    slot.keep_hidden = False
-    assert output.hidden is not None
-    return output.hidden.copy(), output.logits.copy()
+from tests.support.planned import COUNT, CUT_SIZE, GROUPS, MEDUSA, Array, Planned, final, same_kv, text
 
 
 def silu(x: NDArray[np.float64]) -> NDArray[np.float64]:
