@@ -61,21 +61,29 @@ class Allowance:
         self._manifest, self._use = manifest, use
         self.asked = budget is not None and budget != OFF
         self.limit: int | None = None
-        self._mapped = self.asked
+        self._mapped = False  # whether mapped files count
         self._known: dict[RunOptions, tuple[int, int]] = {}
+        self._asked_bytes: int | None = None
+        self._reserved = False
         if budget == OFF:
             return
         found = available_memory()
-        reserved = found.limit_name.startswith("RLIMIT")  # such limits count memory that is reserved, mapped or not
-        reach = found.reachable - (use.threads + 1) * STACK if reserved else found.reachable
+        # such limits count memory that is reserved, touched or not, and mapped files may count as well
+        self._reserved = found.limit_name.startswith("RLIMIT")
+        self._mapped = self.asked or self._reserved
         if budget is not None:
-            self.limit = parse_bytes(budget)
+            self.limit = self._asked_bytes = parse_bytes(budget)
             check_budget(self.limit, found)
-            self.limit = min(self.limit, reach) if reserved else self.limit
-        elif reserved:
-            self.limit, self._mapped = reach, True
         else:
             self.limit = found.available + resident_now()[0]
+        self._renew()
+
+    def _renew(self) -> None:
+        """Look again at a limit of reserved memory: libraries reserve more while a bundle is loaded."""
+        if not self._reserved:
+            return
+        reach = available_memory().reachable - (self._use.threads + 1) * STACK
+        self.limit = reach if self._asked_bytes is None else min(self._asked_bytes, reach)
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.
@@ -127,6 +135,7 @@ class Allowance:
         Raises:
             BudgetError: not even plain decoding fits.
         """
+        self._renew()
         base = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
         if self.limit is None:
             return Admission(method, CHUNKS[0], 0)
@@ -149,6 +158,7 @@ class Allowance:
 
     def width(self, batch: int, tokens: int, method: str, greedy: bool) -> int:
         """Sequences that fit together: ``batch`` or fewer, at least one."""
+        self._renew()
         base = replace(self._use, method=method, context=tokens, greedy=greedy)
         while batch > 1 and self.limit is not None and self._takes(replace(base, batch=batch)) > self.limit:
             batch -= 1

@@ -97,11 +97,11 @@ def test_a_run_within_the_limit_takes_a_cheaper_method_and_finishes(bundle: Path
 
 @pytest.mark.parametrize("operators", OPERATORS)
 def test_a_batch_within_the_limit_is_decoded_by_fewer_at_a_time(bundle: Path, operators: Operators) -> None:
-    two, six = (peak(bundle, "ar", operators, PROMPT + NEW, batch) for batch in (2, 6))
-    limit = two + RESERVED
+    two, three, six = (peak(bundle, "ar", operators, PROMPT + NEW, batch) for batch in (2, 3, 6))
+    limit, budget = two + RESERVED, (two + three) // 2
     assert limit < six
     words = [str(bundle), operators, str(PROMPT), str(NEW)]
-    ran = limited(limit, BATCH, *words, str(limit))
+    ran = limited(limit, BATCH, *words, str(budget))
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout == f"{[NEW] * 6}\n"
     unplanned = limited(limit, BATCH, *words, "off")
