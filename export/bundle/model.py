@@ -14,8 +14,9 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.quantization.quantizers import LevelSource
 from edgespec.export.storage.fill import fill
+from edgespec.export.storage.index import index_text
 from edgespec.export.storage.layout import WEIGHTS
-from edgespec.export.storage.plan import index_text, storage_plans
+from edgespec.export.storage.plan import storage_plans
 from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout
 
 
@@ -56,7 +57,7 @@ def write_model(
         head_vocab: the tokens of the plan's cut LM head.
         progress: called with (bytes of weights written, of) as it grows.
     """
-    plans, hidden = storage_plans(arch, form, head, plan), plan is not None and not draft
+    plans, hidden = storage_plans(arch, form, head, plan), bool(arch.given or (plan and not draft))
     graphs = stock_graphs(arch.facts, gated, draft, hidden, prefix)
     for graph in graphs.values():
         ops = GraphOps(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)

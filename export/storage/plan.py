@@ -6,9 +6,8 @@ form: ``fill`` writes by it, graphs and native programs name what it has, and si
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
@@ -87,6 +86,8 @@ class StoragePlan(WeightLayout):
                 self.contents.append(("vector", name))
                 self.add(name, self.shapes[name], np.float32)
 
+    def given(self, first: int, width: int) -> None: ...
+
     def _norm(self, norm: Norm) -> None:
         self._vectors(norm.weight, norm.bias)
 
@@ -146,6 +147,12 @@ class StockPlan(StoragePlan):
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None:
         self._embedding(weight)
         self._positions(positions)
+
+    def either(self, fused: Callable[[], None], recycled: Callable[[], None]) -> None:
+        fused()
+        recycled()
+
+    def join(self, *parts: None) -> None: ...
 
     def norm(self, x: None, norm: Norm) -> None:
         self._norm(norm)
@@ -222,6 +229,16 @@ class NativePlan(StoragePlan):
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None:
         self._positions(positions)
         self._embedding(weight)
+
+    def either(self, fused: Callable[[], _Waiting | None], recycled: Callable[[], _Waiting | None]) -> None:
+        self.inside = True
+        self._ready(fused())
+        self._ready(recycled())
+        self.inside = False
+
+    def join(self, *parts: _Waiting | None) -> None:
+        for part in parts:
+            self._ready(part)
 
     def norm(self, x: _Waiting | None, norm: Norm) -> _Waiting | None:
         self._ready(x)
@@ -331,19 +348,3 @@ def storage_plans(
 def stacked_name(names: Any) -> str:
     """What tensors stored as one are called."""
     return "+".join(map(str, names))
-
-
-def index_text(plans: Mapping[Layout, StoragePlan]) -> str:
-    """Where each tensor lies in either layout, and which matrices differ between them, as JSON.
-
-    With it a bundle's weights can be converted without looking into its graphs.
-    """
-    packed = {name: asdict(matrix.packed) for name, matrix in plans["native"].matrices.items() if matrix.packed}
-    entries = {
-        layout: {
-            name: [entry.offset, entry.length, entry.dtype.str, list(entry.dims)]
-            for name, entry in plans[layout].entries.items()
-        }
-        for layout in ("stock", "native")
-    }
-    return json.dumps({"matrices": packed, **entries})

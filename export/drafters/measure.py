@@ -1,0 +1,103 @@
+"""How often the target accepts a drafter's guesses, on text that the target writes itself, as written into the bundle.
+
+Nothing raises an error where a drafter is read in another way than it was trained: it only guesses worse.  So it is
+measured, and one near chance is refused, with what would help among the settings that checkpoints get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.decoding.loop import decode
+from edgespec.decoding.request import DecodeOptions
+from edgespec.drafters.draft_decoder import DraftDecoder
+from edgespec.errors import ExportError
+from edgespec.export.drafters.probe import best_setting
+from edgespec.export.drafters.read import Drafter
+from edgespec.export.measuring.acceptance import Acceptance
+from edgespec.export.measuring.skip_search import StepCosts
+from edgespec.formulas.cost import measure
+from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+GAMMA, TEXTS, PROMPT, WRITTEN = 5, 4, 24, 64  # guesses of a chain; texts, given tokens and written ones of each
+LEAST = 0.2  # first guesses of a drafter that fits are right far more often
+
+
+@dataclass(frozen=True)
+class MeasuredDrafter:
+    """What was found.
+
+    Attributes:
+        acceptance: of chains.
+        step_ms: of a draft step.
+        covered: share of the target's own tokens that the drafter can guess.
+        notes: for people.
+    """
+
+    acceptance: Acceptance
+    step_ms: float
+    covered: float
+    notes: list[str] = field(default_factory=list)
+
+    def method(self, costs: StepCosts, text: str, sha256: str) -> MethodPart:
+        """The manifest's entry."""
+        gains = costs.speedups(self.acceptance, self.step_ms)
+        gamma = max(gains, key=lambda g: gains[g])
+        measured = Measured(acceptance=self.acceptance.rates, positions=self.acceptance.offered[0], text=text,
+                            text_sha256=sha256)  # fmt: skip
+        return MethodPart(gamma=gamma, draft_cost=self.step_ms / costs.plain, predicted_speedup=gains[gamma],
+                          measured=[measured], notes="; ".join(self.notes) or None)  # fmt: skip
+
+
+def measure_drafter(
+    drafter: Drafter, folder: Path, part: ModelPart, target: Slot, tokens: Sequence[int], threads: int | None
+) -> MeasuredDrafter:
+    """Let the target write with the drafter.
+
+    Args:
+        drafter: what was read.
+        folder: of the bundle.
+        part: the drafter's entry in the manifest.
+        target: the written target; its slot is overwritten.
+        tokens: a text; beginnings of it are gone on with.
+        threads: of passes.
+
+    Raises:
+        ExportError: the target accepts next to nothing.
+    """
+    graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
+    slot = open_slot(Model(folder, part, graph, threads))
+    made, offered, accepted = DraftDecoder(target, slot), np.zeros(GAMMA, np.int64), np.zeros(GAMMA, np.int64)
+    prompts = [list(tokens[at : at + PROMPT]) for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int)]
+    written: list[list[int]] = []
+    for prompt in prompts:
+        text = list(prompt)
+        options = DecodeOptions(max_new_tokens=min(WRITTEN, target.context - len(prompt) - 1), gamma=GAMMA)
+        for done in decode(target, made, prompt, options):
+            guesses, right = len(done.drafted), len(done.path)
+            offered[: min(guesses, right + 1)] += 1
+            accepted[:right] += 1
+            text += done.tokens
+        written.append(text)
+    (step_ms,) = measure(lambda _: made.step_once(), (1,), 5).values()
+    own = np.array([token for text in written for token in text[PROMPT:]])
+    covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
+    notes = []
+    if drafter.tokens is not None:
+        notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
+    found = Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
+    if found.rates[0] < LEAST:
+        raise ExportError(
+            f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
+            "more than a drafter of another model reaches",
+            best_setting(drafter, target, written) or "it may be for another model, or another variant of this one",
+        )
+    return MeasuredDrafter(found, step_ms, covered, notes)
