@@ -47,8 +47,14 @@ def test_every_schema_is_followed_by_plain_decoding_and_by_drafts(engine: Callab
 def test_a_grammar_is_compiled_once(engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
     from llguidance import LLMatcher
 
-    own, compiled, make = engine(), [], LLMatcher.grammar_from_regex
-    monkeypatch.setattr(LLMatcher, "grammar_from_regex", lambda text: (compiled.append(text), make(text))[1])
+    own, make = engine(), LLMatcher.grammar_from_regex
+    compiled: list[str] = []
+
+    def noted(text: str) -> str:
+        compiled.append(text)
+        return str(make(text))
+
+    monkeypatch.setattr(LLMatcher, "grammar_from_regex", noted)
     own.guidance.require(Grammar.regex("[a-f]{3,5}once"))
     texts = {own.generate(PROMPT, grammar=Grammar.regex("[a-f]{3,5}once"), method="ar").text for _ in range(3)}
     assert len(compiled) == len(texts) == 1
