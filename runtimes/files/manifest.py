@@ -78,16 +78,35 @@ class ModelFacts(_Part):
     parameters: Count = 0
     convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
     taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
+    head_dims: list[Width] = Field(
+        default_factory=list, description="of each layer with keys and values, if they differ"
+    )
+    shared: int = Field(default=0, ge=0, description="last layers, which read keys and values of earlier ones")
+    layer_embedding: int = Field(
+        default=0, ge=0, le=MOST_WIDTH, description="width of a layer's own embedding of tokens"
+    )
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of float32 keys and values of one token."""
-        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
+        return 2 * self.kv_heads * sum(self.dims) * 4
 
     @property
     def kv_layers(self) -> int:
         """Layers with keys and values."""
-        return self.layers - len(self.convolutions)
+        return self.layers - len(self.convolutions) - self.shared
+
+    @property
+    def dims(self) -> list[int]:
+        """Size of a head of each layer with keys and values."""
+        return self.head_dims or [self.head_dim] * self.kv_layers
+
+    @property
+    def native_only(self) -> str:
+        """What of the model only native operators compute; "" = nothing."""
+        if self.convolutions:
+            return "short convolutions"
+        return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""
 
 
 class SkipSetPart(_Part):
@@ -217,6 +236,10 @@ class ModelPart(_Part):
             raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
         if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
             raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
+        if facts.shared >= facts.layers or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
+            raise ValueError(
+                f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
+            )
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:

@@ -77,9 +77,10 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
 
 
 def _rotary_dims(part: ModelPart) -> list[int]:
-    """Channels that each table of angles turns; Gemma 3 has one for windowed layers and one for the others."""
-    dims = int(float(str(part.facts.rope.get("dims", part.facts.head_dim))))
-    return [dims] * (2 if part.facts.architecture == "gemma3_text" else 1)
+    """Channels that each table of angles turns; Gemma has one for windowed layers and one for the others."""
+    others = part.facts.rope.get("other_dims", [])
+    dims = [part.facts.rope.get("dims", part.facts.head_dim), *(others if isinstance(others, list) else [])]
+    return [int(float(str(each))) for each in dims]
 
 
 def _row_bytes(part: ModelPart, blocks: bool, native: bool) -> int:
