@@ -12,7 +12,8 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.kv import ATTENTION, LEARNT
+from edgespec.runtimes.files.manifest import Attention, Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
@@ -99,6 +100,17 @@ def check_operators(facts: ModelFacts, operators: WantedOperators) -> None:
             f"--operators stock: this model has {what}, which only native operators compute",
             "leave --operators out",
         )
+
+
+def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
+    """Refuse keys in learnt codes for a model with heads of several sizes: their tables are for one.
+
+    Raises:
+        ExportError: it has.
+    """
+    coded = [name for name in names if ATTENTION[name].keys in LEARNT]
+    if coded and facts.head_dims:
+        raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
 
 
 def stock_graphs(facts: ModelFacts, gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:

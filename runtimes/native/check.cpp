@@ -67,8 +67,8 @@ void Pass::check() const {
   int64_t last = 0;
   for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
   for (const Step& s : program_.steps) {
-    for (const int id :
-         {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.vnorm, s.gate, s.up, s.upbias})
+    for (const int id : {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.vnorm,
+                         s.gate, s.up, s.upbias})
       known(id);
     switch (s.op) {
       case Op::kEmbed:

@@ -14,25 +14,25 @@ using program_text::fail;
 constexpr int kBuffers = 64;
 
 const std::map<std::string, Op> kOps = {
-    {"embed", Op::kEmbed},       {"load", Op::kLoad},     {"store", Op::kStore},      {"gate", Op::kGate},
-    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},     {"heads", Op::kHeads},      {"attend", Op::kAttend},
-    {"linear", Op::kLinear},     {"glu", Op::kGlu},       {"silu", Op::kActivate},    {"activate", Op::kActivate},
-    {"split", Op::kSplit},       {"logits", Op::kLogits}, {"blend", Op::kBlend}, {"convolve", Op::kConvolve}};
+    {"embed", Op::kEmbed},       {"load", Op::kLoad},     {"store", Op::kStore},   {"gate", Op::kGate},
+    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},     {"heads", Op::kHeads},   {"attend", Op::kAttend},
+    {"linear", Op::kLinear},     {"glu", Op::kGlu},       {"silu", Op::kActivate}, {"activate", Op::kActivate},
+    {"split", Op::kSplit},       {"logits", Op::kLogits}, {"blend", Op::kBlend},   {"convolve", Op::kConvolve}};
 const std::map<std::string, Fn> kFunctions = {{"silu", kSilu}, {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
                                               {"relu", kRelu}, {"relu2", kRelu2}, {"xielu", kXielu}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
-    {"w", &Step::w},          {"bias", &Step::bias}, {"norm", &Step::norm},     {"cos", &Step::cos},
-    {"sin", &Step::sin},      {"up", &Step::up},     {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
-    {"knorm", &Step::knorm},  {"gate", &Step::gate}, {"beta", &Step::beta},     {"positions", &Step::positions},
+    {"w", &Step::w},           {"bias", &Step::bias},  {"norm", &Step::norm},     {"cos", &Step::cos},
+    {"sin", &Step::sin},       {"up", &Step::up},      {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
+    {"knorm", &Step::knorm},   {"gate", &Step::gate},  {"beta", &Step::beta},     {"positions", &Step::positions},
     {"growth", &Step::growth}, {"vnorm", &Step::vnorm}};
 const std::map<std::string, int Step::*> kNumbers = {
     {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
     {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
     {"times", &Step::times}, {"first", &Step::first},   {"length", &Step::length}, {"center", &Step::center},
-    {"late", &Step::late}, {"other", &Step::other}, {"shared", &Step::shared}};
+    {"late", &Step::late},   {"other", &Step::other},   {"shared", &Step::shared}};
 const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x},     {"base", &Step::base}, {"act", &Step::act},
                                                         {"out", &Step::out}, {"qx", &Step::qx},     {"kx", &Step::kx},
                                                         {"vx", &Step::vx}};

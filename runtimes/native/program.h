@@ -15,10 +15,11 @@
 //                                          times scale.  center=1: less the mean first, which makes it a layer norm, if
 //                                          need be without weights; beta: added at last
 //   heads act w kind k bias dim heads kv rotary cos sin growth qnorm knorm vnorm late eps layer scale shared
-//                                          q, k, v of a layer; keys are rotated and appended to the cache with the values, queries wait for
-//                                          attend.  late=1: norms come after the rotation; growth [P]: what a query at
-//                                          that position is multiplied by; shared=1: queries alone, for keys and
-//                                          values that an earlier step has appended for this layer
+//                                          q, k, v of a layer; keys are rotated and appended to the cache with the
+//                                          values, queries wait for attend.  late=1: norms come after the rotation;
+//                                          growth [P]: what a query at that position is multiplied by; shared=1:
+//                                          queries alone, for keys and values that an earlier step has appended for
+//                                          this layer
 //   heads qx kx vx dim heads ...            the same from floats [heads * dim], [kv * dim], [kv * dim] that have been
 //                                          multiplied already; act, w, kind, k and bias are not looked at
 //   convolve x k length layer w bias out    x [rows, 3 k] = b, c, v: out [rows, k] = c * (bias + sum over j of w[j] *
@@ -43,8 +44,8 @@
 // fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square) or, for activate, xielu.
 // rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
 // already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
-// w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, vnorm, gate, up are indices of weight inputs, -1
-// for none.
+// w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, vnorm, gate, up are indices of weight inputs,
+// -1 for none.
 #pragma once
 #include <string>
 #include <vector>
@@ -75,7 +76,8 @@ struct Step {
   Op op = Op::kEmbed;
   Kind kind = kQ4;
   Fn fn = kSilu;
-  int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, vnorm = -1, gate = -1, up = -1, upbias = -1;
+  int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, vnorm = -1, gate = -1, up = -1,
+      upbias = -1;
   int beta = -1, positions = -1, growth = -1;
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
   int qx = -1, kx = -1, vx = -1, center = 0, late = 0;
@@ -85,7 +87,7 @@ struct Step {
 
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
-  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }  // of logits
+  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }                         // of logits
 };
 
 // What a pass with certain gates does.

@@ -64,8 +64,8 @@ void check(const std::string& line, const Program& p, const Step& s) {
   require(line, s.kind <= kF32 || s.op == Op::kEmbed || s.op == Op::kBlend, "rows can only be looked up");
   require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
   const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear || s.op == Op::kActivate;
-  const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || s.op == Op::kBlend ||
-                       (s.op == Op::kQuantize && s.rows == 2);
+  const bool repeats =
+      s.op == Op::kLogits || s.op == Op::kSplit || s.op == Op::kBlend || (s.op == Op::kQuantize && s.rows == 2);
   require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
   require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
   check_options(line, s);
@@ -93,8 +93,10 @@ void check(const std::string& line, const Program& p, const Step& s) {
       floats(s.x, s.k);
       break;
     case Op::kBlend:
-      require(line, s.n > 0 && s.k > 0 && s.k <= kMaxWidth / s.times && s.first < s.times, "expected n, k, times, first");
-      require(line, s.w >= 0 && (s.kind == kR32 || (s.kind == kR8 && s.bias >= 0)), "expected rows: w, and bias for r8");
+      require(line, s.n > 0 && s.k > 0 && s.k <= kMaxWidth / s.times && s.first < s.times,
+              "expected n, k, times, first");
+      require(line, s.w >= 0 && (s.kind == kR32 || (s.kind == kR8 && s.bias >= 0)),
+              "expected rows: w, and bias for r8");
       require(line, s.x != s.base, "expected base beside x");
       floats(s.x, s.k);
       floats(s.base, s.k);
