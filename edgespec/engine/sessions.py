@@ -60,6 +60,7 @@ class Session:
         self.target = target or open_slot(model, context=context)
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
+        self._begin_draft: Callable[[Slot], None] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
@@ -144,6 +145,14 @@ class Session:
         for slot, most in self._drafts.values():
             slot.chunk = min(rows, most)
 
+    def slots(self) -> dict[str, Slot]:
+        """The slots there are: the target's, and those of a draft and a drafter once a method has asked for them."""
+        return {"target": self.target} | {name: slot for name, (slot, _) in self._drafts.items()}
+
+    def open_draft_with(self, take_up: Callable[[Slot], None]) -> None:
+        """Do this with the draft's slot as soon as a method asks for it."""
+        self._begin_draft = take_up
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
@@ -158,6 +167,9 @@ class Session:
     def _open_draft(self, name: str) -> Slot:
         if name not in self._drafts:
             slot = open_slot(self._draft(name))
+            if name == "draft" and self._begin_draft is not None:
+                self._begin_draft(slot)
+                self._begin_draft = None
             self._drafts[name] = slot, slot.chunk
             slot.chunk = min(slot.chunk, self.target.chunk)
         return self._drafts[name][0]
@@ -219,6 +231,12 @@ class SessionPool:
             session = best or self._make()
             self._busy.append(session)
             return session
+
+    def add(self, session: Session) -> None:
+        """A session that was made elsewhere, idle."""
+        with self._lock:
+            self._busy.append(session)
+        self.give_back(session)
 
     def give_back(self, session: Session) -> None:
         """The request on this session has ended."""

@@ -11,17 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
-from edgespec.drafters.draft_decoder import DraftDecoder
 from edgespec.errors import ExportError
 from edgespec.export.drafters.probe import best_setting
 from edgespec.export.drafters.read import Drafter
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.formulas.cost import measure
-from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import DecoderPart, Measured, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -75,19 +73,20 @@ def measure_drafter(
     """
     graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
     slot = open_slot(Model(folder, part, graph, threads))
-    made, offered, accepted = DraftDecoder(target, slot), np.zeros(GAMMA, np.int64), np.zeros(GAMMA, np.int64)
-    prompts = [list(tokens[at : at + PROMPT]) for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int)]
+    offered, accepted = np.zeros(GAMMA, np.int64), np.zeros(GAMMA, np.int64)
     written: list[list[int]] = []
-    for prompt in prompts:
-        text = list(prompt)
-        options = DecodeOptions(max_new_tokens=min(WRITTEN, target.context - len(prompt) - 1), gamma=GAMMA)
-        for done in decode(target, made, prompt, options):
-            guesses, right = len(done.drafted), len(done.path)
-            offered[: min(guesses, right + 1)] += 1
-            accepted[:right] += 1
-            text += done.tokens
+    for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int):
+        text, taps = _written(target, tokens[at : at + PROMPT])
         written.append(text)
-    (step_ms,) = measure(lambda _: made.step_once(), (1,), 5).values()
+        del slot.tokens[:]
+        slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+        for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
+            guesses = _chain(target, slot, part, text[end - 1], taps[end - 2])
+            right = int(np.cumprod(np.equal(guesses, text[end : end + GAMMA])).sum())
+            offered[: right + 1] += 1
+            accepted[:right] += 1
+    blank = np.zeros((1, _decoder(part).columns), np.float32)
+    (step_ms,) = measure(lambda _: _discard(slot.forward_given(blank, True, True)), (1,), 5).values()
     own = np.array([token for text in written for token in text[PROMPT:]])
     covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
     notes = []
@@ -101,3 +100,55 @@ def measure_drafter(
             best_setting(drafter, target, written) or "it may be for another model, or another variant of this one",
         )
     return MeasuredDrafter(found, step_ms, covered, notes)
+
+
+def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np.float32]]:
+    """A text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
+    text, taps = list(prompt), []
+    target.follow([])
+    target.keep_taps = True
+    try:
+        rows = text
+        while len(text) < min(len(prompt) + WRITTEN, target.context - 1):
+            output = target.forward(np.array(rows, np.int64))
+            assert output.taps is not None
+            taps.append(output.taps.copy())
+            rows = [int(output.logits[-1].argmax())]
+            target.keep(range(len(taps[-1])))
+            text += rows
+    finally:
+        target.keep_taps = False
+    return text, np.concatenate(taps)
+
+
+def _chain(target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32]) -> list[int]:
+    """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept."""
+    given, guesses, kept = _given(target, part, [pending], taps[None]), [], len(slot.tokens) + 1
+    for step in range(GAMMA):
+        output = slot.forward_given(given, step > 0, True)
+        assert output.best is not None
+        assert output.hidden is not None
+        guesses.append(int(output.best[0][-1]))
+        state = output.hidden[-1:].copy()
+        slot.keep([0])
+        given = _given(target, part, guesses[-1:], state)
+    del slot.tokens[kept:]
+    return guesses
+
+
+def _given(target: Slot, part: ModelPart, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
+    embedded = target.embed(np.array(tokens, np.int64))
+    found = np.zeros((len(tokens), _decoder(part).columns), np.float32)
+    found[:, : embedded.shape[1]] = embedded
+    found[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
+    return found
+
+
+def _decoder(part: ModelPart) -> DecoderPart:
+    assert part.decoder is not None
+    return part.decoder
+
+
+def _discard(_: object) -> None:
+    """The output of a timed pass."""

@@ -10,7 +10,7 @@ from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.quantizers.levels import BITS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
-from edgespec.export.storage.plan import storage_plans
+from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.files.manifest import Format, Layout, ModelPart
 
 PREFIX = "drafter/"

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from edgespec.export.heads.vocab import HEAD_TOKENS
 from edgespec.export.source.source import TOKENIZER_FILES
-from edgespec.export.storage.index import index_text
 from edgespec.export.storage.layout import TABLES
-from edgespec.export.storage.plan import StoragePlan
+from edgespec.export.storage.plan import StoragePlan, index_text
 from edgespec.export.tokenizers.chat_data import CHAT_FILE
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import table_shape

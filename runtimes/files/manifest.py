@@ -10,10 +10,8 @@ from pydantic import Field, model_validator
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import (
     MOST_GUESSES,
-    Context,
     Count,
     Guesses,
-    Layer,
     Layers,
     Memory,
     Parity,
@@ -24,9 +22,9 @@ from edgespec.runtimes.files.bounds import (
     Times,
     Token,
     Tokens,
-    Vocab,
-    Width,
 )
+from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
+from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest_parts import Attention as Attention
 from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGate
@@ -36,7 +34,6 @@ from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
 from edgespec.runtimes.files.manifest_parts import Learnt as Learnt
-from edgespec.runtimes.files.manifest_parts import Part
 
 SCHEMA = 2
 MANIFEST = "edgespec.json"
@@ -49,35 +46,6 @@ Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
-
-
-class ModelFacts(Part):
-    """What decoding and planning need to know of a model; sizes in elements."""
-
-    architecture: str
-    layers: Layer = Field(gt=0)
-    hidden: Width
-    intermediate: Width
-    heads: Width
-    kv_heads: Width
-    head_dim: Width
-    vocab: Vocab
-    context: Context = Field(description="most tokens of one sequence")
-    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
-    tied: bool = False
-    parameters: Count = 0
-    convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
-    taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of float32 keys and values of one token."""
-        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
-
-    @property
-    def kv_layers(self) -> int:
-        """Layers with keys and values."""
-        return self.layers - len(self.convolutions)
 
 
 class SkipSetPart(Part):
@@ -151,6 +119,10 @@ class ModelPart(Part):
             raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
         if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
             raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
+        if facts.shared >= facts.layers or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
+            raise ValueError(
+                f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
+            )
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:

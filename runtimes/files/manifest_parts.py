@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
 
 from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Share, Vocab, Width
+from edgespec.runtimes.files.facts import Part
 
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
@@ -21,12 +22,6 @@ def _inside(path: str) -> str:
 
 
 InsidePath = Annotated[str, AfterValidator(_inside)]
-
-
-class Part(BaseModel):
-    """Common settings: unknown keys are errors, so that a typo in a manifest cannot pass silently."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class AttentionGate(Part):
