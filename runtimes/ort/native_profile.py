@@ -65,7 +65,7 @@ def measure_roofs(threads: int) -> Roofs:
     """
     rate = _library().edgespec_dot_rate
     rate.restype, rate.argtypes = ctypes.c_double, [ctypes.c_int64, ctypes.c_int, ctypes.c_int]
-    bandwidth = max(read_bandwidth(threads, streams, 256, 3) for streams in _STREAMS)
+    bandwidth = max(read_bandwidth(threads, streams, 256, 2) for streams in _STREAMS)
     return Roofs(1e9 * bandwidth, 1e9 * float(rate(1 << 19, threads, 9)))
 
 
