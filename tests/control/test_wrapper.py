@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
@@ -32,6 +33,7 @@ HOOKS: dict[str, tuple[Any, ...]] = {
     "set_width": (4,),
     "bind": (SamplingParams(), Noise(1)),
     "begin": ([1, 2],),
+    "absorb": (3, np.ones((2, 4), np.float32)),
     "observe": (chain([1]), Verdict((), 3), OUTPUT),
     "timed": (chain([1]), TIME),
 }
@@ -59,6 +61,9 @@ class Told(Drafter):
 
     def begin(self, tokens: list[int]) -> None:
         self.calls.append(("begin", (tokens,)))
+
+    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
+        self.calls.append(("absorb", (first, taps)))
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         self.calls.append(("observe", (proposal, verdict, output)))
