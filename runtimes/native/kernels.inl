@@ -5,6 +5,7 @@
 constexpr float kTiny = 1e-30f;
 
 #include "functions.inl"
+#include "recurrent.inl"
 
 void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
   F sum = fset(0.f);
@@ -219,7 +220,7 @@ constexpr Kernels kTable(const char* name) {
                  k_center,
                  k_quantize,
                  k_quantize_blocks,
-                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>},
+                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>, k_glu<sigmoid>},
                  k_xielu,
                  k_softcap,
                  k_rotate,
@@ -235,5 +236,8 @@ constexpr Kernels kTable(const char* name) {
                  k_quantize_query,
                  k_lookup_table,
                  k_nearest,
-                 k_to_half};
+                 k_to_half,
+                 k_decays,
+                 k_convolve,
+                 k_delta};
 }

@@ -190,6 +190,7 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.dim = round_up(program.head_dim, kTile);
   layout.states = program.states;
   layout.state_width = program.state_width;
+  layout.state_matrix = static_cast<size_t>(program.state_matrix);
   if (layout.values > kKvInt8 || layout.keys == kKvNone || (in.read_codes && layout.codes == kKvNone))
     throw std::invalid_argument("edgespec: KV formats that do not fit together");
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
