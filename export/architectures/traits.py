@@ -12,7 +12,12 @@ def traits(arch: Architecture) -> list[str]:
     if facts.heads * facts.head_dim != facts.hidden:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
     if facts.convolutions:
-        found.append(f"short convolutions of {facts.taps} tokens in {len(facts.convolutions)} of {facts.layers} layers")
+        where = f"{len(facts.convolutions)} of {facts.layers} layers"
+        found.append(f"short convolutions of {facts.taps} tokens in {where}")
+        if heads := facts.delta:
+            sizes = f"{heads.values} states of {heads.key_dim} x {heads.value_dim}"
+            found.append(f"gated delta rules in {where}, each with {sizes}")
+            found.append("gates on the output of attention")
     for size in sorted({rule.window for rule in rules} - {0}):
         found.append(f"windows of {size} in {sum(rule.window == size for rule in rules)} of {facts.layers} layers")
     for name, rotary in arch.rotaries.items():

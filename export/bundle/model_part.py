@@ -61,11 +61,11 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
     """Refuse models that a device's operators compute wrongly, or not at all.
 
     Raises:
-        UnsupportedModel: capped scores: the provider's attention leaves the cap out; short convolutions.
+        UnsupportedModel: capped scores: the provider's attention leaves the cap out; layers without attention.
     """
     if devices and arch.facts.convolutions:
         raise UnsupportedModel(
-            f"--device {devices[0]}: this model has short convolutions, which only native operators compute",
+            f"--device {devices[0]}: this model has {arch.facts.native_only}, which only native operators compute",
             "use it on the CPU",
         )
     if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
@@ -92,11 +92,11 @@ def check_operators(facts: ModelFacts, operators: WantedOperators) -> None:
     """Refuse stock operators for a model that they cannot run.
 
     Raises:
-        UnsupportedModel: short convolutions: ONNX Runtime has no operator that keeps their states.
+        UnsupportedModel: layers without attention: ONNX Runtime has no operator that keeps their states.
     """
     if operators == "stock" and facts.convolutions:
         raise UnsupportedModel(
-            "--operators stock: this model has short convolutions, which only native operators compute",
+            f"--operators stock: this model has {facts.native_only}, which only native operators compute",
             "leave --operators out",
         )
 

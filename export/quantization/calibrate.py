@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, DeltaRule, Kind, Linear, Norm
 from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.drift import Correction
@@ -182,6 +182,12 @@ class _Trace:
         self.last = ""
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
+        self.last = ""
+
+    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
+        self.last = ""
+
+    def opened(self, x: None, gate: None) -> None:
         self.last = ""
 
     def gated(self, gate: None, up: None, activation: Activation) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, DeltaRule, Kind, Linear, Norm
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
 from edgespec.export.storage.plan import Matrix, StoragePlan
@@ -43,6 +43,11 @@ class StockPlan(StoragePlan):
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
         self._vectors(rule.taps, rule.bias)
+
+    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
+        self._vectors(*rule.vectors)
+
+    def opened(self, x: None, gate: None) -> None: ...
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 

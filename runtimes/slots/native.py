@@ -26,8 +26,8 @@ class NativeSlot(NativeRunner):
 
     def follow(self, tokens: Sequence[int]) -> int:
         same = super().follow(tokens)
-        if self._forgets and self._furthest - same > LONGEST_PASS:
-            # exact keys or states that the next rows would read have been overwritten: begin again
+        if (self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any():
+            # exact keys or states that the next rows would read have been overwritten, or hold more: begin again
             self._restart()
             same = 0
         return same
@@ -147,6 +147,8 @@ class NativeSlot(NativeRunner):
         skip: SkipSet | None = None,
     ) -> Pass:
         n, past, facts = len(tokens), len(self.tokens), self.model.facts
+        if facts.delta and (visible < past).any():
+            return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if facts.convolutions and max(self._furthest, past + n) - int(visible.min()) + facts.taps > STATE_ROWS:
             return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
@@ -202,6 +204,7 @@ class NativeSlot(NativeRunner):
         """Forget the text."""
         self.tokens.clear()
         self._furthest = 0
+        self._held[:] = 0
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 

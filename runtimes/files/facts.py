@@ -1,0 +1,62 @@
+"""What a bundle says of a model: its sizes, and what its layers have."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgespec.runtimes.files.bounds import Context, Count, Layer, Vocab, Width
+
+
+class Part(BaseModel):
+    """Common settings: unknown keys are errors, so that a typo in a manifest cannot pass silently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DeltaHeads(Part):
+    """The heads of gated delta rules: ``values`` states [key_dim, value_dim] a layer, on ``keys`` queries and keys."""
+
+    keys: Width
+    values: Width
+    key_dim: Width
+    value_dim: Width
+
+    @property
+    def mixed(self) -> int:
+        """Queries, keys and values of a token, side by side."""
+        return 2 * self.keys * self.key_dim + self.values * self.value_dim
+
+
+class ModelFacts(Part):
+    """What decoding and planning need to know of a model; sizes in elements."""
+
+    architecture: str
+    layers: Layer = Field(gt=0)
+    hidden: Width
+    intermediate: Width
+    heads: Width
+    kv_heads: Width
+    head_dim: Width
+    vocab: Vocab
+    context: Context = Field(description="most tokens of one sequence")
+    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
+    tied: bool = False
+    parameters: Count = 0
+    convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
+    taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
+    delta: DeltaHeads | None = Field(default=None, description="gated delta rules behind those convolutions")
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of float32 keys and values of one token."""
+        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
+
+    @property
+    def native_only(self) -> str:
+        """What of the model only native operators compute, in words; "" = nothing."""
+        return "" if not self.convolutions else "gated delta rules" if self.delta else "short convolutions"
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - len(self.convolutions)
