@@ -30,6 +30,7 @@ class NativeSlot(NativeRunner):
             # exact keys or states that the next rows would read have been overwritten, or hold more: begin again
             self._restart()
             same = 0
+        self._certain = same
         return same
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
@@ -210,5 +211,6 @@ class NativeSlot(NativeRunner):
 
     def _fill(self, chunk: NDArray[np.int64]) -> None:
         self._plan(chunk, len(self.tokens))
+        self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
         self._launch(len(chunk), rows=0)

@@ -167,7 +167,7 @@ class BatchSlot(NativeSlot):
         """What the next pass does first, (slot, from, to); the caller carries it out."""
         moves, self._moves = self._moves, []
         if self.model.facts.delta:
-            moves = [*moves, (0, COMMITTED, len(self.tokens))]
+            moves = [*moves, (0, COMMITTED, self._committed())]
         return [(self.number, *move[1:]) for move in moves]
 
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import BLOCK
+from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.native_gates import Gates
 from edgespec.runtimes.slots.shared import Bound, Model
@@ -46,6 +46,7 @@ class NativeRunner(Slot):
         self._no_moves = self._bind("moves", Bound(np.array(commits, np.int64).reshape(-1, 3)))
         self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
         self._forgets = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys and states are not kept
+        self._certain = 0  # tokens that will not be taken back
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
@@ -78,7 +79,7 @@ class NativeRunner(Slot):
         assert self._cache is not None
         self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
         self.tokens, self._moves = [0] * tokens, []
-        self._held[:] = tokens
+        self._held[:] = self._certain = tokens
         self._furthest = max(self._furthest, tokens)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
@@ -132,7 +133,7 @@ class NativeRunner(Slot):
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
         self._gates[self._at.hidden] = hidden
-        self._no_moves.array[:, 2] = len(self.tokens)
+        self._no_moves.array[:, 2] = self._committed()
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
         top, given = int(self._control[TOP]), count * times
@@ -148,6 +149,13 @@ class NativeRunner(Slot):
             self._bind("moves", self._no_moves)
         best = (ids.array, values.array) if top else None
         return Pass(logits.array, stream.array if hidden else None, best)
+
+    def _committed(self) -> int:
+        """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
+        if not self.revocable:
+            return len(self.tokens)
+        facts, end = self.model.facts, int(self._bound["plan"].array[PLACE].max(initial=-1)) + 1
+        return min(len(self.tokens), max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
 
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""
