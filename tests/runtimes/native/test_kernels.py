@@ -65,6 +65,10 @@ BOUNDS = {
     "relu_below": 0,
     "relu2": 1.2e-7,
     "relu2_below": 0,
+    "sigmoid": 5e-7,
+    "sigmoid_below": 5e-7,  # absolute, x <= 0
+    "decays": 1e-6,  # absolute
+    "delta": 1e-6,  # of the sum of what is added up
     "xielu": 1e-6,  # of the larger of x and the result
     "softcap": 1.5e-6,
     "softcap_large": 0,  # absolute
