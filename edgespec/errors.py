@@ -57,12 +57,20 @@ class StoreError(EdgespecError):
     """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
 
 
+class SessionError(EdgespecError):
+    """A session file cannot be written or read: none, damaged, too new, or of another bundle or other settings."""
+
+
 class ProfileError(EdgespecError):
     """A device profile cannot be read or written: not a profile, damaged, or of another version."""
 
 
 class InvalidRequest(EdgespecError):
     """A generation request that cannot be served: empty prompt, too long, nonsense settings."""
+
+
+class ContextFull(InvalidRequest):
+    """A prompt leaves no room for a new token in the context."""
 
 
 class TrainingError(EdgespecError):

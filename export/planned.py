@@ -15,7 +15,13 @@ from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
-from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_described
+from edgespec.export.bundle.model_part import (
+    check_coded_keys,
+    check_devices,
+    check_layers,
+    check_operators,
+    open_described,
+)
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
@@ -25,6 +31,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.export.storage.layout import TABLES
 from edgespec.export.tokenizers.facts import PADDING
+from edgespec.planning.speed.cut import paying_size
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT
 from edgespec.runtimes.files.manifest import (
@@ -72,7 +79,7 @@ def planned_bundle(
         context: most tokens; None = the model's limit.
         layout: of the weights.
         heads: folders of trained heads; methods without get those that ``edgespec train`` makes.
-        head_vocab, draft_vocab: rows of a cut LM head.
+        head_vocab, draft_vocab: rows of a cut LM head, as in ``ExportOptions``.
         attention: the first is the default, as if it had passed its gate.
         devices: with graphs of their own.
         revision: of a hub model.
@@ -100,11 +107,14 @@ def planned_bundle(
     target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
     target.with_heads(its_heads, gated=bool(set(needing("layers", "heads")) & set(wanted)))
     target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
+    check_coded_keys(arch.facts, cast(Sequence[Attention], attention))
     target.for_devices(skip if SELF_SPEC in wanted else None)
     files |= target.files()
     other: PlannedModel | None = None
     if speculative is not None:
-        other = PlannedModel(_draft(draft, arch, assumed), choice, layout, devices, draft_vocab, "draft/")
+        small = _draft(draft, arch, assumed)
+        cut = paying_size(arch.facts, small.facts) if draft_vocab is None else draft_vocab or None
+        other = PlannedModel(small, choice, layout, devices, cut, "draft/")
         other.as_draft()
         other.for_devices(None)
         files |= other.files()

@@ -1,10 +1,10 @@
-"""What a bundle says of a model: its sizes, and what its layers have."""
+"""What decoding and planning need to know of a model: its sizes."""
 
 from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgespec.runtimes.files.bounds import Context, Count, Layer, Vocab, Width
+from edgespec.runtimes.files.bounds import MOST_WIDTH, Context, Count, Layer, Vocab, Width
 
 
 class Part(BaseModel):
@@ -45,18 +45,32 @@ class ModelFacts(Part):
     convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
     taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
     delta: DeltaHeads | None = Field(default=None, description="gated delta rules behind those convolutions")
+    head_dims: list[Width] = Field(
+        default_factory=list, description="of each layer with keys and values, if they differ"
+    )
+    shared: int = Field(default=0, ge=0, description="last layers, which read keys and values of earlier ones")
+    layer_embedding: int = Field(
+        default=0, ge=0, le=MOST_WIDTH, description="width of a layer's own embedding of tokens"
+    )
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of float32 keys and values of one token."""
-        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
-
-    @property
-    def native_only(self) -> str:
-        """What of the model only native operators compute, in words; "" = nothing."""
-        return "" if not self.convolutions else "gated delta rules" if self.delta else "short convolutions"
+        return 2 * self.kv_heads * sum(self.dims) * 4
 
     @property
     def kv_layers(self) -> int:
         """Layers with keys and values."""
-        return self.layers - len(self.convolutions)
+        return self.layers - len(self.convolutions) - self.shared
+
+    @property
+    def dims(self) -> list[int]:
+        """Size of a head of each layer with keys and values."""
+        return self.head_dims or [self.head_dim] * self.kv_layers
+
+    @property
+    def native_only(self) -> str:
+        """What of the model only native operators compute; "" = nothing."""
+        if self.convolutions:
+            return "gated delta rules" if self.delta else "short convolutions"
+        return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""

@@ -185,6 +185,10 @@ class ModelPart(_Part):
             raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
         if facts.delta and not facts.convolutions:
             raise ValueError("facts: delta without convolutions")
+        if facts.shared >= facts.layers or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
+            raise ValueError(
+                f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
+            )
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:

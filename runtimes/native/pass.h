@@ -148,6 +148,7 @@ class Pass {
   void split(const Step& s, int row);
   void multiply(const Step& s, int piece);
   void before(int row, int length, Before* seen) const;
+  void blend(const Step& s, int row);
   void convolve(const Step& s, int row);
   Sequence sequence(int layer, int first) const;
   void order_rows();
@@ -189,7 +190,7 @@ class Pass {
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
-  int dim_ = 0;  // head_dim rounded up
+  int dim_ = 0;  // of this step's heads, rounded up
   int splits_ = 1;
   int item_heads_ = 1;  // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;
