@@ -1,23 +1,12 @@
-"""On arm64: the Kotlin runtime on a JVM under emulation, with ONNX Runtime for arm64 and our native operators."""
+"""The native operators for arm64: what they ask of the system, which on a phone is not this one."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
-from tests.conftest import PROMPTS
-from tests.support import agreement, arm64
-from tests.support.jvm import need_maven
-
-LENGTH = 8
-CORE = "cortex-a76"  # the other one by command (tests/support/agreement.py): starting Java is what takes time
-GREEDY = ("ngram", "speculative", "medusa")
-SEEDED = ("self-spec", "blockwise", "paradecode")
+from tests.support import arm64
 
 # functions of the C library, beside the C++ library's own, that Android 8 has
 BIONIC = """
@@ -28,13 +17,9 @@ BIONIC = """
 OF_GCC = {"__getauxval"}  # its own run-time library asks for it, where the NDK's has another way
 
 
-@pytest.fixture(scope="module")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def test_the_library_asks_for_nothing_that_android_lacks(tmp_path: Path) -> None:
     arm64.need_compiler()
-    return arm64.cross_compile(tmp_path_factory.mktemp("cross"))
-
-
-def test_the_library_asks_for_nothing_that_android_lacks(library: Path) -> None:
+    library = arm64.cross_compile(tmp_path)
     said = subprocess.run(["aarch64-linux-gnu-nm", "-D", "--undefined-only", library], capture_output=True, text=True)
     wanted = re.findall(r" [Uw] (\w+)@(\w+)", said.stdout)
     assert wanted
@@ -45,19 +30,3 @@ def test_the_library_asks_for_nothing_that_android_lacks(library: Path) -> None:
     aligned = [int(line.split()[-1], 16) for line in segments.splitlines() if line.split()[:1] == ["LOAD"]]
     assert aligned
     assert all(one % (1 << 14) == 0 for one in aligned), "phones with pages of 16 KiB do not load it"
-
-
-@pytest.mark.usefixtures("native")
-def test_an_arm_core_writes_the_tokens_of_this_one(library: Path, bundles: Callable[..., Path], tmp_path: Path) -> None:
-    need_maven()
-    java = arm64.need_java()
-    ways = [{"method": name} for name in GREEDY] + [{"method": name, **agreement.SEEDED} for name in SEEDED]
-    requests = [(settings, PROMPTS[at]) for at, settings in enumerate(ways)]
-    made = agreement.serve(bundles("native", "int4"), "native", requests, LENGTH)
-    path = tmp_path / "golden.json"
-    path.write_text(json.dumps({"bundles": [made]}), "utf-8")
-    root = tmp_path / "root"
-    root.mkdir()
-    code, said = agreement.replay(path, library, arm64.java(java, CORE, root))
-    assert code == 0, said
-    assert said.startswith(f"aarch64 native int4: {LENGTH * len(ways)} tokens of {len(ways)} requests"), said

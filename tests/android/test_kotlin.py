@@ -1,8 +1,12 @@
-"""The Kotlin runtime on a JVM with real ONNX Runtime: its own tests, and token for token what Python writes."""
+"""The Kotlin runtime on a JVM with real ONNX Runtime, token for token what Python writes; on arm64; the app it is in.
+
+One file, so that one process builds it, once.
+"""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,15 +15,18 @@ import pytest
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS
-from tests.support import golden
-from tests.support.agreement import serve, ways
+from tests.support import apk, arm64, golden
+from tests.support.agreement import SEEDED, replay, serve, ways
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 
 LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
-SPREAD = (
-    4  # formats between which the ways are shared out; native int4 has all of them (all: tests/support/agreement.py)
-)
+SPREAD = 4  # formats that share the ways; native int4 has all of them, and by tests/support/agreement.py all have
+
+# tokens on an emulated arm64 core, where starting Java is what takes time; all the rest by tests/support/agreement.py
+ON_ARM, CORE = 8, "cortex-a76"
+ARM_GREEDY, ARM_SEEDED = ("ngram", "speculative", "medusa"), ("self-spec", "blockwise", "paradecode")
+LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so"}
 
 
 def write_golden(bundles: Callable[..., Path], path: Path) -> int:
@@ -48,3 +55,69 @@ def test_every_method_writes_what_python_writes(bundles: Callable[..., Path], tm
     ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output
+
+
+@pytest.mark.usefixtures("native")
+def test_an_arm_core_writes_the_tokens_of_this_one(bundles: Callable[..., Path], tmp_path: Path) -> None:
+    need_maven()
+    arm64.need_compiler()
+    java = arm64.need_java()
+    ways = [{"method": name} for name in ARM_GREEDY] + [{"method": name, **SEEDED} for name in ARM_SEEDED]
+    requests = [(settings, PROMPTS[at]) for at, settings in enumerate(ways)]
+    made = serve(bundles("native", "int4"), "native", requests, ON_ARM)
+    path = tmp_path / "golden.json"
+    path.write_text(json.dumps({"bundles": [made]}), "utf-8")
+    for name in ("root", "objects"):
+        (tmp_path / name).mkdir()
+    library = arm64.cross_compile(tmp_path / "objects")
+    code, said = replay(path, library, arm64.java(java, CORE, tmp_path / "root"))
+    assert code == 0, said
+    assert said.startswith(f"aarch64 native int4: {ON_ARM * len(ways)} tokens of {len(ways)} requests"), said
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The app of its own classes, with empty libraries: what is in others is not this test's."""
+    need_maven()
+    if lost := apk.missing():
+        pytest.skip(f"not installed: {', '.join(lost)}")
+    folder = tmp_path_factory.mktemp("apk")
+    libraries = []
+    for name in sorted(LIBRARIES):
+        libraries.append(folder / name)
+        libraries[-1].write_bytes(bytes(5000))
+    apk.assemble(folder / "app.apk", libraries, apk.own_jars(folder / "built")[:1])
+    return folder / "app.apk"
+
+
+def test_it_is_signed(app: Path) -> None:
+    said = apk.run("apksigner", "verify", "--min-sdk-version", str(apk.MIN_SDK), "-v", app)
+    assert said.startswith("Verifies")
+    assert "(APK Signature Scheme v2): true" in said
+
+
+def test_the_manifest_is_the_projects(app: Path) -> None:
+    said = apk.run("aapt", "dump", "badging", app)
+    assert "package: name='dev.edgespec.app'" in said
+    assert "sdkVersion:'26'" in said
+    assert "launchable-activity: name='dev.edgespec.app.MainActivity'" in said
+    assert "native-code: 'arm64-v8a'" in said
+    assert "uses-permission" not in said
+
+
+def test_classes_and_libraries_are_there_and_aligned(app: Path) -> None:
+    apk.run("zipalign", "-c", "-p", "4", app)
+    with zipfile.ZipFile(app) as packed, app.open("rb") as file:
+        dexed = b"".join(packed.read(name) for name in packed.namelist() if name.endswith(".dex"))
+        found = [one for one in packed.infolist() if one.filename.startswith("lib/")]
+        for one in found:
+            assert one.compress_type == zipfile.ZIP_STORED
+            file.seek(one.header_offset)
+            header = file.read(30)
+            data = (
+                one.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:], "little")
+            )
+            assert data % apk.PAGE == 0, f"{one.filename}: phones with pages of 16 KiB cannot map it"
+    assert {one.filename for one in found} == {f"lib/{apk.ABI}/{name}" for name in LIBRARIES}
+    for name in ("MainActivity", "App", "AppState"):
+        assert f"Ldev/edgespec/app/{name};".encode() in dexed

@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.support.jvm import DEMO, build, maven, version_of
 
 FRAMEWORK = Path("/usr/share/android-framework-res/framework-res.apk")
-TOOLS = ("aapt", "zipalign", "apksigner", "keytool", "java")
+TOOLS = ("aapt", "zipalign", "apksigner", "keytool", "javac")
 MIN_SDK, TARGET_SDK = 26, 29  # the resources of Debian's framework end at 29
 PAGE = 1 << 14  # bytes: uncompressed libraries are mapped from the file, on phones with pages of 16 KiB too
 ABI = "arm64-v8a"
@@ -71,8 +71,10 @@ def framework() -> Path:
 
 def dex(folder: Path, classes: Sequence[Path]) -> None:
     """classes.dex, classes2.dex ... in ``folder``."""
-    run("java", "-Xmx1g", "-XX:+UseSerialGC", "-cp", dexer(folder), "com.android.tools.r8.D8", "--release",
-        "--min-api", str(MIN_SDK), "--lib", framework(), "--output", folder, *classes)  # fmt: skip
+    home = Path(shutil.which("javac") or "").resolve().parents[1]  # java.lang, which the framework's jar leaves out
+    java = ("java", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", dexer(folder))
+    run(*java, "com.android.tools.r8.D8", "--release", "--min-api", str(MIN_SDK), "--lib", framework(), "--lib", home,
+        "--output", folder, *classes)  # fmt: skip
 
 
 def manifest(folder: Path) -> Path:
