@@ -117,7 +117,7 @@ def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path]) -
         run("keytool", "-genkeypair", "-keystore", key, "-storepass", "thrown away", "-keypass", "thrown away",
             "-alias", "demo", "-keyalg", "EC", "-validity", "9999", "-dname", "CN=edgespec demo")  # fmt: skip
         run("apksigner", "sign", "--ks", key, "--ks-pass", "pass:thrown away", "--min-sdk-version", str(MIN_SDK),
-            "--alignment-preserved", "true", "--out", output, aligned)  # fmt: skip
+            "--out", output, aligned)  # fmt: skip
 
 
 def _store(apk: zipfile.ZipFile, name: str, data: bytes) -> None:
