@@ -8,6 +8,7 @@
 
 #include "cache.h"
 #include "kernels.h"
+#include "profile.h"
 #include "program.h"
 
 namespace edgespec {
@@ -102,6 +103,8 @@ class Pass {
   };
 
   void check() const;
+  int next_phase(int members);
+  void count_phase();
   int cut(int units, int members);
   void see();
   void apply_moves() const;
@@ -160,6 +163,7 @@ class Pass {
   void* act_[64] = {};
   size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
+  Stopwatch watch_;
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
