@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import replace
 from functools import cached_property
@@ -97,6 +98,7 @@ class LoadedBundle:
             precision, kv = options.device_precision, self.attention.kv
             model = open_target(bundle, run.device, precision, name, self.strict, run.threads, kv)
         self._model: Model | None = model
+        self._process = os.getpid()
         self._draft: Model | None = None
         self.approximations = [] if target.format == "fp32" else [f"{target.format} weights", "8-bit activations"]
         if isinstance(model, DeviceModel):
@@ -136,9 +138,14 @@ class LoadedBundle:
         """Refuse to go on.
 
         Raises:
-            InvalidRequest: it was closed.
+            InvalidRequest: it was closed, or this process was forked from the one that loaded it with its threads.
         """
         _ = self.model
+        if self._process != os.getpid() and self.run.threads > 1:
+            raise InvalidRequest(
+                f"this process was forked after loading with {self.run.threads} threads, and they did not come along",
+                "load the bundle in each process, or with threads=1",
+            )
 
     def choose(self, method: str | None) -> MethodChoice:
         """The method for a request, with the reason."""
