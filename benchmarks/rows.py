@@ -60,7 +60,7 @@ def main() -> None:
     found: dict[str, Any] = {}
     for depth in (int(text) for text in arguments.depths.split(",")):
         slot = open_slot(engine.model, reserve=depth + 64)
-        tokens = np.random.default_rng(0).integers(2, 5000, depth + max(rows))
+        tokens = np.random.default_rng(0).integers(2, 5000, depth + max(rows)) % slot.vocab_size
         slot.prefill(tokens[:depth].tolist())  # the first time, weights come from the disk
         slot.follow([])
         start = perf_counter()

@@ -57,6 +57,10 @@ class StoreError(EdgespecError):
     """An n-gram store cannot be written or read: not a store, damaged, too new, or of another tokenizer."""
 
 
+class SessionError(EdgespecError):
+    """A session file cannot be written or read: none, damaged, too new, or of another bundle or other settings."""
+
+
 class ProfileError(EdgespecError):
     """A device profile cannot be read or written: not a profile, damaged, or of another version."""
 

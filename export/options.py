@@ -28,10 +28,10 @@ class ExportOptions:
         an older bundle. revision: of a hub model. keep_search: folder for the state of an interrupted search.
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
-        heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab, draft_vocab: rows of the
-        heads' and of the draft's LM head: the most frequent tokens of the calibration text; None = all. devices: those
-        to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter to merge into
-        the target.
+        heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
+        the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the draft's LM head; 0 =
+        all, None = as many as pay (``planning/speed/cut.py``). devices: those to write graphs for. device_precisions:
+        of activations there; none = fp32. adapter: LoRA adapter to merge into the target.
     """
 
     model: str
@@ -81,7 +81,7 @@ class ExportOptions:
             raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
-        if self.draft_vocab is not None and SPECULATIVE not in methods:
+        if self.draft_vocab and SPECULATIVE not in methods:
             raise ExportError("--draft-vocab was given, but not --method speculative", "add --method speculative")
         if self.head_vocab is not None and not set(needing("heads")) & set(methods):
             raise ExportError(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
-from edgespec.drafters.registry import needing
+from edgespec.drafters.registry import SPECULATIVE, needing
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
@@ -35,6 +35,7 @@ from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
+from edgespec.planning.speed.cut import first_ids, paying_size
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
@@ -93,9 +94,7 @@ class Exporter:
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
         self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"))
         self.target.equip(self.heads)
-        scored = self._frequent(options.draft_vocab, self.draft or self.target, "--draft-vocab")
-        if scored is not None and self.draft is not None:
-            self.draft.cut(scored)
+        self._cut_draft()
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
 
     def _open_target(self) -> SourceModel:
@@ -113,6 +112,16 @@ class Exporter:
             refuse_draft(self.options, path)
             return ForeignModel.open(path, None)
         return EmittedModel(open_model(path, None))
+
+    def _cut_draft(self) -> None:
+        """Leave a draft the tokens that were asked for, or as many as pay."""
+        size = self.options.draft_vocab
+        if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
+            size = paying_size(self.target.facts, self.draft.facts, first_ids(self.codec.encode(self.text)))
+        if self.draft is not None and size:
+            scored = self._frequent(size, self.draft, "--draft-vocab")
+            assert scored is not None
+            self.draft.cut(scored)
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
         """The tokens of a cut LM head, [size]."""
@@ -191,6 +200,8 @@ class Exporter:
             self.progress,
         )
         made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft)
+        if (part := made.methods.get(SPECULATIVE)) and part.notes:
+            self.notes.append(part.notes)
 
     def _learn_attention(self, made: InProgress) -> None:
         """What was asked for of other attentions, learnt and measured."""

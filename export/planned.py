@@ -25,6 +25,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.export.storage.layout import TABLES
 from edgespec.export.tokenizers.facts import PADDING
+from edgespec.planning.speed.cut import paying_size
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT
 from edgespec.runtimes.files.manifest import (
@@ -72,7 +73,7 @@ def planned_bundle(
         context: most tokens; None = the model's limit.
         layout: of the weights.
         heads: folders of trained heads; methods without get those that ``edgespec train`` makes.
-        head_vocab, draft_vocab: rows of a cut LM head.
+        head_vocab, draft_vocab: rows of a cut LM head, as in ``ExportOptions``.
         attention: the first is the default, as if it had passed its gate.
         devices: with graphs of their own.
         revision: of a hub model.
@@ -104,7 +105,9 @@ def planned_bundle(
     files |= target.files()
     other: PlannedModel | None = None
     if speculative is not None:
-        other = PlannedModel(_draft(draft, arch, assumed), choice, layout, devices, draft_vocab, "draft/")
+        small = _draft(draft, arch, assumed)
+        cut = paying_size(arch.facts, small.facts) if draft_vocab is None else draft_vocab or None
+        other = PlannedModel(small, choice, layout, devices, cut, "draft/")
         other.as_draft()
         other.for_devices(None)
         files |= other.files()

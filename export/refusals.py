@@ -43,7 +43,7 @@ def refuse_draft(options: ExportOptions, path: Path) -> None:
         ExportError: one of them was given.
     """
     for option, wrong in (
-        ("--draft-vocab", options.draft_vocab is not None),
+        ("--draft-vocab", bool(options.draft_vocab)),
         ("--format w8a8", options.format == "w8a8"),
     ):
         if wrong:

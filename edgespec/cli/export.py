@@ -73,7 +73,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 @group(
     "Drafting",
     click.option("--head-vocab", type=int, help="Heads guess only so many tokens, the most frequent.  [default: all]"),
-    click.option("--draft-vocab", type=int, help="The same for the draft model.  [default: all]"),
+    click.option("--draft-vocab", type=int, help="The same for the draft model; 0 = all.  [default: as many as pay]"),
     click.option(
         "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
     ),

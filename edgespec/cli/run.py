@@ -44,6 +44,14 @@ if TYPE_CHECKING:
     click.option("--method", help="A method of the bundle, chain, or auto, which takes what pays.  [default: auto]"),
 )
 @length_option
+@group(
+    COMMON,
+    click.option(
+        "--session",
+        type=click.Path(path_type=Path, dir_okay=False),
+        help="File that keeps what was computed: found again here, saved at the end.",
+    ),
+)
 @group(COMMON, click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red."))
 @memory_options
 @sampling_options
@@ -72,6 +80,7 @@ def command(
     tools: Path | None,
     template: tuple[str, ...],
     method: str | None,
+    session: Path | None,
     show_drafts: bool,
     show_stats: bool,
     as_json: bool,
@@ -89,6 +98,7 @@ def command(
     echo "Summarise: ..." | edgespec run demo --prompt - --json
     edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
     edgespec run my-chat-model --chat --template-option enable_thinking=false
+    edgespec run my-chat-model --chat --session talk.session
     """
     if chat == (prompt is not None):
         raise click.UsageError("give either --prompt TEXT or --chat")
@@ -103,20 +113,39 @@ def command(
     how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
     text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(bundle, options)
+    kept = engine.restore_session(session) if session is not None and session.exists() else []
     if chat:
-        messages = [{"role": "system", "content": system}] if system else []
-        _converse(engine, engine.conversation(messages, settings, **how), show_drafts, show_stats)
+        first = [{"role": "system", "content": system}] if system else []
+        if kept and first and kept[:1] != first:
+            raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
+        conversation = engine.conversation(kept or first, settings, **how)
+        # no template: say so before the first question
+        hello = [*conversation.messages, {"role": "user", "content": "hello"}]
+        engine.codec.chat(hello, conversation.tools, options=conversation.options)
+        try:
+            _converse(engine, conversation, show_drafts, show_stats)
+        finally:
+            if session is not None:
+                conversation.save(session)
         return
     stream = engine.stream(text or "", settings)
     if as_json:
         _drain(stream)
+        _keep(engine, stream, session)
         emit_json({"bundle": str(bundle), "prompt": text} | stream.result.as_dict())
         return
     if engine.codec.chat_template is not None:
         click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(str(bundle))} --chat", err=True)
     click.echo(text, nl=False)
     _print(engine, stream, show_drafts)
+    _keep(engine, stream, session)
     _conclude(stream.result, show_stats)
+
+
+def _keep(engine: Engine, stream: Stream, session: Path | None) -> None:
+    """Save what was computed of a request."""
+    if session is not None:
+        engine.save_session(session, stream.tokens)
 
 
 def _conclude(result: Result, show_stats: bool) -> None:
@@ -186,9 +215,7 @@ CHAT_COMMANDS = {
 
 
 def _converse(engine: Engine, conversation: Conversation, show_drafts: bool, show_stats: bool) -> None:
-    # no template: say so before the first question
-    first = list(conversation.messages)
-    engine.codec.chat([*first, {"role": "user", "content": "hello"}], conversation.tools, options=conversation.options)
+    first = [message for message in conversation.messages[:1] if message.get("role") == "system"]
     click.echo("/help shows the commands of the chat", err=True)
     while True:
         try:

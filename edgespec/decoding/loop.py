@@ -18,6 +18,7 @@ from edgespec.decoding.observer import Observer
 from edgespec.decoding.proposal import EMPTY
 from edgespec.decoding.request import DecodeOptions, Finish, PassRequest, Round
 from edgespec.decoding.rows import RowSampler
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Target
 from edgespec.decoding.verify import keeps_text, verify
@@ -90,19 +91,34 @@ def rounds(
     must stay as they are until then.
     """
     tokens = [int(token) for token in prompt]
+    check_prompt(tokens, options.sampling, target.vocab_size, target.context)
+    return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
+
+
+def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, context: int) -> None:
+    """Refuse what could never run.
+
+    Args:
+        tokens: of the prompt.
+        sampling: whose biases name tokens.
+        vocab: tokens of the vocabulary.
+        context: most tokens of a sequence.
+
+    Raises:
+        InvalidRequest: see ``decode``.
+    """
     if not tokens:
         raise InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
-    if len(tokens) >= target.context:
+    if len(tokens) >= context:
         raise InvalidRequest(
-            f"the prompt has {len(tokens)} tokens and the context {target.context}: no room for a new one",
+            f"the prompt has {len(tokens)} tokens and the context {context}: no room for a new one",
             "shorten the prompt or load the model with a larger context",
         )
-    known = f"the vocabulary has {target.vocab_size}"
-    if min(tokens) < 0 or max(tokens) >= target.vocab_size:
+    known = f"the vocabulary has {vocab}"
+    if min(tokens) < 0 or max(tokens) >= vocab:
         raise InvalidRequest(f"the prompt has a token id outside the vocabulary ({known})", "check the tokenizer")
-    if max(options.sampling.logit_bias, default=0) >= target.vocab_size:
-        raise InvalidRequest(f"logit_bias names token {max(options.sampling.logit_bias)}; {known}")
-    return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
+    if max(sampling.logit_bias, default=0) >= vocab:
+        raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; {known}")
 
 
 def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats) -> Rounds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,8 +37,9 @@ class Conversation:
         *,
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
+        save: Callable[..., None],
     ) -> None:
-        self._codec, self._start, self._settings = codec, start, settings
+        self._codec, self._start, self._settings, self._save = codec, start, settings, save
         self.messages = [dict(message) for message in messages]
         self.tools, self.options = tools, dict(template_options or {})
         self._prompt: list[int] = []
@@ -75,13 +77,22 @@ class Conversation:
         written = [*self._prompt, *result.tokens]
         texts = list(dict.fromkeys((result.text, result.text.lstrip(), result.text.strip())))
         if len(texts) > 1:
-            texts.sort(key=lambda text: -common_prefix(self._rendered(text), written))  # stable
+            texts.sort(
+                key=lambda text: -common_prefix(self._rendered([*self.messages, _answer(text)]), written)
+            )  # stable
         self.messages.append(_answer(texts[0]))
 
-    def _rendered(self, text: str) -> list[int]:
-        """Tokens of the conversation with this answer; none if the template refuses it."""
+    def save(self, file: str | os.PathLike[str]) -> None:
+        """Write the messages and what was computed of them, as ``Engine.save_session`` does.
+
+        ``engine.conversation(engine.restore_session(file))`` goes on with it.  Before the first question this saves the
+        system message, which is then computed once per device.
+        """
+        self._save(file, self._rendered(self.messages), self.messages)
+
+    def _rendered(self, messages: Sequence[Message]) -> list[int]:
+        """Tokens of these messages; none if the template refuses them."""
         try:
-            messages = [*self.messages, _answer(text)]
             return self._codec.chat(messages, self.tools, options=self.options, generation_prompt=False)
         except InvalidRequest:
             return []

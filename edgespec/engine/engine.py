@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from edgespec.decoding.settings import Settings
@@ -14,6 +16,7 @@ from edgespec.engine.conversation import Conversation
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
+from edgespec.engine.saved import restore_session, save_session
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.options import LoadOptions
@@ -139,7 +142,46 @@ class Engine(LoadedBundle):
         template_options: Mapping[str, Any] | None = None,
     ) -> Conversation:
         """A conversation of several turns, which keeps the messages; arguments as for ``chat``."""
-        return Conversation(self.codec, self.stream, messages, settings, tools=tools, template_options=template_options)
+        return Conversation(
+            self.codec,
+            self.stream,
+            messages,
+            settings,
+            tools=tools,
+            template_options=template_options,
+            save=self.save_session,
+        )
+
+    # -- session files -----------------------------------------------------------------------------------------------
+
+    def save_session(self, file: str | os.PathLike[str], prompt: Prompt, messages: Sequence[Message] = ()) -> None:
+        """Write what passes left of a text, so that another process need not compute it again.
+
+        Args:
+            file: a session file; one that is there is replaced, whole or not at all.  It holds the text in a form that
+                can be read back: only its owner may read it.
+            prompt: text, or token ids; what no slot holds of it yet is computed first, without an answer.
+            messages: of the conversation that it is, if it is one.
+
+        Raises:
+            BudgetError, InvalidRequest: as for ``stream``.
+            SessionError: it cannot be written, or a device holds it.
+        """
+        save_session(
+            self.usable, Path(file), self.codec.encode(prompt) if isinstance(prompt, str) else prompt, messages
+        )
+
+    def restore_session(self, file: str | os.PathLike[str]) -> list[Message]:
+        """Take up a session file; a request whose prompt begins as its text computes nothing of that again.
+
+        Returns:
+            the messages of its conversation; ``conversation`` goes on with them.
+
+        Raises:
+            BudgetError: it does not fit the memory.
+            SessionError: none, damaged, or made with another bundle or other settings.
+        """
+        return restore_session(self.usable, Path(file))
 
     # -- the whole ---------------------------------------------------------------------------------------------------
 

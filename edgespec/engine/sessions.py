@@ -61,6 +61,7 @@ class Session:
         self._most_rows = self.target.chunk
         self._draft_slot: Slot | None = None
         self._draft_rows = 0
+        self._begin_draft: Callable[[Slot], None] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
         self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
@@ -145,6 +146,14 @@ class Session:
         if self._draft_slot is not None:
             self._draft_slot.chunk = min(rows, self._draft_rows)
 
+    def slots(self) -> dict[str, Slot]:
+        """The slots there are: the target's, and the draft's once a method has asked for it."""
+        return {"target": self.target} | ({"draft": self._draft_slot} if self._draft_slot else {})
+
+    def open_draft_with(self, take_up: Callable[[Slot], None]) -> None:
+        """Do this with the draft's slot as soon as a method asks for it."""
+        self._begin_draft = take_up
+
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
@@ -160,6 +169,9 @@ class Session:
     def _open_draft(self) -> Slot:
         if self._draft_slot is None:
             self._draft_slot = open_slot(self._draft())
+            if self._begin_draft is not None:
+                self._begin_draft(self._draft_slot)
+                self._begin_draft = None
             self._draft_rows = self._draft_slot.chunk
             self._draft_slot.chunk = min(self._draft_rows, self.target.chunk)
         return self._draft_slot
@@ -221,6 +233,12 @@ class SessionPool:
             session = best or self._make()
             self._busy.append(session)
             return session
+
+    def add(self, session: Session) -> None:
+        """A session that was made elsewhere, idle."""
+        with self._lock:
+            self._busy.append(session)
+        self.give_back(session)
 
     def give_back(self, session: Session) -> None:
         """The request on this session has ended."""

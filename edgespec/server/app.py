@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 
+from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
@@ -101,17 +102,11 @@ class _Service:
 
     def _check(self, prompt: Sequence[int], settings: Settings) -> None:
         """Refuse at once what could never run, so that a stream does not begin."""
-        if not prompt:
-            raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
-        if len(prompt) >= self.engine.context:
-            raise InvalidRequest(
-                f"the prompt has {len(prompt)} tokens and the context {self.engine.context}: no room for a new one"
-            )
-        if not all(0 <= token < self.engine.codec.vocab_size for token in prompt):
-            raise InvalidRequest("the prompt has a token id outside the vocabulary")
-        self.engine.choose_for(settings)
+        engine = self.engine
+        check_prompt(prompt, settings.sampling, engine.bundle.manifest.target.facts.vocab, engine.context)
+        engine.choose_for(settings)
         if settings.grammar is not None:
-            self.engine.guidance.constraint(settings.grammar, len(prompt))
+            engine.guidance.require(settings.grammar)
 
     async def events(self, job: _Job) -> AsyncIterator[tuple[Choice, str, Event]]:
         """The events of a job until every choice has ended; an error of one ends all.  Whoever leaves cancels it."""

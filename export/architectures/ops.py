@@ -4,7 +4,7 @@
 one layer at a time, which is what a bundle's parity is measured against; ``CalibrationOps`` (calibrate.py) quantizes
 them on such a run.  ``NativeOps`` (native/emit.py) writes them down for native operators, and ``ShapeOps``
 (architectures/shapes.py) finds the tensors and their shapes; of those, ``StockPlan`` and ``NativePlan``
-(storage/plan.py) say what is stored where.  An architecture file is written once, for all.
+(storage/) say what is stored where.  An architecture file is written once, for all.
 """
 
 from __future__ import annotations

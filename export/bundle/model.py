@@ -15,7 +15,8 @@ from edgespec.export.native.emit import NativeOps
 from edgespec.export.quantization.quantizers import LevelSource
 from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import WEIGHTS
-from edgespec.export.storage.plan import index_text, storage_plans
+from edgespec.export.storage.plan import index_text
+from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout
 
 

@@ -15,7 +15,7 @@ from edgespec.export.graphs.half import to_half
 from edgespec.export.graphs.pieces import FLOAT, INT64
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.storage.layout import WeightLayout
-from edgespec.export.storage.plan import storage_plans
+from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
 

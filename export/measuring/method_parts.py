@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE
 from edgespec.export.bundle.source_model import Progress
@@ -87,6 +89,7 @@ class MethodMeasurer:
                 draft_cost=draft_ms / costs.plain,
                 predicted_speedup=gains[gamma],
                 measured=[self._measured(acceptance.rates, acceptance.offered[0])],
+                notes=_scored(draft, chains),
             )
         if SELF_SPEC in self.methods:
             methods[SELF_SPEC] = self._self_spec(slot, scorer, costs)
@@ -125,6 +128,17 @@ class MethodMeasurer:
 
 def _chains(target: Slot, tokens: list[int], positions: int = POSITIONS) -> ChainScorer:
     return ChainScorer(target, tokens, positions=min(positions, len(tokens) // 4), gamma=GAMMA)
+
+
+def _scored(draft: Slot, chains: ChainScorer) -> str | None:
+    """What a draft's cut LM head leaves out of the target's own text; None = it is whole."""
+    if not draft.model.part.cut or draft.head_tokens is None:
+        return None
+    share = np.isin(chains.chains[:, 1:], draft.head_tokens).mean()
+    return (
+        f"the draft guesses {len(draft.head_tokens)} of {draft.model.facts.vocab} tokens, {share:.0%} of those that "
+        "the target wrote here; --draft-vocab 0 lets it guess all"
+    )
 
 
 def _advice(found: Candidate) -> str:

@@ -13,7 +13,7 @@ from edgespec.export.planning.heads import PlannedHeads, Shaped, cut_shapes
 from edgespec.export.planning.plan import model_bytes
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.extended import ExtendedCheckpoint
-from edgespec.export.storage.plan import storage_plans
+from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import HeadVocab, Layout, ModelPart, SkipSetPart
 

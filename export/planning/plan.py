@@ -8,7 +8,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.storage.plan import storage_plans
+from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.files.manifest import Format, Layout
 from edgespec.runtimes.files.operators import WantedOperators
 

@@ -7,7 +7,7 @@ form: ``fill`` writes by it, graphs and native programs name what it has, and si
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, Literal
@@ -15,12 +15,12 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
-from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices, is_head
+from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.heads.description import HeadPlan, is_head
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
 from edgespec.export.source.extended import ExtendedCheckpoint
-from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, PACKED_KINDS, WeightLayout
-from edgespec.runtimes.files.manifest import Format, HeadGroup, Layout
+from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, WeightLayout
+from edgespec.runtimes.files.manifest import Format, Layout
 from edgespec.runtimes.files.packing import Packed
 
 Content = Literal["matrix", "rows", "vector", "angles", "positions"]
@@ -132,200 +132,6 @@ class StoragePlan(WeightLayout):
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         """Add the entries of a matrix."""
         raise NotImplementedError
-
-
-class StockPlan(StoragePlan):
-    """As ``GraphOps`` reads: every operation stores at once."""
-
-    def __init__(self, arch: Architecture, form: Format, head: Format, heads: HeadPlan) -> None:
-        super().__init__(arch, form, head, heads)
-        for layer in range(arch.facts.layers):
-            if rotary := arch.rule(layer).rotary:
-                self._angles(rotary)
-
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None:
-        self._embedding(weight)
-        self._positions(positions)
-
-    def norm(self, x: None, norm: Norm) -> None:
-        self._norm(norm)
-
-    def linear(self, x: None, *parts: Linear, joined: bool = False) -> tuple[None, ...]:
-        # a float matrix [k, n] is written whole: two would be held at once
-        for together in (parts,) if joined and self.form != "fp32" else ((part,) for part in parts):
-            self._multiply(*together)
-        return (None,) * len(parts)
-
-    def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
-        for norm in (rule.q_norm, rule.k_norm):
-            if norm is not None:
-                self._norm(norm)
-
-    def convolution(self, x: None, rule: ConvolutionRule) -> None:
-        self._vectors(rule.taps, rule.bias)
-
-    def gated(self, gate: None, up: None, activation: Activation) -> None: ...
-
-    def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
-        self._vectors(numbers)
-
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:
-        body(x)
-
-    def head(self, x: None, norm: Norm, head: Linear) -> None:
-        self._norm(norm)
-        for group in self.heads.groups:
-            matrices = group_matrices(group)
-            self.linear(x, *matrices.first, joined=True)
-            if matrices.second is not None:
-                self._multiply(matrices.second)
-        if not self.heads.only:
-            self._multiply(head)
-        if self.heads.cut and (self.heads.groups or self.heads.only):
-            self._multiply(cut_head(head))
-        for group in self.heads.groups:
-            for own in group_matrices(group).heads:
-                self._multiply(own)
-
-    def _multiply(self, *parts: Linear) -> None:
-        self._matrix(*parts)
-        self._bias(parts)
-
-    def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
-        n, k = matrix.n, matrix.k
-        if matrix.form == "fp32":
-            self.add(name, (k, n), np.float32)
-        elif matrix.form == "w8a8":
-            self.add(f"{name}.levels", (k, n), np.int8)
-            self.add(f"{name}.scales", (n,), np.float32)
-        else:
-            blocks, width = -(-k // BLOCK), BLOCK * BITS[matrix.form] // 8
-            self.add(f"{name}.levels", (n, blocks, width), np.uint8)
-            self.add(f"{name}.scales", (n, blocks), np.float32)
-            self.alias(f"{name}.rows", f"{name}.levels", (n, blocks * width))
-        return matrix
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A norm or a product of x that is stored when something reads it."""
-
-    x: _Waiting | None
-    what: Norm | Linear
-
-
-class NativePlan(StoragePlan):
-    """As ``NativeOps`` reads: norms and matrices are stored when something reads them."""
-
-    inside = False  # a sub-layer
-
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None:
-        self._positions(positions)
-        self._embedding(weight)
-
-    def norm(self, x: _Waiting | None, norm: Norm) -> _Waiting | None:
-        self._ready(x)
-        if self.inside:
-            return _Waiting(None, norm)
-        self._norm(norm)
-        return None
-
-    def linear(self, x: _Waiting | None, *parts: Linear, joined: bool = False) -> tuple[_Waiting, ...]:
-        return tuple(_Waiting(x, part) for part in parts)
-
-    def attention(self, q: _Waiting | None, k: _Waiting | None, v: _Waiting | None, rule: AttentionRule) -> None:
-        if rule.rotary:
-            self._angles(rule.rotary)
-        if rule.q_norm and rule.k_norm:
-            self._vectors(rule.q_norm.weight, rule.k_norm.weight)
-        parts = [x.what for x in (q, k, v) if x is not None and isinstance(x.what, Linear)]
-        if q is not None and len(parts) == 3:
-            self._ready(q.x)
-            self._matrix(*parts, head_dim=self.arch.facts.head_dim)
-            self._bias(parts)
-        else:
-            for x in (q, k, v):
-                self._ready(x)
-
-    def convolution(self, x: _Waiting | None, rule: ConvolutionRule) -> None:
-        self._ready(x)
-        self._vectors(rule.taps, rule.bias)
-
-    def gated(self, gate: _Waiting | None, up: _Waiting | None, activation: Activation) -> None:
-        products = [x for x in (gate, up) if x is not None]
-        parts = [x.what for x in products if isinstance(x.what, Linear)]
-        self._ready(products[0].x)
-        for part in parts:
-            self._matrix(part)
-        for part in parts:
-            self._bias((part,))
-
-    def activate(self, x: _Waiting | None, activation: Activation, numbers: str | None = None) -> None:
-        self._ready(x)
-        self._vectors(numbers)
-
-    def sublayer(
-        self, kind: Kind, layer: int, x: _Waiting | None, body: Callable[[_Waiting | None], _Waiting | None]
-    ) -> _Waiting | None:
-        self.inside = True
-        self._ready(body(x))
-        self.inside = False
-        return x
-
-    def head(self, x: _Waiting | None, norm: Norm, head: Linear) -> None:
-        self._norm(norm)
-        own, shared = (cut_head(head) if cut else head for cut in (self.heads.only, self.heads.cut))
-        self._logits(own)
-        for group in self.heads.groups:
-            self._group(group, shared)
-
-    def _group(self, group: HeadGroup, shared: Linear) -> None:
-        matrices = group_matrices(group)
-        for parts in (matrices.first, (matrices.second,) if matrices.second else ()):
-            if parts:
-                self._matrix(*parts)
-                self._bias(parts)
-        for head in matrices.heads or (shared,):
-            self._logits(head)
-
-    def _logits(self, head: Linear) -> None:
-        self._bias((head,))
-        self._matrix(head)
-
-    def _ready(self, x: _Waiting | None) -> None:
-        """Store what computing a value reads."""
-        if x is None:
-            return
-        self._ready(x.x)
-        if isinstance(x.what, Norm):
-            self._norm(x.what)
-        else:
-            self._matrix(x.what)
-            self._bias((x.what,))
-
-    def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
-        rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
-        packed = Packed(PACKED_KINDS[matrix.form], matrix.n, matrix.k, head_dim, rows)
-        self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
-        return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)
-
-
-def storage_plans(
-    arch: Architecture, form: Format, head: Format | None, heads: HeadPlan | None
-) -> dict[Layout, StoragePlan]:
-    """The weight file in either layout.
-
-    Args:
-        arch: the model, with the tensors of its heads; its own tensors have the shapes that config.json implies.
-        form: of its matrices.
-        head: of its LM heads; None = ``form``.
-        heads: beside the LM head; None = none.
-    """
-    given = arch, form, head or form, heads or HeadPlan()
-    stock, native = StockPlan(*given), NativePlan(*given)
-    arch.build(stock)
-    arch.build(native)
-    return {"stock": stock, "native": native}
 
 
 def stacked_name(names: Any) -> str:

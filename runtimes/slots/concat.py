@@ -12,6 +12,7 @@ bits in all passes depends on the graph: ``probe.rows_exact`` says it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -128,6 +129,14 @@ class ConcatSlot(Slot):
     def kv_bytes(self) -> int:
         """Bytes of KV allocated, both sets of buffers."""
         return sum(flat.nbytes for half in self._halves for flat in half.values())
+
+    def held(self) -> list[NDArray[Any]]:
+        self._trim()
+        return [bound.array for bound in self._held.values()]
+
+    def take_up(self, tokens: Sequence[int], furthest: int) -> None:
+        super().take_up(tokens, furthest)
+        self._held, self._held_rows = self._views(self._now, len(tokens)), len(tokens)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""

@@ -147,11 +147,6 @@ class BatchSlot(NativeSlot):
         self._cache = self._bind("kv", Bound(cache))
         self.capacity = capacity
 
-    @property
-    def furthest(self) -> int:
-        """Tokens ever written that may be read again."""
-        return max(len(self.tokens), self._furthest)
-
     def make_room(self, rows: int) -> None:
         """Grow if so many rows more do not fit."""
         self._need_room(len(self.tokens) + rows)

@@ -56,7 +56,7 @@ class NativeRunner(Slot):
         # a block of tokens lies together: what is there already is the beginning of the larger cache
         array = np.zeros((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
-            used = self.kv.nbytes(self.model.facts, max(len(self.tokens), self._furthest))
+            used = self.kv.nbytes(self.model.facts, self.furthest)
             held = self._cache.array
             array[:, : min(used, held.shape[1])] = held[:, : min(used, held.shape[1])]
         self._cache = self._bind("kv", Bound(array))
@@ -72,6 +72,19 @@ class NativeRunner(Slot):
         self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
         self.tokens, self._moves = [0] * tokens, []
         self._furthest = max(self._furthest, tokens)
+
+    def held(self) -> list[NDArray[Any]]:
+        assert self._cache is not None
+        self._settle()
+        return [self._cache.array[0, : self.kv.nbytes(self.model.facts, len(self.tokens))]]
+
+    def take_up(self, tokens: Sequence[int], furthest: int) -> None:
+        super().take_up(tokens, furthest)
+        self._moves, self._furthest = [], furthest
+
+    @property
+    def furthest(self) -> int:
+        return max(len(self.tokens), self._furthest)
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         assert self._cache is not None

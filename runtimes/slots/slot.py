@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, common_prefix
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.shared import Model
@@ -135,6 +136,29 @@ class Slot(ABC):
         """
         same = self.follow([0] * tokens)
         self.prefill([0] * (tokens - same))
+
+    def held(self) -> list[NDArray[Any]]:
+        """All that the slot's tokens left in memory, as arrays that may be written, in the slot's own order and layout.
+
+        Raises:
+            SessionError: this memory is out of reach.
+        """
+        raise SessionError("what a device holds of a conversation cannot be saved or restored", "use --device cpu")
+
+    def take_up(self, tokens: Sequence[int], furthest: int) -> None:
+        """Hold these tokens, whose keys and values the caller writes into ``held`` next.
+
+        Args:
+            tokens: the text, [n].
+            furthest: as it was when they were saved.
+        """
+        self.reserve(len(tokens))
+        self.tokens = list(tokens)
+
+    @property
+    def furthest(self) -> int:
+        """Tokens ever written that may be read again, refused guesses among them."""
+        return len(self.tokens)
 
     @abstractmethod
     def snapshot(self) -> dict[str, NDArray[np.float32]]:

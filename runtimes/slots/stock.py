@@ -189,6 +189,9 @@ class StockSlot(Slot):
             bound.array[:, :, :tokens] = 0  # untouched pages would cost no reading
         self.tokens = [0] * tokens
 
+    def held(self) -> list[NDArray[Any]]:
+        return [bound.array[0, :, : len(self.tokens)] for bound in self._kv.values()]
+
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""
         return {name: bound.array[0, :, : len(self.tokens)].copy() for name, bound in self._kv.items()}

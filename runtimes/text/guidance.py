@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.codec import TextCodec
 
 MOST = 1 << 20  # characters of a grammar
+KEPT = 16  # compiled grammars
 # JSON as models write it; where spaces and line ends were free, a small model could write them forever
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -40,6 +42,11 @@ class Guidance:
             self._tokenizer = LLTokenizer(codec.tokenizer.to_str(), n_vocab=vocab, eos_token=min(eos))
         except ValueError as error:
             raise InvalidRequest(f"this bundle's tokenizer cannot be guided: {error}") from error
+        self._compiled = lru_cache(KEPT)(self._compile)  # requests of one kind of answer bring the same grammar
+
+    def require(self, grammar: Grammar) -> None:
+        """Refuse a grammar that ``constraint`` would refuse."""
+        self._compiled(grammar)
 
     def constraint(self, grammar: Grammar, prompt: int) -> GuidedText:
         """What a text of a request must be.
@@ -51,21 +58,25 @@ class Guidance:
         Raises:
             InvalidRequest: a grammar that is none, or that llguidance does not know; the message says where.
         """
+        return GuidedText(self._compiled(grammar).deep_copy(), prompt, self._vocab)
+
+    def _compile(self, grammar: Grammar) -> Any:
+        """A matcher at the beginning of a text."""
         from llguidance import LLMatcher
 
         if len(grammar.text) > MOST:
             raise InvalidRequest(f"a grammar of {len(grammar.text)} characters: expected at most {MOST}")
         try:
-            matcher = LLMatcher(self._tokenizer, _compiled(grammar))
+            matcher = LLMatcher(self._tokenizer, _translated(grammar))
             problem = matcher.get_error()
         except ValueError as error:
             problem = str(error)
         if problem:
             raise InvalidRequest(f"{grammar.kind}: {problem}", "see docs/guides/structured-output.md")
-        return GuidedText(matcher, prompt, self._vocab)
+        return matcher
 
 
-def _compiled(grammar: Grammar) -> str:
+def _translated(grammar: Grammar) -> str:
     """The grammar in llguidance's own form."""
     from llguidance import LLMatcher
 

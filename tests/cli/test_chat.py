@@ -53,3 +53,36 @@ def test_chat_without_room(command: Command, chatty: Path) -> None:
     result = command("run", chatty, "--chat", "--context", 60, stdin="a\nb\n")
     assert result.code == 1
     assert "the context 60" in result.err
+
+
+def test_a_session_goes_on_in_another_process(command: Command, chatty: Path, tmp_path: Path) -> None:
+    file, more = tmp_path / "talk.session", ("--max-new-tokens", 8, "--stats")
+    begin = ("run", chatty, "--chat", *more, "--system", "be brief")
+    whole = command(*begin, stdin="how long?\nand then?\n")
+    first = command(*begin, "--session", file, stdin="how long?\n")
+    second = command("run", chatty, "--chat", *more, "--session", file, stdin="and then?\n")
+    assert (first.code, second.code) == (0, 0)
+    assert first.out + second.out == whole.out
+    ((of, held),) = re.findall(r"prompt +(\d+) tokens, (\d+) of them still in the cache", second.err)
+    assert int(held) > int(of) // 2
+    other = command("run", chatty, "--chat", "--system", "be long", "--session", file, stdin="")
+    other.refused(1, "begun with another --system")
+
+
+def test_a_system_message_is_computed_once(command: Command, chatty: Path, tmp_path: Path) -> None:
+    file, system = tmp_path / "system.session", ("--system", "be brief, be kind and be quick, whatever they ask")
+    assert command("run", chatty, "--chat", *system, "--session", file, stdin="/exit\n").code == 0
+    result = command("run", chatty, "--chat", *SHORT, "--stats", *system, "--session", file, stdin="how long?\n")
+    ((of, held),) = re.findall(r"prompt +(\d+) tokens, (\d+) of them still in the cache", result.err)
+    assert int(held) > int(of) // 2
+    assert result.out == command("run", chatty, "--chat", *SHORT, *system, stdin="how long?\n").out
+
+
+def test_a_prompt_finds_its_session(command: Command, demo: Path, tmp_path: Path) -> None:
+    file, asked = tmp_path / "prompt.session", ("run", demo, "--prompt", "ROMEO:", *SHORT, "--json", "--session")
+    first, second = command(*asked, file).json, command(*asked, file).json
+    assert first["tokens"] == second["tokens"]
+    assert first["stats"]["reused_tokens"] == 0 < second["stats"]["reused_tokens"]
+    file.write_bytes(b"something else")
+    command(*asked, file).refused(1, "is no session file")
+    assert file.read_bytes() == b"something else"

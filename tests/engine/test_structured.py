@@ -44,6 +44,23 @@ def test_every_schema_is_followed_by_plain_decoding_and_by_drafts(engine: Callab
     assert drafted.stats.rounds <= plain.stats.rounds
 
 
+def test_a_grammar_is_compiled_once(engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    from llguidance import LLMatcher
+
+    own, make = engine(), LLMatcher.grammar_from_regex
+    compiled: list[str] = []
+
+    def noted(text: str) -> str:
+        compiled.append(text)
+        return str(make(text))
+
+    monkeypatch.setattr(LLMatcher, "grammar_from_regex", noted)
+    own.guidance.require(Grammar.regex("[a-f]{3,5}once"))
+    texts = {own.generate(PROMPT, grammar=Grammar.regex("[a-f]{3,5}once"), method="ar").text for _ in range(3)}
+    assert len(compiled) == len(texts) == 1
+    assert re.fullmatch("[a-f]{3,5}once", texts.pop())
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_forced_tokens_are_free_guesses(engine: Callable[..., Engine], method: str) -> None:
     grammar = Grammar.json_schema(PERSON)

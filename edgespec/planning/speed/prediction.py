@@ -13,6 +13,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.record import Profile, Trial
 from edgespec.planning.speed import costs as of
 from edgespec.planning.speed.costs import Costs
+from edgespec.planning.speed.cut import typical_share
 from edgespec.planning.speed.gains import Guessing, best_gain, looking
 from edgespec.planning.speed.passes import PassTimes, line, rising
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
@@ -179,7 +180,7 @@ def _guessing(
     rates = trial.acceptance if trial is not None else _measured(part)
     if not rates:
         notes.append(f"acceptance on {text} text: {prior.source}")
-        rates = [prior.acceptance]
+        rates = [prior.acceptance * (typical_share(manifest.draft) if METHODS[method].needs == "draft" else 1.0)]
     return Guessing(rates, most, at_once=METHODS[method].at_once)
 
 

@@ -21,7 +21,8 @@ from edgespec.export.quantization.quantizers.levels import BLOCK, EMBEDDING_LEVE
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import LARGE_ALIGN, SMALL_ALIGN, WeightLayout
-from edgespec.export.storage.plan import StockPlan, storage_plans
+from edgespec.export.storage.plans import storage_plans
+from edgespec.export.storage.stock_plan import StockPlan
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, Format
 from edgespec.runtimes.opening import open_slot

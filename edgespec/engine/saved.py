@@ -1,0 +1,143 @@
+"""Saving and restoring what passes left of a text (``runtimes.files.session_file``)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.settings import Settings
+from edgespec.decoding.target import common_prefix
+from edgespec.drafters.registry import AR
+from edgespec.engine.admission import admit
+from edgespec.engine.loaded import LoadedBundle
+from edgespec.errors import InvalidRequest, SessionError
+from edgespec.planning.profile.machine import this_machine
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.files.session_file import (
+    SavedSlot,
+    SessionHeader,
+    fill,
+    read_session,
+    slot_bytes,
+    write_session,
+)
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.text.chat import Message
+
+_HASH = 64  # characters that no person reads
+
+
+def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messages: Sequence[Message]) -> None:
+    """See ``Engine.save_session``."""
+    tokens = list(tokens)[: engine.context]
+    vocab = engine.bundle.manifest.target.facts.vocab
+    if any(not 0 <= token < vocab for token in tokens):
+        raise InvalidRequest(f"a token id outside the vocabulary: expected 0 to {vocab - 1}")
+    session = engine.sessions.take(tokens)
+    try:
+        if session.target.capacity < len(tokens):
+            _admit(engine, len(tokens))
+        with engine.lock:
+            engine.require_open()
+            target = session.target
+            target.follow(tokens)
+            target.prefill(tokens[len(target.tokens) :])
+            slots = session.slots()
+            if "draft" in slots:  # it never ran ahead of what is committed, but may have followed another text
+                slots["draft"].follow(tokens[: common_prefix(slots["draft"].tokens, tokens)])
+            arrays = {name: slot.held() for name, slot in slots.items()}
+            saved = {
+                name: SavedSlot(
+                    origin=_origin(engine.bundle.manifest, slot.model),
+                    tokens=slot.tokens,
+                    furthest=slot.furthest,
+                    nbytes=slot_bytes(arrays[name]),
+                )
+                for name, slot in slots.items()
+            }
+            header = SessionHeader(**saved, messages=[dict(message) for message in messages])
+            write_session(file, header, [array for some in arrays.values() for array in some])
+    finally:
+        engine.sessions.give_back(session)
+
+
+def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
+    """See ``Engine.restore_session``."""
+    saved = read_session(file)
+    target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
+    _require(file, target, engine.model, manifest, engine.context)
+    _admit(engine, len(target.tokens))
+    with engine.lock:
+        session = engine.new_session()
+        _take_up(file, target, saved.target, session.target)
+        if draft is not None and manifest.draft is not None:
+
+            def take_up(slot: Slot) -> None:
+                assert draft is not None
+                # the draft is loaded with the first method that needs it, and reads its text again if it is another one
+                if draft.origin == _origin(manifest, slot.model) and len(draft.tokens) <= slot.context:
+                    _take_up(file, draft, saved.draft, slot)
+
+            session.open_draft_with(take_up)
+    engine.sessions.add(session)
+    return list(saved.header.messages)
+
+
+def _admit(engine: LoadedBundle, tokens: int) -> None:
+    """Refuse a text that does not fit the memory."""
+    admit(engine, engine.choose(AR), tokens, Settings(method=AR, max_new_tokens=1))
+
+
+def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) -> None:  # [nbytes]
+    slot.take_up(saved.tokens, saved.furthest)
+    arrays = slot.held()
+    if slot_bytes(arrays) != saved.nbytes:
+        slot.follow([])
+        raise SessionError(f"{file}: {len(saved.tokens)} tokens of {saved.nbytes} bytes: "
+                           f"expected {slot_bytes(arrays)}", "delete it, and it is written anew")  # fmt: skip
+    fill(arrays, body)
+
+
+def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, context: int) -> None:
+    """Refuse what was saved elsewhere or otherwise."""
+    here = _origin(manifest, model)
+    for name in dict.fromkeys([*here, *saved.origin]):
+        was, now = (found.get(name, "none") for found in (saved.origin, here))
+        if was != now:
+            what = f": {was}, and this has {now}" if max(len(was), len(now)) < _HASH else ""
+            raise SessionError(
+                f"{file}: saved with other {name[:20]}{what}",
+                "load that bundle, and as it was loaded then; or delete the file",
+            )
+    vocab, headroom = manifest.target.facts.vocab, manifest.target.headroom
+    if len(saved.tokens) > context or saved.furthest > context + headroom:
+        raise SessionError(
+            f"{file}: a text of {len(saved.tokens)} tokens: expected at most {context}, the context",
+            "load the bundle with a longer context",
+        )
+    if any(token >= vocab for token in saved.tokens):
+        raise SessionError(f"{file}: a token id outside the vocabulary of {vocab}")
+
+
+def _origin(manifest: Manifest, model: Model) -> dict[str, str]:
+    """What a slot's bytes belong to, by name.
+
+    Native operators give the same bits everywhere; those of ONNX Runtime round by version and processor.
+    """
+    files, part, graph = manifest.files, model.part, model.graph
+    found = {
+        "weights": files[part.weights].sha256,
+        "operators": graph.operators,
+        "graph": files[graph.file].sha256,
+    }
+    if graph.operators == "native":
+        tables = part.attention.tables if part.attention else ""
+        kv = ", ".join(f"{name} {value}" for name, value in asdict(model.kv).items() if value)
+        return found | {"attention": kv, "key tables": files[tables].sha256 if tables else ""}
+    machine = this_machine()
+    return found | {"processor": machine.processor, "ONNX Runtime": machine.onnxruntime}

@@ -1,0 +1,58 @@
+"""How many tokens a draft's LM head should score where nobody said: as many as pay.
+
+What a cut leaves out is never guessed right, so a guess is accepted with probability a x coverage(size) and costs
+layers + size x hidden weights.  The size with the highest speed-up (``formulas.cost``) wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from edgespec.formulas.cost import WORTH, CostModel, speedup
+from edgespec.planning.speed.traffic import layer_weights
+from edgespec.runtimes.files.manifest import ModelFacts, ModelPart
+
+# Rows of a cut head -> share of a text's tokens among so many first ids of a byte-level BPE tokenizer: GPT-2's on the
+# answers of a 7B chat model.  Assumed where no text is at hand.
+TYPICAL = {1024: 0.61, 2048: 0.69, 4096: 0.78, 8192: 0.87, 16384: 0.94, 32768: 0.98}
+ACCEPTED = 0.7  # of guesses with the whole vocabulary, an assumption
+LONGEST = 8  # guesses a round
+
+
+def paying_size(
+    target: ModelFacts, draft: ModelFacts, coverage: Callable[[int], float] = TYPICAL.__getitem__
+) -> int | None:
+    """Rows of the draft's LM head; None = the whole vocabulary.
+
+    Args:
+        target, draft: sizes of the models, in the same format.
+        coverage: size -> share of the target's tokens that are among them.
+    """
+    whole = layer_weights(target) + target.vocab * target.hidden
+    v = CostModel().v
+
+    def gain(size: int, share: float) -> float:
+        c = (layer_weights(draft) + size * draft.hidden) / whole
+        return max(speedup(ACCEPTED * share, gamma, c, v) for gamma in range(1, LONGEST + 1))
+
+    gains = {size: gain(size, coverage(size)) for size in TYPICAL if 2 * size <= draft.vocab}
+    best = max(gains, key=gains.__getitem__, default=None)
+    return best if best is not None and gains[best] > WORTH * gain(draft.vocab, 1.0) else None
+
+
+def typical_share(part: ModelPart | None) -> float:
+    """Share of a draft's right guesses that its cut LM head still makes, where nothing was measured."""
+    if part is None or not part.cut or part.head_vocab is None:
+        return 1.0
+    return max((share for size, share in TYPICAL.items() if size <= part.head_vocab.size), default=1.0)
+
+
+def first_ids(tokens: Sequence[int]) -> Callable[[int], float]:
+    """Coverage of a text, int [n], by the first ids of a tokenizer, which learns frequent pieces first.
+
+    A lower bound for another text of its kind: the text's own frequent tokens come on top.
+    """
+    ids = np.asarray(tokens, np.int64)
+    return lambda size: float((ids < size).mean())

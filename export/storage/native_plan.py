@@ -1,0 +1,119 @@
+"""What a weight file holds for native operators, packed as they read it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.heads.description import cut_head, group_matrices
+from edgespec.export.storage.layout import PACKED_KINDS
+from edgespec.export.storage.plan import Matrix, StoragePlan
+from edgespec.runtimes.files.manifest import HeadGroup
+from edgespec.runtimes.files.packing import Packed
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A norm or a product of x that is stored when something reads it."""
+
+    x: _Waiting | None
+    what: Norm | Linear
+
+
+class NativePlan(StoragePlan):
+    """As ``NativeOps`` reads: norms and matrices are stored when something reads them."""
+
+    inside = False  # a sub-layer
+
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> None:
+        self._positions(positions)
+        self._embedding(weight)
+
+    def norm(self, x: _Waiting | None, norm: Norm) -> _Waiting | None:
+        self._ready(x)
+        if self.inside:
+            return _Waiting(None, norm)
+        self._norm(norm)
+        return None
+
+    def linear(self, x: _Waiting | None, *parts: Linear, joined: bool = False) -> tuple[_Waiting, ...]:
+        return tuple(_Waiting(x, part) for part in parts)
+
+    def attention(self, q: _Waiting | None, k: _Waiting | None, v: _Waiting | None, rule: AttentionRule) -> None:
+        if rule.rotary:
+            self._angles(rule.rotary)
+        if rule.q_norm and rule.k_norm:
+            self._vectors(rule.q_norm.weight, rule.k_norm.weight)
+        parts = [x.what for x in (q, k, v) if x is not None and isinstance(x.what, Linear)]
+        if q is not None and len(parts) == 3:
+            self._ready(q.x)
+            self._matrix(*parts, head_dim=self.arch.facts.head_dim)
+            self._bias(parts)
+        else:
+            for x in (q, k, v):
+                self._ready(x)
+
+    def convolution(self, x: _Waiting | None, rule: ConvolutionRule) -> None:
+        self._ready(x)
+        self._vectors(rule.taps, rule.bias)
+
+    def gated(self, gate: _Waiting | None, up: _Waiting | None, activation: Activation) -> None:
+        products = [x for x in (gate, up) if x is not None]
+        parts = [x.what for x in products if isinstance(x.what, Linear)]
+        self._ready(products[0].x)
+        for part in parts:
+            self._matrix(part)
+        for part in parts:
+            self._bias((part,))
+
+    def activate(self, x: _Waiting | None, activation: Activation, numbers: str | None = None) -> None:
+        self._ready(x)
+        self._vectors(numbers)
+
+    def sublayer(
+        self, kind: Kind, layer: int, x: _Waiting | None, body: Callable[[_Waiting | None], _Waiting | None]
+    ) -> _Waiting | None:
+        self.inside = True
+        self._ready(body(x))
+        self.inside = False
+        return x
+
+    def head(self, x: _Waiting | None, norm: Norm, head: Linear) -> None:
+        self._norm(norm)
+        own, shared = (cut_head(head) if cut else head for cut in (self.heads.only, self.heads.cut))
+        self._logits(own)
+        for group in self.heads.groups:
+            self._group(group, shared)
+
+    def _group(self, group: HeadGroup, shared: Linear) -> None:
+        matrices = group_matrices(group)
+        for parts in (matrices.first, (matrices.second,) if matrices.second else ()):
+            if parts:
+                self._matrix(*parts)
+                self._bias(parts)
+        for head in matrices.heads or (shared,):
+            self._logits(head)
+
+    def _logits(self, head: Linear) -> None:
+        self._bias((head,))
+        self._matrix(head)
+
+    def _ready(self, x: _Waiting | None) -> None:
+        """Store what computing a value reads."""
+        if x is None:
+            return
+        self._ready(x.x)
+        if isinstance(x.what, Norm):
+            self._norm(x.what)
+        else:
+            self._matrix(x.what)
+            self._bias((x.what,))
+
+    def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
+        rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
+        packed = Packed(PACKED_KINDS[matrix.form], matrix.n, matrix.k, head_dim, rows)
+        self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
+        return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)

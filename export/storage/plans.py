@@ -1,0 +1,28 @@
+"""The weight file of a model in either layout."""
+
+from __future__ import annotations
+
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.storage.native_plan import NativePlan
+from edgespec.export.storage.plan import StoragePlan
+from edgespec.export.storage.stock_plan import StockPlan
+from edgespec.runtimes.files.manifest import Format, Layout
+
+
+def storage_plans(
+    arch: Architecture, form: Format, head: Format | None, heads: HeadPlan | None
+) -> dict[Layout, StoragePlan]:
+    """The weight file in either layout.
+
+    Args:
+        arch: the model, with the tensors of its heads; its own tensors have the shapes that config.json implies.
+        form: of its matrices.
+        head: of its LM heads; None = ``form``.
+        heads: beside the LM head; None = none.
+    """
+    given = arch, form, head or form, heads or HeadPlan()
+    stock, native = StockPlan(*given), NativePlan(*given)
+    arch.build(stock)
+    arch.build(native)
+    return {"stock": stock, "native": native}

@@ -1,0 +1,152 @@
+"""Session files: what passes left of a text in a slot's memory, so that another process need not compute it again.
+
+The file, little endian:
+
+    64 bytes     magic "EDGESESS", version, bytes of the header (2 x uint32), SHA-256 of all that follows, zeros
+    header       JSON, UTF-8, filled up with spaces to a multiple of 64 bytes: ``SessionHeader``
+    parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself
+
+A slot's bytes mean something only to the same weights, graph and format of keys: ``SavedSlot.origin`` names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgespec.errors import SessionError
+from edgespec.runtimes.files.bounds import Token
+from edgespec.runtimes.files.json_file import MOST_BYTES, parse_json, validated
+from edgespec.runtimes.files.staged import staged
+
+MAGIC, VERSION = b"EDGESESS", 1
+LINE = 64  # bytes: of the beginning, and what the header is filled up to
+_BEGIN = struct.Struct("<8sII32s")
+_AGAIN = "delete it, and it is written anew"
+
+Arrays = list[NDArray[Any]]
+
+
+class SavedSlot(BaseModel):
+    """A slot in a session file.
+
+    Attributes:
+        origin: what its bytes belong to, by name.
+        tokens: ids, [n].
+        furthest: tokens that were ever written, refused guesses among them; at least n.
+        nbytes: of the slot.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    origin: dict[str, str]
+    tokens: list[Token]
+    furthest: int = Field(ge=0, le=1 << 31)
+    nbytes: int = Field(ge=0, le=1 << 40)
+
+
+class SessionHeader(BaseModel):
+    """What a session file says of itself; ``messages``: of the conversation, if it was one."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    target: SavedSlot
+    draft: SavedSlot | None = None
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SavedSession:
+    """An opened session file.
+
+    Attributes:
+        file: where it is.
+        header: what it says.
+        target: uint8 [nbytes], mapped.
+        draft: the same of the draft; empty where there is none.
+    """
+
+    file: Path
+    header: SessionHeader
+    target: NDArray[np.uint8]
+    draft: NDArray[np.uint8]
+
+
+def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[Any]]) -> None:
+    """Write a session file, whole or not at all; only its owner may read it.
+
+    Args:
+        file: one that is there is replaced.
+        header: what it says.
+        arrays: of the target's slot and of the draft's, as many bytes as the header says.
+
+    Raises:
+        SessionError: it cannot be written.
+    """
+    text = header.model_dump_json().encode()
+    text += b" " * (-len(text) % LINE)
+    if len(text) > MOST_BYTES:
+        raise SessionError(f"{file}: a conversation of {len(text)} bytes: expected at most {MOST_BYTES}")
+    try:
+        with staged(file, private=True) as part, part.open("r+b") as out:
+            out.seek(LINE)
+            digest = hashlib.sha256(text)
+            out.write(text)
+            for array in arrays:
+                piece = np.ascontiguousarray(array).view(np.uint8).data
+                digest.update(piece)
+                out.write(piece)
+            out.seek(0)
+            out.write(_BEGIN.pack(MAGIC, VERSION, len(text), digest.digest()).ljust(LINE, b"\0"))
+    except OSError as error:
+        raise SessionError(f"{file}: cannot be written: {error.strerror or error}") from error
+
+
+def read_session(file: Path) -> SavedSession:
+    """Open a session file; its slots are mapped, not read.
+
+    Raises:
+        SessionError: it is none, or damaged, or newer than this version.
+    """
+    try:
+        if not file.is_file():
+            raise SessionError(f"{file}: expected a session file, and there is none")
+        mapped = np.memmap(file, np.uint8, "r") if file.stat().st_size >= LINE else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise SessionError(f"{file}: cannot be read: {error.strerror or error}") from error
+    if bytes(mapped[:8]) != MAGIC:
+        raise SessionError(f"{file}: is no session file", "name another one")
+    _, version, size, digest = _BEGIN.unpack(mapped[: _BEGIN.size].tobytes())
+    if version != VERSION:
+        raise SessionError(f"{file}: version {version} of session files: expected {VERSION}", _AGAIN)
+    if size > min(MOST_BYTES, len(mapped) - LINE) or hashlib.sha256(mapped[LINE:].data).digest() != digest:
+        raise SessionError(f"{file}: damaged: its SHA-256 is another one", _AGAIN)
+    try:
+        data = parse_json(mapped[LINE : LINE + size].tobytes())
+    except ValueError as error:
+        raise SessionError(f"{file}: not readable as JSON: {error}", _AGAIN) from error
+    header = validated(SessionHeader, data, file, SessionError, _AGAIN)
+    body = mapped[LINE + size :]
+    own, others = header.target.nbytes, header.draft.nbytes if header.draft else 0
+    if len(body) != own + others:
+        raise SessionError(f"{file}: expected {own + others} bytes of slots, got {len(body)}", _AGAIN)
+    return SavedSession(file, header, body[:own], body[own:])
+
+
+def slot_bytes(arrays: Arrays) -> int:
+    """Bytes of a slot's arrays."""
+    return sum(array.nbytes for array in arrays)
+
+
+def fill(arrays: Arrays, saved: NDArray[np.uint8]) -> None:  # [nbytes]
+    """Copy what was saved into a slot's arrays, which have as many bytes."""
+    at = 0
+    for array in arrays:
+        array[...] = saved[at : at + array.nbytes].view(array.dtype).reshape(array.shape)
+        at += array.nbytes

@@ -1,0 +1,84 @@
+"""What a slot holds, taken up by another one: the same memory, and the same bits from then on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgespec.errors import SessionError
+from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from tests.conftest import Written
+
+
+def moved(slot: Slot, other: Slot) -> None:
+    """``other`` takes up what ``slot`` holds."""
+    saved = [array.copy() for array in slot.held()]
+    other.take_up(slot.tokens, slot.furthest)
+    for array, was in zip(other.held(), saved, strict=True):
+        array[...] = was
+
+
+def go_on_alike(slot: Slot, other: Slot) -> None:
+    """Chains of guesses, some refused, a turn back, and a growing cache."""
+    random = np.random.default_rng(3)
+    assert {name: rows.tobytes() for name, rows in slot.snapshot().items()} == {
+        name: rows.tobytes() for name, rows in other.snapshot().items()
+    }
+    for number in range(6):
+        tokens = random.integers(0, slot.vocab_size, 4)
+        kept = range(int(random.integers(1, 5)))
+        rows = [each.forward(tokens).logits.copy() for each in (slot, other)]
+        np.testing.assert_array_equal(*rows)
+        for each in (slot, other):
+            each.keep(kept)
+        if number == 2:
+            back = slot.tokens[:-3]
+            assert slot.follow(back) == other.follow(back) == len(back)
+            longer = random.integers(0, slot.vocab_size, 300 - len(back)).tolist()
+            slot.prefill(longer)
+            other.prefill(longer)
+    assert slot.tokens == other.tokens
+
+
+@pytest.mark.parametrize("name", ["llama_tied_gqa", "lfm2_conv"])
+@pytest.mark.parametrize("length", [0, 1, 150])
+def test_native(writer: Callable[..., Written], native: None, name: str, length: int) -> None:
+    """A model with convolutions brings their states along."""
+    slot, other = (writer("native", name).slot("native") for _ in range(2))
+    slot.prefill(np.random.default_rng(1).integers(0, slot.vocab_size, length).tolist())
+    slot.forward(np.arange(3))  # guesses that were refused: their rows lie behind the text
+    slot.keep([])
+    moved(slot, other)
+    go_on_alike(slot, other)
+
+
+def test_native_with_a_ring_of_exact_keys(writer: Callable[..., Written], native: None) -> None:
+    found = writer("native", "llama_tied_gqa")
+    kv = ATTENTION["int8"].__class__("int8", "int8", window=64, sinks=4)
+    model = Model(found.model("native").folder, found.model("native").part, "native", 1, kv)
+    slot, other = NativeSlot(model), NativeSlot(model)
+    slot.prefill(np.random.default_rng(1).integers(0, slot.vocab_size, 200).tolist())
+    moved(slot, other)
+    assert slot.follow(slot.tokens[: 200 - LONGEST_PASS - 1]) == other.follow(other.tokens[: 200 - LONGEST_PASS - 1])
+    slot.prefill([1, 2])
+    other.prefill([1, 2])
+    go_on_alike(slot, other)
+
+
+@pytest.mark.parametrize("length", [0, 1, 90])
+def test_stock(writer: Callable[..., Written], length: int) -> None:
+    slot, other = (writer("stock", "llama_tied_gqa").slot("gated") for _ in range(2))
+    slot.prefill(np.random.default_rng(1).integers(0, slot.vocab_size, length).tolist())
+    moved(slot, other)
+    go_on_alike(slot, other)
+
+
+def test_what_is_out_of_reach_is_refused(writer: Callable[..., Written]) -> None:
+    """A slot of a device has the base's: its memory cannot be read from here."""
+    with pytest.raises(SessionError, match="cannot be saved"):
+        Slot.held(writer("stock", "llama_tied_gqa").slot("gated"))
