@@ -27,6 +27,7 @@ COMMANDS = {
     "info": "Show what a bundle holds.",
     "devices": "Show where bundles can run here, and why not elsewhere.",
     "ngram": "Build, show and remove n-gram stores.",
+    "cache": "Show, clear and limit what is kept between runs.",
 }
 
 

@@ -13,9 +13,9 @@ from edgespec.runtimes.devices.model import NARROW, WIDE, DeviceModel, have_prec
 from edgespec.runtimes.devices.trial import try_apart
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Format, Precision
-from edgespec.runtimes.files.repack import cache_folder
 
 LONGEST = 4096  # tokens of a slot on a device, where no context was asked for: its buffers do not grow
 WIDE_PROBE = 72  # tokens: more than the kernels for few rows take

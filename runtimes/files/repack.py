@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,20 +18,13 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.cache import cache_folder, describe, keep_within, touch
 from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart
 from edgespec.runtimes.files.packing import TILE, Packed, pack_levels, unpack_levels
-from edgespec.runtimes.files.staged import staged
+from edgespec.runtimes.files.staged import remove_stale, staged
 from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
 
 _TILES = 256  # tiles converted at a time: bounds the memory
-
-
-def cache_folder() -> Path:
-    """Where converted weights are kept: EDGESPEC_CACHE, else the user's cache folder."""
-    if chosen := os.environ.get("EDGESPEC_CACHE"):
-        return Path(chosen)
-    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
-    return (Path(base) if base else Path.home() / ".cache") / "edgespec"
 
 
 def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
@@ -57,6 +49,10 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
     try:
         if not (target / weights.name).is_file():
             _convert(weights, index, part.layout, target)
+            keep_within(target)
+        else:
+            remove_stale(target)  # of one that was killed while another was faster
+            touch(target)
         if not _is_current(copy, path):
             _replace(copy, path)
     except OSError as error:
@@ -118,6 +114,7 @@ def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
                 file.write(source[present[name].offset : present[name].offset + entry.length].data)
         if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
             raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
+        describe(part, weights)
 
 
 Pieces = Iterator[NDArray[Any]]

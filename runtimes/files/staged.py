@@ -7,8 +7,8 @@ on the disk.  What a killed process left is not locked any more: the next one th
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,15 +31,13 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
         OSError: it cannot be written.
     """
     remove_stale(target)
-    prefix = f".{target.name}.part-"
-    if folder:
-        part = Path(tempfile.mkdtemp(dir=target.parent, prefix=prefix))
-    else:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=prefix)
-        os.close(handle)
-        part = Path(name)
-    lock = _lock(part)
-    try:
+    part, lock = target.with_name(f".{target.name}.part-{secrets.token_hex(6)}"), None
+    try:  # from here on a signal may come between any two steps
+        if folder:
+            part.mkdir(0o700)
+        else:
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        lock = _lock(part)
         yield part
         if not private:  # as both are made
             part.chmod(0o755 if folder else 0o644)
@@ -48,9 +46,14 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
                 _sync(path)
         _take_name(part, target, replace)
     finally:
-        if lock is not None:
-            os.close(lock)
-        _remove(part)
+        try:
+            _remove(part)
+        except BaseException:  # a signal, now of all times
+            _remove(part)
+            raise
+        finally:
+            if lock is not None:
+                os.close(lock)
 
 
 def write_staged(target: Path, text: str) -> None:

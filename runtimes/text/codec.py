@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
 from edgespec.runtimes.files.bundle import sha256
-from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.text.apart import try_tokenizer
 from edgespec.runtimes.text.byte_tokens import ByteTokens
 from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render

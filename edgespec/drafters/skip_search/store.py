@@ -14,9 +14,9 @@ from typing import Any
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.skip_search.search import OnlineSearch, Record
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Manifest
-from edgespec.runtimes.files.repack import cache_folder
 from edgespec.runtimes.files.staged import write_staged
 
 VERSION = 1

@@ -13,8 +13,8 @@ from edgespec.errors import EdgespecError
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Profile, manifest_hash, read_profile, write_profile
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.manifest import Manifest, read_manifest
-from edgespec.runtimes.files.repack import cache_folder
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from edgespec.runtimes.ort.session import default_threads
 

@@ -24,7 +24,7 @@ from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.golden import GoldenStep
 from edgespec.runtimes.devices.model import NARROW
-from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, fixed_skip_set

@@ -22,8 +22,8 @@ from edgespec.runtimes.devices.golden import golden_step
 from edgespec.runtimes.devices.model import NARROW
 from edgespec.runtimes.devices.trust import check_trial
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.manifest import PRECISIONS, Precision
-from edgespec.runtimes.files.repack import cache_folder
 from tests.conftest import TARGET
 from tests.support.device import HostModel
 

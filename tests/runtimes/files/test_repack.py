@@ -16,8 +16,9 @@ import pytest
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files import repack
+from edgespec.runtimes.files.cache import cache_folder, set_limit
 from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
-from edgespec.runtimes.files.repack import cache_folder, repacked_bytes, usable_graph
+from edgespec.runtimes.files.repack import repacked_bytes, usable_graph
 from tests.conftest import Written
 from tests.support import hf
 
@@ -97,8 +98,33 @@ def test_a_second_use_finds_what_the_first_made(copied: Written, cache: Path, mo
     assert convert(copied) == first
     plain = usable_graph(copied.folder, copied.part, copied.part.graphs["plain"])  # the same weights, another graph
     assert plain.parent == first.parent
-    assert sorted(path.name for path in first.parent.iterdir()) == ["model.data", "model.onnx", "model.plain.onnx"]
+    assert sorted(path.name for path in first.parent.iterdir()) == [
+        *("model.data", "model.onnx", "model.plain.onnx", "origin.json")
+    ]
     assert len(list(cache.iterdir())) == 1
+
+
+def test_what_a_slower_process_left_is_removed_by_the_next_that_finds_it_made(copied: Written, cache: Path) -> None:
+    first = convert(copied)
+    part = cache / f".{first.parent.name}.part-1"
+    part.mkdir()
+    os.utime(part, (1, 1))
+    assert convert(copied) == first
+    assert [path.name for path in cache.iterdir()] == [first.parent.name]
+
+
+def test_making_one_removes_others_beyond_the_limit(copied: Written, cache: Path) -> None:
+    first = convert(copied).parent
+    os.utime(first, (1, 1))
+    set_limit(1 << 40)
+    os.utime(copied.folder / "model.data", ns=(1, 1))
+    assert convert(copied).parent != first
+    assert first.is_dir()
+    set_limit(1)
+    os.utime(copied.folder / "model.data", ns=(2, 2))
+    third = convert(copied).parent
+    assert third.is_dir()
+    assert not first.exists()
 
 
 def test_a_changed_bundle_is_converted_anew(copied: Written, cache: Path) -> None:
@@ -169,7 +195,7 @@ def test_a_disk_that_fills_with_the_graph_is_named_too(
     monkeypatch.setattr("edgespec.runtimes.files.repack.shutil.copyfile", fail)
     with pytest.raises(BundleError, match="No space left"):
         convert(copied)
-    assert not [path for path in cache.rglob("*") if path.is_file() and path.name != "model.data"]
+    assert not [path for path in cache.rglob("*") if path.is_file() and path.name not in ("model.data", "origin.json")]
 
 
 def test_an_interrupted_conversion_leaves_nothing(
@@ -229,7 +255,7 @@ def test_two_processes_at_once(copied: Written, writer: Write, cache: Path) -> N
         graphs.add(out.strip())
     (graph,) = map(Path, graphs)
     assert [path.name for path in cache.iterdir()] == [graph.parent.name]
-    assert sorted(path.name for path in graph.parent.iterdir()) == ["model.data", "model.onnx"]
+    assert sorted(path.name for path in graph.parent.iterdir()) == ["model.data", "model.onnx", "origin.json"]
     direct = writer("stock", "qwen2_tied_gqa7", "int4").folder
     assert (graph.parent / "model.data").read_bytes() == (direct / "model.data").read_bytes()
 

@@ -49,6 +49,26 @@ def test_whatever_ends_it_leaves_nothing(tmp_path: Path, error: BaseException, f
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("folder", [False, True])
+@pytest.mark.parametrize("step", ["_lock", "_remove"])
+def test_a_signal_between_two_steps_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, folder: bool
+) -> None:
+    original, calls = getattr(module, step), 0
+
+    def interrupted(path: Path) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            raise SystemExit(143)
+        return original(path)
+
+    monkeypatch.setattr(module, step, interrupted)
+    with pytest.raises(SystemExit), staged(tmp_path / "out", folder=folder):
+        raise OSError("the disk is full")
+    assert list(tmp_path.iterdir()) == []
+
+
 WRITE = """
 import sys, time
 from pathlib import Path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.repack import cache_folder
+from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.text import apart
 from edgespec.runtimes.text.apart import ApartError, render_apart
 from edgespec.runtimes.text.chat import render

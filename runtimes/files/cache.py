@@ -1,0 +1,165 @@
+"""The user's cache: weights converted for other operators, and what was measured or tried once; kept below a limit.
+
+Whatever is removed is made again when it is needed.  Beyond the limit the converted weights go, those whose bundle is
+gone first, then those that were used longest ago; the rest is small.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from edgespec.runtimes.files.json_file import parse_json
+from edgespec.runtimes.files.staged import write_staged
+
+LIMIT = 32 << 30  # bytes, where the user has set none
+WEIGHTS = "weights"
+KINDS = {
+    WEIGHTS: "*-stock *-native",
+    "profiles": "profiles/*",
+    "skip-sets": "swift/*",
+    "tokenizers": "tokenizers/*",
+    "devices": "devices.json",
+}
+"""What is kept, and where: weights converted for other operators, profiles of ``edgespec calibrate``, skip sets of
+swift, tokenizers that were tried, devices whose golden step was right."""
+_LIMIT, _ORIGIN = "limit", "origin.json"
+_IN_USE = 60.0  # seconds after its last use in which a conversion may just be being opened
+
+
+def cache_folder() -> Path:
+    """Where everything is kept: EDGESPEC_CACHE, else the user's cache folder."""
+    if chosen := os.environ.get("EDGESPEC_CACHE"):
+        return Path(chosen)
+    base = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA")
+    return (Path(base) if base else Path.home() / ".cache") / "edgespec"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something that is kept.
+
+    Attributes:
+        kind: one of ``KINDS``.
+        path: a file or a folder.
+        bytes: of it.
+        used: when it was last written or, of weights, used; seconds since 1970.
+        source: the weights that converted ones were made of; None = not known.
+        gone: those are not there any more, or have changed: nobody can use the conversion.
+    """
+
+    kind: str
+    path: Path
+    bytes: int
+    used: float
+    source: str | None = None
+    gone: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"path": str(self.path)}
+
+
+def entries() -> Iterator[Entry]:
+    """All that is kept, parts that are being written left out."""
+    folder = cache_folder()
+    for kind, patterns in KINDS.items():
+        for path in sorted(path for pattern in patterns.split() for path in folder.glob(pattern)):
+            if path.name.startswith(".") or path.is_dir() != (kind == WEIGHTS):
+                continue
+            with suppress(OSError):  # somebody has just removed it
+                files = list(path.iterdir()) if path.is_dir() else [path]
+                size = sum(file.stat().st_size for file in files)
+                yield Entry(kind, path, size, path.stat().st_mtime, *_source(path))
+
+
+def describe(folder: Path, weights: Path) -> None:
+    """Write down in a conversion what it was made of.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    stat = weights.stat()
+    source = {"weights": str(weights.resolve()), "bytes": stat.st_size, "changed": stat.st_mtime_ns}
+    (folder / _ORIGIN).write_text(json.dumps(source), "utf-8")
+
+
+def touch(folder: Path) -> None:
+    """A conversion is used now; of a cache that cannot be written nothing is noted."""
+    with suppress(OSError):
+        os.utime(folder)
+
+
+def size_limit() -> int | None:
+    """Bytes that the cache may take; None = any number."""
+    try:
+        text = (cache_folder() / _LIMIT).read_text("ascii").strip()
+        return int(text) or None
+    except (OSError, ValueError):
+        return LIMIT
+
+
+def set_limit(most: int | None) -> list[Entry]:
+    """Keep the cache below a limit from now on -> what went.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    write_staged(cache_folder() / _LIMIT, str(most or 0))
+    return keep_within()
+
+
+def keep_within(keep: Path | None = None) -> list[Entry]:
+    """Remove conversions until the cache is below its limit -> those.
+
+    Args:
+        keep: a conversion that stays even if it is larger by itself.
+    """
+    limit, found = size_limit(), list(entries())
+    left, gone = sum(entry.bytes for entry in found), []
+    for entry in sorted(found, key=lambda entry: (not entry.gone, entry.used)):
+        if limit is None or left <= limit:
+            break
+        young = time.time() - entry.used < _IN_USE and not entry.gone
+        if entry.kind == WEIGHTS and entry.path != keep and not young and remove(entry):
+            left -= entry.bytes
+            gone.append(entry)
+    return gone
+
+
+def remove(entry: Entry) -> bool:
+    """Delete something that is kept, as a whole; False = it cannot be (on Windows a process may have it open)."""
+    path = entry.path
+    try:
+        if path.is_dir():  # half of a conversion must not look like one
+            hidden = path.with_name(f".{path.name}.part-removed-{os.getpid()}")
+            path.rename(hidden)
+            shutil.rmtree(hidden)
+        else:
+            path.unlink()
+    except OSError:
+        return False
+    return True
+
+
+def _source(path: Path) -> tuple[str | None, bool]:
+    """What a conversion was made of, and whether that is gone."""
+    try:
+        known = parse_json((path / _ORIGIN).read_bytes())
+        weights = Path(known["weights"])
+        expected = known["bytes"], known["changed"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, False
+    try:
+        stat = weights.stat()
+    except OSError:
+        return str(weights), True
+    return str(weights), (stat.st_size, stat.st_mtime_ns) != expected

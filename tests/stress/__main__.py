@@ -1,0 +1,96 @@
+"""``python -m tests.stress kills|life|engines``: what takes too long for the suite."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.manifest import Operators
+from tests.conftest import DRAFT, HEAD_METHODS, OPERATORS, TARGET
+from tests.stress.jobs import JOBS
+from tests.stress.kills import EVENTS, Place, disturb
+from tests.stress.life import Life, live, open_and_close
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.stress", description=__doc__)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--report", type=Path, help="write the figures there, as JSON")
+    commands = parser.add_subparsers(dest="command", required=True)
+    kills = commands.add_parser("kills", help="commands that are killed or lose their disk")
+    kills.add_argument("--moments", type=int, default=50, help="of each command and event")
+    kills.add_argument("--job", choices=JOBS, action="append")
+    kills.add_argument("--event", choices=EVENTS, action="append")
+    life = commands.add_parser("life", help="mixed requests, each text against plain decoding's")
+    life.add_argument("--minutes", type=float, default=60)
+    engines = commands.add_parser("engines", help="engines opened and closed")
+    engines.add_argument("--count", type=int, default=200)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="edgespec-stress-") as name:
+        work = Path(name)
+        work.chmod(0o755)
+        os.environ["EDGESPEC_CACHE"] = str(work / "cache")
+        if options.command == "kills":
+            import_for(options.job or list(JOBS))
+            place = Place(work)
+            try:
+                jobs, events = options.job or list(JOBS), options.event or list(EVENTS)
+                found = disturb(place, jobs, events, options.moments, options.seed, say)
+            finally:
+                place.close()
+            report = {f"{job}, {event}": tally.report() for (job, event), tally in found.items()}
+            bad = sum(len(tally.wrong) for tally in found.values())
+        else:
+            bundles = [bundle(work / layout, layout) for layout in OPERATORS]
+            if options.command == "life":
+                lived = live(bundles, options.seed, 60 * options.minutes, watch=tell)
+            else:
+                lived = open_and_close(bundles[1], options.count, time.monotonic())
+            report, bad = lived.report(), len(lived.wrong)
+    if options.report:
+        options.report.write_text(json.dumps(report), "utf-8")
+    say(json.dumps(report))
+    return int(bad > 0)
+
+
+def bundle(folder: Path, operators: Operators) -> Path:
+    """A bundle with every method."""
+    methods = ["speculative", "self-spec", "swift", *HEAD_METHODS]
+    Exporter(ExportOptions(TARGET, folder, methods, "int4", draft=DRAFT, threads=1, operators=operators)).run()
+    return folder
+
+
+def import_for(jobs: list[str]) -> None:
+    """What forks would import one by one."""
+    from tests.fuzz.__main__ import import_all
+
+    import_all()
+    if "train" in jobs:
+        import torch
+
+        import edgespec.export.training.train  # noqa: F401
+
+        torch.set_num_threads(1)
+
+
+def tell(life: Life) -> None:
+    """How it stands."""
+    now = life.held[-1]
+    say(f"{now}: {sum(life.requests.values())} requests, {life.tokens} tokens, {len(life.wrong)} wrong")
+
+
+def say(text: str) -> None:
+    """A line for whoever watches."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

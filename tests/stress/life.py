@@ -1,0 +1,250 @@
+"""Long life: mixed requests on open engines, each text against plain decoding's; memory and descriptors stay flat."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from statistics import median
+from typing import Any
+
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.engine.result import Result
+from tests.conftest import PROMPTS
+
+NEW = 64  # most tokens of a request
+WORKERS = 3
+SAMPLINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"repetition_penalty": 1.2},
+    {"temperature": 0.8, "seed": 3, "acceptance": "coupled"},
+    {"temperature": 1.1, "top_k": 20, "top_p": 0.9, "seed": 11, "acceptance": "coupled"},
+)
+WAYS = ("whole", "streamed", "cancelled", "abandoned", "unread", "batch", "asyncio", "stopped", "statistics")
+
+
+@dataclass(frozen=True)
+class Held:
+    """What the process holds between requests: bytes of its own memory, open descriptors, threads."""
+
+    seconds: float
+    rss: int
+    descriptors: int
+    threads: int
+
+    @classmethod
+    def now(cls, start: float) -> Held:
+        gc.collect()
+        pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+        rss = pages * os.sysconf("SC_PAGE_SIZE")
+        return cls(round(time.monotonic() - start, 1), rss, descriptors, threading.active_count())
+
+
+@dataclass
+class Life:
+    """What a life came to."""
+
+    held: list[Held] = field(default_factory=list)
+    requests: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def growth(self, of: str) -> float:
+        """The last quarter's median over that of the second quarter, less one: the first warms up."""
+        values = [getattr(one, of) for one in self.held]
+        quarter = max(1, len(values) // 4)
+        early, late = values[quarter : 2 * quarter] or values, values[-quarter:]
+        return median(late) / median(early) - 1
+
+    def report(self) -> dict[str, Any]:
+        """For a file."""
+        return {
+            "requests": dict(self.requests),
+            "tokens": self.tokens,
+            "wrong": self.wrong,
+            "rss": [one.rss for one in self.held],
+            "descriptors": [one.descriptors for one in self.held],
+            "threads": [one.threads for one in self.held],
+            "seconds": [one.seconds for one in self.held],
+            **{f"growth_{of}": self.growth(of) for of in ("rss", "descriptors", "threads")},
+        }
+
+
+class Requests:
+    """Random requests to engines whose plain texts are known."""
+
+    def __init__(self, bundles: list[Path], most_threads: int) -> None:
+        self.engines: list[Engine] = []
+        self.prompts: list[list[int]] = []
+        self.expected: dict[tuple[int, int, int], Result] = {}  # bundle, prompt, sampling
+        self.bundle_of: list[int] = []
+        for number, bundle in enumerate(bundles):
+            plain = load(bundle, threads=1, budget="off")
+            if not self.prompts:
+                ids = [plain.codec.encode(text) for text in PROMPTS[:10]]
+                whole = (plain.codec.encode(PROMPTS[18]) * plain.context)[: plain.context]
+                self.prompts = [*ids, whole[: plain.context - 20], whole[1 : plain.context - 2]]
+            for prompt, tokens in enumerate(self.prompts):
+                for sampling, params in enumerate(SAMPLINGS):
+                    result = plain.generate(tokens, method="ar", max_new_tokens=NEW, **params)
+                    self.expected[number, prompt, sampling] = result
+            plain.close()
+            for threads in range(1, most_threads + 1):
+                self.engines.append(load(bundle, threads=threads, check=False, budget="off"))
+                self.bundle_of.append(number)
+
+    def one(self, rng: Random) -> tuple[str, int, str]:
+        """Make a random request -> how, tokens it wrote, and what was wrong with its text ('' = nothing)."""
+        at = rng.randrange(len(self.engines))
+        engine, way = self.engines[at], rng.choice(WAYS)
+        prompt, sampling = rng.randrange(len(self.prompts)), rng.randrange(len(SAMPLINGS))
+        most = rng.choice((1, 7, 24, NEW))
+        methods = [*engine.methods, "auto", "chain", None]
+        settings: dict[str, Any] = {
+            "method": rng.choice(methods),
+            "max_new_tokens": most,
+            "gamma": rng.choice((None, None, 1, 3, 8)),
+            "adaptive": rng.random() < 0.8,
+            "fallback": rng.random() < 0.8,
+            "logprobs": rng.random() < 0.1,
+            "sampling": SamplingParams(**SAMPLINGS[sampling]),
+        }
+        expected = self.expected[self.bundle_of[at], prompt, sampling]
+        results = self._made(engine, way, self.prompts[prompt], settings, expected, rng)
+        what = f"engine {at}, {way}, prompt {prompt}, {settings}"
+        wrong = next((f"{what}: {found}" for one in results if (found := _wrong(one, expected, most, way))), "")
+        return f"{way} {settings['method']}", sum(len(one.tokens) for one in results), wrong
+
+    def _made(
+        self, engine: Engine, way: str, prompt: list[int], settings: dict[str, Any], expected: Result, rng: Random
+    ) -> list[Result]:
+        if way == "batch":
+            return engine.generate_batch([prompt] * rng.randint(2, 4), **settings)
+        if way == "asyncio":
+            return asyncio.run(_gathered(engine, prompt, settings))
+        if way == "stopped" and len(expected.text) > 12:
+            settings["stop"] = expected.text[8:12]
+        if way in ("whole", "stopped"):
+            return [engine.generate(prompt, **settings)]
+        if way == "statistics":
+            return [engine.generate(prompt, on_stats=lambda _: None, stats_every=2, **settings)]
+        cancel = threading.Event()
+        stream = engine.stream(prompt, cancel=cancel, **settings)
+        if way == "unread":
+            stream.close()
+            return [stream.result]
+        wanted = rng.randint(0, 6)
+        for number, _ in enumerate(stream):
+            if way == "cancelled" and number >= wanted:
+                cancel.set()
+            if way == "abandoned" and number >= wanted:
+                break
+        stream.close()
+        return [stream.result]
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+
+
+async def _gathered(engine: Engine, prompt: list[int], settings: dict[str, Any]) -> list[Result]:
+    def made() -> Result:
+        return engine.generate(prompt, **settings)
+
+    return list(await asyncio.gather(asyncio.to_thread(made), asyncio.to_thread(made)))
+
+
+def _wrong(result: Result, expected: Result, most: int, way: str) -> str:
+    """What is wrong with a text that plain decoding has written too."""
+    count = len(result.tokens)
+    if result.tokens != expected.tokens[:count]:
+        return f"{result.tokens} against {expected.tokens}"
+    if way not in ("cancelled", "abandoned", "unread", "stopped") and count != min(most, len(expected.tokens)):
+        return f"{count} tokens, finish {result.finish}, against {len(expected.tokens)}, finish {expected.finish}"
+    return ""
+
+
+def live(
+    bundles: list[Path],
+    seed: int,
+    seconds: float,
+    most: int = 1 << 60,
+    every: float = 30.0,
+    most_threads: int = 2,
+    watch: Callable[[Life], None] = lambda life: None,
+) -> Life:
+    """Requests from several threads until the time is over or so many were made; memory is looked at in between.
+
+    Args:
+        bundles: which are opened, with one thread and with every number up to ``most_threads``.
+        seed: of the requests.
+        seconds: how long.
+        most: requests.
+        every: seconds between two looks, at which no request runs.
+        watch: called after each look.
+    """
+    life, start = Life(), time.monotonic()
+    requests, lock = Requests(bundles, most_threads), threading.Lock()
+    done = 0
+    while time.monotonic() - start < seconds and done < most:
+        until = min(time.monotonic() + every, start + seconds)
+
+        def work(rng: Random, until: float = until) -> None:
+            nonlocal done
+            while time.monotonic() < until:
+                with lock:
+                    if done >= most:
+                        return
+                    done += 1
+                try:
+                    name, tokens, wrong = requests.one(rng)
+                except Exception as error:
+                    name, tokens, wrong = "error", 0, f"{type(error).__name__}: {error}"
+                with lock:
+                    life.requests[name] += 1
+                    life.tokens += tokens
+                    if wrong:
+                        life.wrong.append(wrong)
+
+        threads = [
+            threading.Thread(target=work, args=(Random(seed << 48 | len(life.held) << 8 | worker),))
+            for worker in range(WORKERS)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        life.held.append(Held.now(start))
+        watch(life)
+    requests.close()
+    return life
+
+
+def open_and_close(bundle: Path, count: int, start: float) -> Life:
+    """Engines opened, asked and closed again, one after the other."""
+    life = Life()
+    expected: list[int] | None = None
+    for number in range(count):
+        method = ("ar", "ngram", "speculative", "self-spec", "medusa", "auto")[number % 6]
+        engine = load(bundle, threads=1, check=False, budget="off")
+        result = engine.generate(PROMPTS[number % 2], method=method, max_new_tokens=16, ignore_eos=True)
+        if number % 2 == 0:
+            expected = expected or result.tokens
+            if result.tokens != expected:
+                life.wrong.append(f"{method}: {result.tokens} against {expected}")
+        engine.close()
+        del engine
+        life.requests[method] += 1
+        life.tokens += len(result.tokens)
+        life.held.append(Held.now(start))
+    return life
