@@ -121,9 +121,9 @@ def mutant(seed: Path, folder: Path, rng: Random) -> list[Change]:
 def _change(folder: Path, rng: Random) -> Change:
     if rng.random() < 0.04:
         file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
-        how = rng.choice(("gone", "folder", "outside", "loop", "private", "pipe"))
-        put(file, how)
-        return LINKS, f"{file.name}: {how}"
+        other = rng.choice(("gone", "folder", "outside", "loop", "private", "pipe"))
+        put(file, other)
+        return LINKS, f"{file.name}: {other}"
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     able = [(name, what, often, how) for name in names for what, often, how in mutators(name)]
     if not able:

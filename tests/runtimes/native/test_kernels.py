@@ -29,6 +29,8 @@ ISA_FLAGS = {
 SOURCES = ("program", "program_check", "cache", "check", "pass", "lm_heads", "attention", "dispatch",
            "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")  # fmt: skip
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
+FUZZERS = ("fuzz_program", "fuzz_cache")
+PROGRAMS = sorted(str(path) for path in (TESTS / "programs").glob("*.txt"))
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
@@ -96,14 +98,18 @@ class Program:
 
 
 def build(folder: Path, compiler: str, isas: tuple[str, ...], common: tuple[str, ...] = COMMON,
-          link: tuple[str, ...] = ()) -> Path:  # fmt: skip
-    """Compile every source with its flags, two at a time, and link; ``isas``: the files that get theirs."""
+          link: tuple[str, ...] = (), fuzzers: tuple[str, ...] = ()) -> Path:  # fmt: skip
+    """Compile every source with its flags, two at a time, and link; ``isas``: the files that get theirs.
+
+    Each of ``fuzzers`` becomes a program of its own beside the selftest.
+    """
 
     def compile_one(name: str) -> str:
         target = folder / f"{name}.o"
         # the test program itself gains nothing from being optimized
-        flags = (*common, *(ISA_FLAGS.get(name, ()) if name in isas else ()), *(("-O1",) if name in PARTS else ()))
-        source = (TESTS if name in PARTS else NATIVE) / f"{name}.cpp"
+        test = name not in SOURCES
+        flags = (*common, *(ISA_FLAGS.get(name, ()) if name in isas else ()), *(("-O1",) if test else ()))
+        source = (TESTS if test else NATIVE) / f"{name}.cpp"
         done = subprocess.run(
             [compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)], capture_output=True, text=True
         )
@@ -112,10 +118,10 @@ def build(folder: Path, compiler: str, isas: tuple[str, ...], common: tuple[str,
 
     folder.mkdir()
     with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, (*SOURCES, *PARTS)))
-    program = folder / "selftest"
-    subprocess.run([compiler, *common, *objects, *link, "-pthread", "-o", str(program)], check=True)
-    return program
+        library, parts, mains = (list(pool.map(compile_one, names)) for names in (SOURCES, PARTS, fuzzers))
+    for name, objects in (("selftest", parts), *((name, [main]) for name, main in zip(fuzzers, mains, strict=True))):
+        subprocess.run([compiler, *common, *library, *objects, *link, "-pthread", "-o", str(folder / name)], check=True)
+    return folder / "selftest"
 
 
 @cache
@@ -151,7 +157,7 @@ def sanitized(folder: Path) -> Program:
     if done.returncode != 0 or subprocess.run([str(folder / "probe")], capture_output=True).returncode != 0:
         pytest.skip("the compiler has no sanitizer runtime")
     common = tuple(flag for flag in COMMON if flag != "-O3")
-    return Program(build(folder / "sanitized", compiler, host_isas(), (*common, *SANITIZED)))
+    return Program(build(folder / "sanitized", compiler, host_isas(), (*common, *SANITIZED), fuzzers=FUZZERS))
 
 
 @pytest.fixture(scope="session", params=["dot products", "baseline"])
@@ -204,6 +210,18 @@ def test_passes_under_sanitizers(sanitized: Program) -> None:
 def test_kernels_under_sanitizers(sanitized: Program, hashes: str) -> None:
     for isa in sanitized.isas:
         assert sanitized.run("hash", isa) == hashes
+
+
+def test_programs_from_strangers_under_sanitizers(sanitized: Program) -> None:
+    """The programs themselves run, what is made of them runs or is refused, and no memory ends that pass alone."""
+    said = Program(sanitized.path.with_name("fuzz_program")).run("7", "400", *PROGRAMS)
+    assert said.startswith(f"ok 400, {len(PROGRAMS)} of {len(PROGRAMS)} seeds ran, ")
+    assert int(said.split()[-3]) > 10 * len(PROGRAMS)
+
+
+def test_caches_under_sanitizers(sanitized: Program) -> None:
+    for isa in sanitized.isas:
+        assert Program(sanitized.path.with_name("fuzz_cache")).run("7", "100", EDGESPEC_ISA=isa) == "ok 100\n"
 
 
 def test_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
