@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.drafters.registry import SPECULATIVE, needing
 from edgespec.export.attention.prepare import check_attention, prepare_attention
-from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_model
+from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.export.emitted import EmittedModel
@@ -96,6 +96,7 @@ class Exporter:
         self.target.equip(self.heads)
         self._cut_draft()
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
+        check_coded_keys(self.target.facts, self.attention)
 
     def _open_target(self) -> SourceModel:
         options = self.options

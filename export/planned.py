@@ -15,7 +15,13 @@ from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
-from edgespec.export.bundle.model_part import check_devices, check_layers, check_operators, open_described
+from edgespec.export.bundle.model_part import (
+    check_coded_keys,
+    check_devices,
+    check_layers,
+    check_operators,
+    open_described,
+)
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
@@ -101,6 +107,7 @@ def planned_bundle(
     target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
     target.with_heads(its_heads, gated=bool(set(needing("layers", "heads")) & set(wanted)))
     target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
+    check_coded_keys(arch.facts, cast(Sequence[Attention], attention))
     target.for_devices(skip if SELF_SPEC in wanted else None)
     files |= target.files()
     other: PlannedModel | None = None

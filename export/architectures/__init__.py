@@ -16,6 +16,7 @@ from edgespec.export.architectures.falcon import Falcon
 from edgespec.export.architectures.gemma import Gemma
 from edgespec.export.architectures.gemma2 import Gemma2
 from edgespec.export.architectures.gemma3 import Gemma3
+from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.glm import Glm
 from edgespec.export.architectures.glm4 import Glm4
 from edgespec.export.architectures.gpt2 import Gpt2
@@ -52,6 +53,7 @@ KINDS: tuple[type[Architecture], ...] = (
     Gemma,
     Gemma2,
     Gemma3,
+    Gemma4,
     Phi3,
     SmolLm3,
     Olmo2,

@@ -99,14 +99,16 @@ class Architecture:
         self.check()
         self.rotaries = self.rotations()
         if main := self.rotaries.get("rope"):
-            rope = {key: value for key, value in main.parameters.items() if value is not None}
-            self.facts = self.facts.model_copy(update={"rope": rope | {"dims": main.dims}})
+            rope = {key: value for key, value in main.parameters.items() if value is not None} | {"dims": main.dims}
+            if others := [rotary.dims for name, rotary in self.rotaries.items() if name != "rope"]:
+                rope["other_dims"] = others
+            self.facts = self.facts.model_copy(update={"rope": rope})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:
         """Every tensor the decoder reads, in its order, with the shape that config.json implies."""
-        ops = ShapeOps(self.facts)
+        ops = ShapeOps(self.facts, self.width)
         self.build(ops)
         return ops.found
 
@@ -181,6 +183,14 @@ class Architecture:
     def numbers(self, layer: int) -> str | None:
         """Learnt numbers of a layer's activation."""
         return None
+
+    def width(self, weight: str) -> int | None:
+        """Rows of a matrix that are not as many as its name says elsewhere; None = they are."""
+        return None
+
+    def ignores(self, name: str) -> bool:
+        """Whether a tensor of a layer in the checkpoint is of no use to any version of the model."""
+        return False
 
     def inner_size(self, hidden: int) -> int:
         """Width of the MLP."""

@@ -43,7 +43,12 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
     for name in source.index:
         layer = LAYER.search(name)
         ours = layer is not None and int(layer[1]) < arch.facts.layers and name.startswith(arch.layers_at)
-        if ours and name not in used and not BUFFERS.search(name) and not _adds_nothing(source, name):
+        if (
+            ours
+            and name not in used
+            and not BUFFERS.search(name)
+            and not (arch.ignores(name) or _adds_nothing(source, name))
+        ):
             raise ExportError(
                 f"{arch.source.path}: {name} is part of the checkpoint, but {arch.model_type} has no use for it",
                 "this is a variant that would come out wrong: open an issue with the config.json",

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
 X = TypeVar("X")
-Kind = Literal["attention", "mlp"]
+Kind = Literal["attention", "mlp", "embedding"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -64,6 +64,9 @@ class AttentionRule:
         cap: scores become cap * tanh(score / cap); 0 = they stay (arXiv 2408.00118, 2.2).
         q_norm, k_norm: norms of each head of q and k, before rotation.
         late_norms: after it instead.
+        v_norm: of each head of v.
+        dim: size of a head; 0 = the model's.
+        gives: later layers read this layer's keys and values.
     """
 
     layer: int
@@ -74,6 +77,9 @@ class AttentionRule:
     q_norm: Norm | None = None
     k_norm: Norm | None = None
     late_norms: bool = False
+    v_norm: Norm | None = None
+    dim: int = 0
+    gives: bool = False
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,25 @@ class ConvolutionRule:
     taps: str
     bias: str | None
     length: int
+
+
+@dataclass(frozen=True)
+class LayerEmbedding:
+    """A layer's own embedding of each token (per-layer embeddings of Gemma 3n and 4).
+
+    Attributes:
+        table: of all layers, [vocab, layers * width].
+        layer: whose columns are read.
+        layers: of the model.
+        width: numbers of a token in one layer.
+        scale: what they are multiplied by.
+    """
+
+    table: str
+    layer: int
+    layers: int
+    width: int
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -112,6 +137,10 @@ class Ops(Protocol[X]):
         """
         ...
 
+    def embedded(self, weight: str, scale: float) -> X:
+        """The same rows once more -> [1, T, hidden]: those of the ids, whatever the stream began with."""
+        ...
+
     def norm(self, x: X, norm: Norm) -> X:
         """Over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
         ...
@@ -126,14 +155,14 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def attention(self, q: X, k: X, v: X, rule: AttentionRule) -> X:
+    def attention(self, q: X, k: X | None, v: X | None, rule: AttentionRule) -> X:
         """Norms of heads, rotary positions, then causal grouped attention over the layer's KV.
 
         Args:
             q: [1, T, heads * head_dim].
             k: [1, T, kv_heads * head_dim], appended to the layer's keys after rotation.
             v: [1, T, kv_heads * head_dim], appended to the layer's values.
-            rule: how.
+            rule: how.  Without k and v the queries read what layer ``rule.layer`` has appended.
 
         Returns [1, T, heads * head_dim].
         """
@@ -151,10 +180,19 @@ class Ops(Protocol[X]):
         """activation(x); ``numbers`` [3]: those of ``xielu``."""
         ...
 
-    def sublayer(self, kind: Kind, layer: int, x: X, body: Callable[[X], X]) -> X:
-        """x + body(x); in a gated graph the body can be left out, pass by pass.
+    def layer_embedding(self, gate: X, given: X, rule: LayerEmbedding, activation: Activation) -> X:
+        """activation(gate) * (given + the ids' rows of the layer), [1, T, width] each."""
+        ...
 
-        The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.
+    def sublayer(self, kind: Kind, layer: int, x: X, body: Callable[[X], X], scale: str | None = None) -> X:
+        """(x + body(x)) * scale; in a gated graph all of it can be left out, pass by pass.
+
+        The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.  An
+        attention whose keys and values others read, and the sub-layer of a layer's own embedding, are left out only
+        with the whole layer.
+
+        Args:
+            scale: a tensor of one number; for the kind "embedding".
         """
         ...
 

@@ -14,7 +14,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "olmo_hybrid", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
     "gates on the output of attention": ("lfm3",),
-    "layers that share keys and values, embeddings for each layer": ("gemma3n_text", "gemma4_text"),
+    "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),
     "latent attention": ("minicpm3",),
     "linear position biases (ALiBi)": ("bloom", "mpt"),
     "encoders, and decoders that read one": (

@@ -128,6 +128,9 @@ def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tupl
     inverse = theta**-exponents
     if kind == "linear":
         return inverse / float(parameters["factor"]), 1.0
+    if kind == "proportional":  # steps as if all channels were turned, of which only the first are
+        steps = theta ** -(np.arange(0, dims, 2) / float(parameters["channels"]))
+        return steps / float(parameters.get("factor") or 1), 1.0
     if kind == "dynamic":
         factor, longest = float(parameters["factor"]), int(parameters["max_position_embeddings"])
         stretch = factor * max(context, longest) / longest - (factor - 1)

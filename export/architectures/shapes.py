@@ -4,15 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
 class ShapeOps:
-    """Runs a decoder over the widths of its activations and notes the tensors, by name, in ``found``."""
+    """Runs a decoder over the widths of its activations and notes the tensors, by name, in ``found``.
 
-    def __init__(self, facts: ModelFacts) -> None:
-        self.facts = facts
+    Args:
+        facts: sizes that all layers share.
+        width: rows of a matrix that are others, by its name; None = they are not.
+    """
+
+    def __init__(self, facts: ModelFacts, width: Callable[[str], int | None]) -> None:
+        self.facts, self._own_width = facts, width
         self.found: dict[str, tuple[int, ...]] = {}
         query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
         self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
@@ -25,6 +38,9 @@ class ShapeOps:
             self.found[positions] = self.facts.context, self.facts.hidden
         return self.facts.hidden
 
+    def embedded(self, weight: str, scale: float) -> int:
+        return self.facts.hidden
+
     def norm(self, x: int, norm: Norm) -> int:
         self.found[norm.weight] = (x,)
         if norm.bias is not None:
@@ -32,12 +48,15 @@ class ShapeOps:
         return x
 
     def linear(self, x: int, *parts: Linear, joined: bool = False) -> tuple[int, ...]:
-        return tuple(self._linear(x, part, self._widths[part.weight.split(".")[-2]]) for part in parts)
+        return tuple(
+            self._linear(x, part, self._own_width(part.weight) or self._widths[part.weight.split(".")[-2]])
+            for part in parts
+        )
 
-    def attention(self, q: int, k: int, v: int, rule: AttentionRule) -> int:
-        for norm in (rule.q_norm, rule.k_norm):
+    def attention(self, q: int, k: int | None, v: int | None, rule: AttentionRule) -> int:
+        for norm in (rule.q_norm, rule.k_norm, rule.v_norm):
             if norm is not None:
-                self.norm(self.facts.head_dim, norm)
+                self.norm(rule.dim or self.facts.head_dim, norm)
         return q
 
     def convolution(self, x: int, rule: ConvolutionRule) -> int:
@@ -54,8 +73,14 @@ class ShapeOps:
             self.found[numbers] = (3,)
         return x
 
-    def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int]) -> int:
+    def layer_embedding(self, gate: int, given: int, rule: LayerEmbedding, activation: Activation) -> int:
+        self.found[rule.table] = self.facts.vocab, rule.layers * rule.width
+        return rule.width
+
+    def sublayer(self, kind: Kind, layer: int, x: int, body: Callable[[int], int], scale: str | None = None) -> int:
         body(x)
+        if scale is not None:
+            self.found[scale] = (1,)
         return x
 
     def head(self, x: int, norm: Norm, head: Linear) -> int:

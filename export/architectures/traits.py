@@ -13,6 +13,12 @@ def traits(arch: Architecture) -> list[str]:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
     if facts.convolutions:
         found.append(f"short convolutions of {facts.taps} tokens in {len(facts.convolutions)} of {facts.layers} layers")
+    if facts.head_dims:
+        found.append(f"heads of {' and '.join(map(str, sorted(set(facts.head_dims))))}")
+    if facts.shared:
+        found.append(f"{facts.shared} of {facts.layers} layers read keys and values of earlier ones")
+    if facts.layer_embedding:
+        found.append(f"embeddings of {facts.layer_embedding} in each layer, read from the file row by row")
     for size in sorted({rule.window for rule in rules} - {0}):
         found.append(f"windows of {size} in {sum(rule.window == size for rule in rules)} of {facts.layers} layers")
     for name, rotary in arch.rotaries.items():

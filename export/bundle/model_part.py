@@ -12,7 +12,8 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.kv import ATTENTION, LEARNT
+from edgespec.runtimes.files.manifest import Attention, Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
@@ -61,11 +62,11 @@ def check_devices(arch: Architecture, devices: Sequence[DeviceName]) -> None:
     """Refuse models that a device's operators compute wrongly, or not at all.
 
     Raises:
-        UnsupportedModel: capped scores: the provider's attention leaves the cap out; short convolutions.
+        UnsupportedModel: capped scores, which the provider's attention leaves uncapped; what needs native operators.
     """
-    if devices and arch.facts.convolutions:
+    if devices and (what := arch.facts.native_only):
         raise UnsupportedModel(
-            f"--device {devices[0]}: this model has short convolutions, which only native operators compute",
+            f"--device {devices[0]}: this model has {what}, which only native operators compute",
             "use it on the CPU",
         )
     if devices and any(arch.rule(layer).cap for layer in range(arch.facts.layers)):
@@ -92,13 +93,24 @@ def check_operators(facts: ModelFacts, operators: WantedOperators) -> None:
     """Refuse stock operators for a model that they cannot run.
 
     Raises:
-        UnsupportedModel: short convolutions: ONNX Runtime has no operator that keeps their states.
+        UnsupportedModel: states of convolutions, shared keys and values, embeddings of each layer.
     """
-    if operators == "stock" and facts.convolutions:
+    if operators == "stock" and (what := facts.native_only):
         raise UnsupportedModel(
-            "--operators stock: this model has short convolutions, which only native operators compute",
+            f"--operators stock: this model has {what}, which only native operators compute",
             "leave --operators out",
         )
+
+
+def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
+    """Refuse keys in learnt codes for a model with heads of several sizes: their tables are for one.
+
+    Raises:
+        ExportError: it has.
+    """
+    coded = [name for name in names if ATTENTION[name].keys in LEARNT]
+    if coded and facts.head_dims:
+        raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
 
 
 def stock_graphs(facts: ModelFacts, gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
@@ -107,7 +119,7 @@ def stock_graphs(facts: ModelFacts, gated: bool, draft: bool, hidden: bool, pref
     A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
     and the plain one, the fastest plain decoding.  A draft needs only the latter.
     """
-    if facts.convolutions:  # see check_operators
+    if facts.native_only:  # see check_operators
         return {}
     if draft:
         return {"plain": Graph(file=prefix + MAIN)}

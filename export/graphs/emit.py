@@ -8,7 +8,15 @@ import numpy as np
 from onnx import ValueInfoProto, helper
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 from edgespec.export.graphs.emit_attention import AttentionEmitter
 from edgespec.export.graphs.emit_heads import head_logits
 from edgespec.export.graphs.formats import LINEAR, table_rows
@@ -110,7 +118,15 @@ class GraphOps(GraphPieces):
             "gate_embed", "stream", self.arch.facts.hidden, lambda: self.same(x), lambda: self.same("hidden_in")
         )
 
-    def attention(self, q: str, k: str, v: str, rule: AttentionRule) -> str:
+    def embedded(self, weight: str, scale: float) -> str:
+        raise UnsupportedModel("embeddings of each layer need native operators")
+
+    def layer_embedding(self, gate: str, given: str, rule: LayerEmbedding, activation: Activation) -> str:
+        raise UnsupportedModel("embeddings of each layer need native operators")
+
+    def attention(self, q: str, k: str | None, v: str | None, rule: AttentionRule) -> str:
+        if k is None or v is None:
+            raise UnsupportedModel("layers that share keys and values need native operators")
         return self._attention.emit(q, k, v, self.packed.get((q, k, v)), rule, self._kv_names)
 
     def convolution(self, x: str, rule: ConvolutionRule) -> str:
@@ -129,7 +145,7 @@ class GraphOps(GraphPieces):
             return y if activation == "relu" else self.graph.node("Mul", [y, y])
         return self.graph.node("Gelu", [x], approximate="tanh" if activation == "gelu_tanh" else "none")
 
-    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
+    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str], scale: str | None = None) -> str:
         graph = self.graph
         kv = [f"present.{layer}.{name}" for name in ("key", "value")] if kind == "attention" else []
         if not self.gates:

@@ -110,7 +110,7 @@ class DeviceOps(GraphOps):
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> str:
         return super().embed(weight, scale, positions) if self._range.start == 0 else "hidden_in"
 
-    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str]) -> str:
+    def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str], scale: str | None = None) -> str:
         skipped = self.skip.attention if kind == "attention" else self.skip.mlp
         if layer not in self._range or layer in skipped:
             return x

@@ -17,7 +17,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
@@ -69,15 +77,14 @@ class NativeOps:
         more: dict[str, int | float] = {"scale": float(scale)} if scale != 1 else {}
         if positions is not None:
             more["positions"] = program.stored(positions)
-        sizes = {"n": facts.vocab, "k": facts.hidden, "out": out.id}
-        if (table := f"{weight}.table") not in self.storage.entries:
-            program.step("embed", w=program.matrix(Linear(weight)), kind=program.kind(weight), **sizes, **more)
-        else:
-            exact, w = f"{table}_scales" not in self.storage.entries, program.stored(table)
-            bias = -1 if exact else program.stored(f"{table}_scales")
-            program.step("embed", w=w, kind="r32" if exact else "r8", **sizes, bias=bias, **more)
+        self._look_up(weight, out, more)
         program.gate_all(self.gates.embed)
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
+        return out
+
+    def embedded(self, weight: str, scale: float) -> Value:
+        out = self.program.floats("embedded", self.arch.facts.hidden)
+        self._look_up(weight, out, {"scale": float(scale)})
         return out
 
     def norm(self, x: Value, norm: Norm) -> Value:
@@ -94,29 +101,33 @@ class NativeOps:
             return tuple(Product(x, parts, i) for i in range(len(parts)))
         return tuple(Product(x, (part,), 0) for part in parts)
 
-    def attention(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> Value:
-        facts, program = self.arch.facts, self.program
-        fields: dict[str, int | float] = {"dim": facts.head_dim, "heads": facts.heads, "kv": facts.kv_heads,
+    def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
+        facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
+        fields: dict[str, int | float] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
                                           "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
         if rule.rotary:
             cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
             fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
             fields |= {"growth": program.input(growth)} if growth else {}
-        if rule.q_norm and rule.k_norm:
-            fields |= {"qnorm": program.vector(rule.q_norm.weight), "knorm": program.vector(rule.k_norm.weight),
-                       "eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})  # fmt: skip
-        if isinstance(q, Product) and isinstance(k, Product) and isinstance(v, Product) and q.x == k.x == v.x:
-            parts = tuple(value.parts[value.part] for value in (q, k, v))
+        norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
+        if any(norms.values()):
+            fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
+            fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
+        given = [value for value in (q, k, v) if value is not None]
+        products = [value for value in given if isinstance(value, Product)]
+        if len(products) == len(given) and isinstance(q, Product) and all(value.x == q.x for value in products):
+            parts = tuple(value.parts[value.part] for value in products)
+            fields |= {"shared": 1} if k is None else {}
             act = self._acts(q.x, "hidden", parts)
             program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
                          kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
         else:
-            rows = [self._as_floats(value, use) for value, use in ((q, "query"), (k, "key"), (v, "value"))]
+            rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
             program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
-        out = program.floats("attention", facts.heads * facts.head_dim)
+        out = program.floats("attention", facts.heads * dim)
         limits = {"window": rule.window} if rule.window else {}
         caps = {"cap": float(rule.cap)} if rule.cap else {}
-        program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=facts.head_dim, out=out.id,
+        program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
                      **limits, **caps)  # fmt: skip
         return out
 
@@ -149,14 +160,23 @@ class NativeOps:
         self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
         return out
 
-    def sublayer(self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value]) -> Value:
+    def layer_embedding(self, gate: Value, given: Value, rule: LayerEmbedding, activation: Activation) -> Value:
+        program, table = self.program, f"{rule.table}.table"
+        out, base = self._as_floats(gate, "layer gate"), self._as_floats(given, "layer")
+        program.step("blend", x=out.id, base=base.id, **self._rows(table), n=self.arch.facts.vocab, k=rule.width,
+                     times=rule.layers, first=rule.layer, scale=float(rule.scale), fn=activation)  # fmt: skip
+        return out
+
+    def sublayer(
+        self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None = None
+    ) -> Value:
         if not isinstance(x, Floats):
             raise ExportError("native operators expect a residual stream")
 
         def steps() -> None:
             y = body(x)
             if isinstance(y, Normed):
-                self._norm(y, x, add=1)
+                self._norm(y, x, add=1, scale=1.0 if scale is None else float(self.arch.source.read(scale)[0]))
             elif isinstance(y, Product):
                 self._multiply(y, x, add=True)
             else:
@@ -164,7 +184,10 @@ class NativeOps:
 
         self._ready.clear()
         self._inside = True
-        self.program.gated(2 * layer + (kind == "mlp"), steps)
+        if kind == "embedding" or (kind == "attention" and self.arch.facts.shared and self.arch.rule(layer).gives):
+            self.program.gated(2 * layer, steps, 2 * layer + 1)
+        else:
+            self.program.gated(2 * layer + (kind == "mlp"), steps)
         self._inside = False
         self._beside = 0 if kind == "mlp" else self._beside
         return x
@@ -175,6 +198,21 @@ class NativeOps:
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _look_up(self, weight: str, out: Floats, more: dict[str, int | float]) -> None:
+        """Rows of the embedding into a buffer."""
+        program, sizes = self.program, {"n": self.arch.facts.vocab, "k": out.width, "out": out.id}
+        if (table := f"{weight}.table") in self.storage.entries:
+            program.step("embed", **self._rows(table), **sizes, **more)
+        else:
+            program.step("embed", w=program.matrix(Linear(weight)), kind=program.kind(weight), **sizes, **more)
+
+    def _rows(self, table: str) -> dict[str, int | str]:
+        """A table that is only looked up, as steps name it."""
+        scales = f"{table}_scales"
+        if scales not in self.storage.entries:
+            return {"w": self.program.stored(table), "kind": "r32"}
+        return {"w": self.program.stored(table), "kind": "r8", "bias": self.program.stored(scales)}
 
     def _as_floats(self, x: Value, use: str) -> Floats:
         """A value as float32, computing what still waits."""
@@ -194,8 +232,8 @@ class NativeOps:
         self._norm(x, out)
         return out
 
-    def _norm(self, x: Normed, out: Floats, add: int = 0) -> None:
-        more = {"add": add} if add else {}
+    def _norm(self, x: Normed, out: Floats, add: int = 0, scale: float = 1.0) -> None:
+        more: dict[str, int | float] = ({"add": add} if add else {}) | ({"scale": scale} if scale != 1 else {})
         self.program.step("norm", x=x.x.id, **self.program.norm(x.norm), k=x.x.width, out=out.id, **more)
 
     def _acts(self, x: Value, use: str, parts: tuple[Linear, ...]) -> Acts:

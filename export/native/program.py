@@ -55,12 +55,12 @@ class ProgramWriter:
         self._steps.append(" ".join([op, *(f"{key}={value:.9g}" if isinstance(value, float) else f"{key}={value}"
                                            for key, value in fields.items())]))  # fmt: skip
 
-    def gated(self, index: int, body: Callable[[], None]) -> None:
-        """The steps that ``body`` adds, behind a gate."""
+    def gated(self, index: int, body: Callable[[], None], other: int | None = None) -> None:
+        """The steps that ``body`` adds, behind a gate, or behind two of which one is enough."""
         outer, self._steps = self._steps, []
         body()
         inner, self._steps = self._steps, outer
-        self.step("gate", index=index, skip=len(inner))
+        self.step("gate", index=index, skip=len(inner), **({} if other is None else {"other": other}))
         self._steps += inner
 
     def gate_all(self, index: int) -> None:

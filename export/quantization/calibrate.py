@@ -13,7 +13,15 @@ from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.drift import Correction
@@ -83,6 +91,7 @@ class CalibrationOps(NumpyOps):
         super().__init__(arch, sequences[0].tolist(), None, progress)
         self.sequences, self.quantizer, self.bits, self.spool = sequences, quantizer, bits, spool
         self._writers = residual_writers(arch)
+        self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
         self._product = True  # whether anybody needs what a matrix gives
         self._stream: Array = np.empty(0, np.float32)  # before this sub-layer
 
@@ -111,14 +120,25 @@ class CalibrationOps(NumpyOps):
         correction = self._correction(x, parts[0], products) if self.quantizer.corrects else None
         return tuple(self._quantized(x, part, quantize, correction) for part in parts)
 
-    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
+    def sublayer(
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
+    ) -> Array:
         self._stream = x
-        return super().sublayer(kind, layer, x, body)
+        return super().sublayer(kind, layer, x, body, scale)
 
-    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
-        one = super().attention
-        each = [slice(s, s + 1) for s in range(len(q))]
-        return np.concatenate([one(q[s], k[s], v[s], rule) for s in each])
+    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
+        found = []
+        for s in range(len(q)):
+            self.given = self._given.setdefault(s, {})
+            own = slice(s, s + 1)
+            keys, values = None if k is None else k[own], None if v is None else v[own]
+            found.append(super().attention(q[own], keys, values, rule))
+        return np.concatenate(found)
+
+    def layer_embedding(self, gate: Array, given: Array, rule: LayerEmbedding, activation: Activation) -> Array:
+        columns = slice(rule.layer * rule.width, (rule.layer + 1) * rule.width)
+        rows = self._rows(rule.table, self.sequences, columns) * np.float32(rule.scale)
+        return self.gated(gate, given + np.concatenate([rows, rows]), activation)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         for s in range(len(gate)):  # in place: the widest of all activations
@@ -178,7 +198,12 @@ class _Trace:
         self.last = parts[-1].weight if len(parts) == 1 else ""
         return (None,) * len(parts)
 
+    def embedded(self, weight: str, scale: float) -> None: ...
+
     def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.last = ""
+
+    def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:
         self.last = ""
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
@@ -190,7 +215,7 @@ class _Trace:
     def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
         self.last = ""
 
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:
+    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None = None) -> None:
         body(None)
         self.ends.add(self.last)
 

@@ -12,7 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 
 Array = NDArray[np.float32]
 
@@ -41,11 +49,14 @@ class NumpyOps:
         self.angles = {
             name: rotary.tables(len(self.tokens), arch.facts.context) for name, rotary in arch.rotaries.items()
         }
+        self._own: Array | None = None  # the tokens' rows in the embeddings of all layers
+        self.given: dict[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:  # [1, T, hidden]
-        wanted, inverse = np.unique(self.tokens, return_inverse=True)
-        rows = np.concatenate([self.source.read(weight, slice(int(token), int(token) + 1)) for token in wanted])
-        return self._placed(rows[inverse][None], scale, positions)
+        return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
+
+    def embedded(self, weight: str, scale: float) -> Array:
+        return self.embed(weight, scale)
 
     def norm(self, x: Array, norm: Norm) -> Array:
         x = x - x.mean(-1, keepdims=True) if norm.centered else x
@@ -56,13 +67,19 @@ class NumpyOps:
     def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
         return tuple(self._linear(x, part) for part in parts)
 
-    def attention(self, q: Array, k: Array, v: Array, rule: AttentionRule) -> Array:
+    def attention(self, q: Array, k: Array | None, v: Array | None, rule: AttentionRule) -> Array:
         facts = self.arch.facts
-        q, k = self._heads(q, facts.heads), self._heads(k, facts.kv_heads)
-        q, k = (self._placed_heads(x, norm, rule) for x, norm in ((q, rule.q_norm), (k, rule.k_norm)))
+        q = self._placed_heads(self._heads(q, facts.heads), rule.q_norm, rule)
+        if k is None or v is None:
+            k, v = self.given[rule.layer]
+        else:
+            k = self._placed_heads(self._heads(k, facts.kv_heads), rule.k_norm, rule)
+            v = self._heads(v, facts.kv_heads)  # [kv_heads, T, head_dim]
+            v = self.norm(v, rule.v_norm) if rule.v_norm else v
+        if rule.gives:
+            self.given[rule.layer] = k, v
         if rule.rotary and (growth := self.arch.rotaries[rule.rotary].growth(q.shape[1])) is not None:
             q = q * growth[:, None]
-        v = self._heads(v, facts.kv_heads)  # [kv_heads, T, head_dim]
         length, group = q.shape[1], facts.heads // facts.kv_heads
         hidden = np.triu(np.ones((length, length), bool), 1)
         if rule.window:
@@ -88,8 +105,24 @@ class NumpyOps:
     def activate(self, x: Array, activation: Activation, numbers: str | None = None) -> Array:
         return xielu(x, self.source.read(numbers)) if numbers else ACTIVATE[activation](x)
 
-    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
+    def layer_embedding(self, gate: Array, given: Array, rule: LayerEmbedding, activation: Activation) -> Array:
+        if self._own is None:
+            self._own = self._rows(rule.table, self.tokens, slice(None))  # [T, layers * width]
+        own = self._own[:, rule.layer * rule.width : (rule.layer + 1) * rule.width]
+        return self.gated(gate, given + own * np.float32(rule.scale), activation)
+
+    def _rows(self, name: str, ids: NDArray[np.int64], columns: slice) -> Array:  # [..] -> [.., columns]
+        """Some columns of the rows of a matrix that belong to tokens."""
+        wanted, inverse = np.unique(ids, return_inverse=True)
+        rows = [self.source.read(name, slice(int(token), int(token) + 1), columns) for token in wanted]
+        return np.concatenate(rows)[inverse.reshape(ids.shape)]
+
+    def sublayer(
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
+    ) -> Array:
         y = x + body(x)
+        if kind == "embedding":
+            return y if scale is None else y * self.source.read(scale)
         self.done += 1
         if self.progress:
             self.progress(self.done)

@@ -79,6 +79,8 @@ class _Filler:
             yield from self._matrix(name, self.plan.matrices[name])
         elif content == "rows":
             yield from self._table(name)
+        elif content == "parts":
+            yield from self._parts(name)
         elif content == "vector":
             yield name, [self.source.read(name)]
         elif content == "angles":
@@ -99,6 +101,21 @@ class _Filler:
             return
         pieces = (quantize.quantize_channel(piece, quantize.EMBEDDING_LEVELS) for piece in self.source.pieces(name))
         yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces)
+
+    def _parts(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """The same with a scale for each part of a row: embeddings of all layers."""
+        if f"{name}.table_scales" not in self.plan.entries:
+            yield f"{name}.table", self.source.pieces(name)
+            return
+        parts = self.plan.entries[f"{name}.table_scales"].dims[1]
+
+        def pieces() -> Pieces:
+            for piece in self.source.pieces(name):
+                rows = piece.reshape(len(piece) * parts, -1)
+                levels, scales = quantize.quantize_channel(rows, quantize.EMBEDDING_LEVELS)
+                yield levels.reshape(piece.shape), scales.reshape(len(piece), parts)
+
+        yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces())
 
     def _matrix(self, name: str, matrix: Matrix) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
         packed, levels, scales = matrix.packed, f"{name}.levels", f"{name}.scales"

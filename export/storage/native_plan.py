@@ -7,7 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.export.storage.layout import PACKED_KINDS
 from edgespec.export.storage.plan import Matrix, StoragePlan
@@ -32,6 +40,8 @@ class NativePlan(StoragePlan):
         self._positions(positions)
         self._embedding(weight)
 
+    def embedded(self, weight: str, scale: float) -> None: ...
+
     def norm(self, x: _Waiting | None, norm: Norm) -> _Waiting | None:
         self._ready(x)
         if self.inside:
@@ -45,12 +55,11 @@ class NativePlan(StoragePlan):
     def attention(self, q: _Waiting | None, k: _Waiting | None, v: _Waiting | None, rule: AttentionRule) -> None:
         if rule.rotary:
             self._angles(rule.rotary)
-        if rule.q_norm and rule.k_norm:
-            self._vectors(rule.q_norm.weight, rule.k_norm.weight)
+        self._vectors(*(norm.weight for norm in (rule.q_norm, rule.k_norm, rule.v_norm) if norm))
         parts = [x.what for x in (q, k, v) if x is not None and isinstance(x.what, Linear)]
-        if q is not None and len(parts) == 3:
+        if q is not None and len(parts) == sum(x is not None for x in (q, k, v)):
             self._ready(q.x)
-            self._matrix(*parts, head_dim=self.arch.facts.head_dim)
+            self._matrix(*parts, head_dim=rule.dim or self.arch.facts.head_dim)
             self._bias(parts)
         else:
             for x in (q, k, v):
@@ -69,12 +78,24 @@ class NativePlan(StoragePlan):
         for part in parts:
             self._bias((part,))
 
+    def layer_embedding(
+        self, gate: _Waiting | None, given: _Waiting | None, rule: LayerEmbedding, activation: Activation
+    ) -> None:
+        self._ready(gate)
+        self._ready(given)
+        self._layer_embedding(rule)
+
     def activate(self, x: _Waiting | None, activation: Activation, numbers: str | None = None) -> None:
         self._ready(x)
         self._vectors(numbers)
 
     def sublayer(
-        self, kind: Kind, layer: int, x: _Waiting | None, body: Callable[[_Waiting | None], _Waiting | None]
+        self,
+        kind: Kind,
+        layer: int,
+        x: _Waiting | None,
+        body: Callable[[_Waiting | None], _Waiting | None],
+        scale: str | None = None,
     ) -> _Waiting | None:
         self.inside = True
         self._ready(body(x))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Linear, Norm
+from edgespec.export.architectures.ops import LayerEmbedding, Linear, Norm
 from edgespec.export.heads.description import HeadPlan, is_head
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
 from edgespec.export.source.extended import ExtendedCheckpoint
@@ -23,7 +23,7 @@ from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, WeightLayout
 from edgespec.runtimes.files.manifest import Format, Layout
 from edgespec.runtimes.files.packing import Packed
 
-Content = Literal["matrix", "rows", "vector", "angles", "positions"]
+Content = Literal["matrix", "rows", "parts", "vector", "angles", "positions"]
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,15 @@ class StoragePlan(WeightLayout):
         self.add(f"{name}.table", (n, k), np.float32 if self.form == "fp32" else np.int8)
         if self.form != "fp32":
             self.add(f"{name}.table_scales", (n, 1), np.float32)
+
+    def _layer_embedding(self, rule: LayerEmbedding) -> None:
+        """The embeddings of all layers, [vocab, layers * width], only looked up: a scale for each layer's part."""
+        name, (vocab, width) = rule.table, self.shapes[rule.table]
+        if f"{name}.table" not in self.entries:
+            self.contents.append(("parts", name))
+            self.add(f"{name}.table", (vocab, width), np.float32 if self.form == "fp32" else np.int8)
+            if self.form != "fp32":
+                self.add(f"{name}.table_scales", (vocab, rule.layers), np.float32)
 
     def _matrix(self, *parts: Linear, head_dim: int = 0) -> None:
         names = tuple(part.weight for part in parts)

@@ -7,7 +7,15 @@ from collections.abc import Callable
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, AttentionRule, ConvolutionRule, Kind, Linear, Norm
+from edgespec.export.architectures.ops import (
+    Activation,
+    AttentionRule,
+    ConvolutionRule,
+    Kind,
+    LayerEmbedding,
+    Linear,
+    Norm,
+)
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
 from edgespec.export.storage.plan import Matrix, StoragePlan
@@ -27,6 +35,8 @@ class StockPlan(StoragePlan):
         self._embedding(weight)
         self._positions(positions)
 
+    def embedded(self, weight: str, scale: float) -> None: ...
+
     def norm(self, x: None, norm: Norm) -> None:
         self._norm(norm)
 
@@ -37,7 +47,7 @@ class StockPlan(StoragePlan):
         return (None,) * len(parts)
 
     def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
-        for norm in (rule.q_norm, rule.k_norm):
+        for norm in (rule.q_norm, rule.k_norm, rule.v_norm):
             if norm is not None:
                 self._norm(norm)
 
@@ -49,7 +59,10 @@ class StockPlan(StoragePlan):
     def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
         self._vectors(numbers)
 
-    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None]) -> None:
+    def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:
+        self._layer_embedding(rule)
+
+    def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None = None) -> None:
         body(x)
 
     def head(self, x: None, norm: Norm, head: Linear) -> None:

@@ -86,7 +86,8 @@ def _check_size(folder: Path, part: ModelPart, size: int) -> None:
     """Refuse facts that this many bytes of weights cannot hold: buffers and caches are made as large as facts say."""
     f = part.facts
     per_layer = f.hidden * (f.head_dim * 2 * (f.heads + f.kv_heads) + 2 * f.intermediate)
-    least = (f.layers * per_layer + f.vocab * f.hidden) // 2 if part.origin == "edgespec" else f.kv_bytes_per_token
+    each = f.hidden + f.layers * f.layer_embedding
+    least = (f.layers * per_layer + f.vocab * each) // 2 if part.origin == "edgespec" else f.kv_bytes_per_token
     if size < least:
         raise BundleError(
             f"{folder / MANIFEST}: the facts are those of a model of at least {least} bytes, but {part.weights} has "

@@ -46,12 +46,15 @@ class KvFormat:
     def header_bytes(self, facts: ModelFacts) -> int:
         """Bytes of states and exact keys, all layers."""
         rows = self.ring + SINK_ROWS if self.ring else 0
-        return state_bytes(facts) + facts.kv_layers * facts.kv_heads * rows * padded_dim(facts) * 2
+        return state_bytes(facts) + facts.kv_heads * rows * sum(map(padded, facts.dims)) * 2
 
     def block_bytes(self, facts: ModelFacts) -> int:
         """Bytes of 128 tokens, all layers."""
-        head = sum(head_bytes(name, padded_dim(facts)) for name in (self.keys, self.values, self.codes) if name)
-        return facts.kv_layers * facts.kv_heads * head
+        return facts.kv_heads * sum(self.layer_head_bytes(dim) for dim in facts.dims)
+
+    def layer_head_bytes(self, dim: int) -> int:
+        """Bytes of 128 tokens of one head of ``dim``."""
+        return sum(head_bytes(name, padded(dim)) for name in (self.keys, self.values, self.codes) if name)
 
     def nbytes(self, facts: ModelFacts, tokens: int) -> int:
         """Bytes of a cache of at least this many tokens."""
@@ -98,9 +101,14 @@ def state_bytes(facts: ModelFacts) -> int:
     return len(facts.convolutions) * STATE_ROWS * facts.hidden * 4
 
 
+def padded(dim: int) -> int:
+    """A head's size rounded up to vectors."""
+    return -(-dim // TILE) * TILE
+
+
 def padded_dim(facts: ModelFacts) -> int:
-    """head_dim rounded up to vectors."""
-    return -(-facts.head_dim // TILE) * TILE
+    """The same of the largest head."""
+    return padded(max(facts.dims))
 
 
 def head_bytes(name: str, dim: int) -> int:

@@ -5,13 +5,12 @@ from __future__ import annotations
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import (
     MOST_GUESSES,
     MOST_WIDTH,
-    Context,
     Count,
     Guesses,
     Layer,
@@ -26,8 +25,9 @@ from edgespec.runtimes.files.bounds import (
     Token,
     Tokens,
     Vocab,
-    Width,
 )
+from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
+from edgespec.runtimes.files.facts import Part as _Part
 from edgespec.runtimes.files.json_file import read_json, validated
 
 SCHEMA = 2
@@ -53,41 +53,6 @@ def _inside(path: str) -> str:
 
 
 InsidePath = Annotated[str, AfterValidator(_inside)]
-
-
-class _Part(BaseModel):
-    """Common settings: unknown keys are errors, so that a typo in a manifest cannot pass silently."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class ModelFacts(_Part):
-    """What decoding and planning need to know of a model; sizes in elements."""
-
-    architecture: str
-    layers: Layer = Field(gt=0)
-    hidden: Width
-    intermediate: Width
-    heads: Width
-    kv_heads: Width
-    head_dim: Width
-    vocab: Vocab
-    context: Context = Field(description="most tokens of one sequence")
-    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
-    tied: bool = False
-    parameters: Count = 0
-    convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
-    taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of float32 keys and values of one token."""
-        return 2 * self.kv_layers * self.kv_heads * self.head_dim * 4
-
-    @property
-    def kv_layers(self) -> int:
-        """Layers with keys and values."""
-        return self.layers - len(self.convolutions)
 
 
 class SkipSetPart(_Part):
@@ -217,6 +182,10 @@ class ModelPart(_Part):
             raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
         if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
             raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
+        if facts.shared >= facts.layers or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
+            raise ValueError(
+                f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
+            )
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:

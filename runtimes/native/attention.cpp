@@ -35,6 +35,7 @@ static int64_t first_seen(const Visible& v, int window) {
 
 void Pass::plan_queries(const Step& s) {
   const size_t count = size_t(in_.rows) * s.heads;
+  dim_ = round_up(s.dim, kTile);
   queries_ = static_cast<Query*>(scratch_.queries.get(count * sizeof(Query)));
   scratch_.query_floats.get(count * dim_ * 4);
   scratch_.query_bytes.get(count * dim_);

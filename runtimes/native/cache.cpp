@@ -26,9 +26,9 @@ float levels_of(const Kernels& k, const float* x, int dim, int8_t* levels) {
 
 }  // namespace
 
-void Cache::put_key(const Kernels& k, KvFormat format, uint8_t* block, const float* table, int token,
+void Cache::put_key(const Kernels& k, KvFormat format, uint8_t* block, int dim, const float* table, int token,
                     const float* key) const {
-  const int dim = layout_.dim, tile = token / 16, column = token % 16;
+  const int tile = token / 16, column = token % 16;
   switch (format) {
     case kKvF32: {
       float* out = reinterpret_cast<float*>(block) + size_t(tile) * dim * 16 + column;
@@ -73,8 +73,7 @@ void Cache::put_key(const Kernels& k, KvFormat format, uint8_t* block, const flo
   }
 }
 
-void Cache::put_value(const Kernels& k, uint8_t* block, int token, const float* value) const {
-  const int dim = layout_.dim;
+void Cache::put_value(const Kernels& k, uint8_t* block, int dim, int token, const float* value) const {
   switch (layout_.values) {
     case kKvF32: std::memcpy(block + size_t(token) * dim * 4, value, size_t(dim) * 4); return;
     case kKvF16: k.to_half(value, dim, reinterpret_cast<uint16_t*>(block) + size_t(token) * dim); return;
@@ -90,13 +89,14 @@ void Cache::put_value(const Kernels& k, uint8_t* block, int token, const float* 
 void Cache::append(const Kernels& k, const CodeTables& tables, int layer, int head, int64_t token, const float* key,
                    const float* value) const {
   const int64_t block = token / kKvBlock;
-  const int at = static_cast<int>(token % kKvBlock);
+  const int at = static_cast<int>(token % kKvBlock), dim = layout_.dim_of(layer);
   const auto table = [&](KvFormat format) {
     return tables.of[format] ? tables.at(format, layout_, layer, head) : nullptr;
   };
-  put_key(k, layout_.keys, keys(block, layer, head), table(layout_.keys), at, key);
-  if (layout_.codes != kKvNone) put_key(k, layout_.codes, codes(block, layer, head), table(layout_.codes), at, key);
-  put_value(k, values(block, layer, head), at, value);
+  put_key(k, layout_.keys, keys(block, layer, head), dim, table(layout_.keys), at, key);
+  if (layout_.codes != kKvNone)
+    put_key(k, layout_.codes, codes(block, layer, head), dim, table(layout_.codes), at, key);
+  put_value(k, values(block, layer, head), dim, at, value);
   if (!layout_.ring) return;
   uint16_t half[kMaxHeadDim];
   k.to_half(key, layout_.dim, half);
@@ -108,8 +108,7 @@ void Cache::append(const Kernels& k, const CodeTables& tables, int layer, int he
   put(kSinkRows + token % layout_.ring);
 }
 
-void Cache::move_key(KvFormat format, const uint8_t* from, int a, uint8_t* to, int b) const {
-  const int dim = layout_.dim;
+void Cache::move_key(KvFormat format, int dim, const uint8_t* from, int a, uint8_t* to, int b) const {
   const auto strided = [&](size_t item, size_t pitch, int count) {  // a token's items lie `pitch` apart in its tile
     const uint8_t* source = from + size_t(a / 16) * pitch * count + a % 16 * item;
     uint8_t* target = to + size_t(b / 16) * pitch * count + b % 16 * item;
@@ -138,13 +137,14 @@ void Cache::move_key(KvFormat format, const uint8_t* from, int a, uint8_t* to, i
 }
 
 void Cache::move(int64_t from, int64_t to) const {
-  const int dim = layout_.dim, a = int(from % kKvBlock), b = int(to % kKvBlock);
+  const int a = int(from % kKvBlock), b = int(to % kKvBlock);
   for (int layer = 0; layer < layout_.states; ++layer)
     std::memcpy(state(layer, to), state(layer, from), size_t(layout_.state_width) * 4);
   for (int layer = 0; layer < layout_.layers; ++layer)
     for (int head = 0; head < layout_.heads; ++head) {
-      move_key(layout_.keys, keys(from / kKvBlock, layer, head), a, keys(to / kKvBlock, layer, head), b);
-      move_key(layout_.codes, codes(from / kKvBlock, layer, head), a, codes(to / kKvBlock, layer, head), b);
+      const int dim = layout_.dim_of(layer);
+      move_key(layout_.keys, dim, keys(from / kKvBlock, layer, head), a, keys(to / kKvBlock, layer, head), b);
+      move_key(layout_.codes, dim, codes(from / kKvBlock, layer, head), a, codes(to / kKvBlock, layer, head), b);
       const uint8_t* source = values(from / kKvBlock, layer, head);
       uint8_t* target = values(to / kKvBlock, layer, head);
       if (layout_.values == kKvInt8) {

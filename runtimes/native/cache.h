@@ -23,14 +23,14 @@ class Cache {
   Cache(uint8_t* base, const KvLayout& layout) : base_(base), layout_(layout) {}
 
   uint8_t* keys(int64_t block, int layer, int head) const {
-    return base_ + layout_.header_bytes() + size_t(block) * layout_.block_bytes() + layer * layout_.layer_bytes() +
-           head * layout_.head_bytes();
+    return base_ + layout_.header_bytes() + size_t(block) * layout_.block_bytes() + layout_.layer_start(layer) +
+           head * layout_.head_bytes(layer);
   }
   uint8_t* codes(int64_t block, int layer, int head) const {
-    return keys(block, layer, head) + key_bytes(layout_.keys, layout_.dim);
+    return keys(block, layer, head) + key_bytes(layout_.keys, layout_.dim_of(layer));
   }
   uint8_t* values(int64_t block, int layer, int head) const {
-    return codes(block, layer, head) + key_bytes(layout_.codes, layout_.dim);
+    return codes(block, layer, head) + key_bytes(layout_.codes, layout_.dim_of(layer));
   }
   // Exact keys [rows / 16][dim][16]: a tile for the first tokens, then the ring.
   uint16_t* recent(int layer, int head) const {
@@ -49,10 +49,10 @@ class Cache {
   void move(int64_t from, int64_t to) const;
 
  private:
-  void put_key(const Kernels& k, KvFormat format, uint8_t* block, const float* table, int token,
+  void put_key(const Kernels& k, KvFormat format, uint8_t* block, int dim, const float* table, int token,
                const float* key) const;
-  void put_value(const Kernels& k, uint8_t* block, int token, const float* value) const;
-  void move_key(KvFormat format, const uint8_t* from, int a, uint8_t* to, int b) const;
+  void put_value(const Kernels& k, uint8_t* block, int dim, int token, const float* value) const;
+  void move_key(KvFormat format, int dim, const uint8_t* from, int a, uint8_t* to, int b) const;
 
   uint8_t* base_;
   const KvLayout& layout_;

@@ -67,8 +67,8 @@ void Pass::check() const {
   int64_t last = 0;
   for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
   for (const Step& s : program_.steps) {
-    for (const int id :
-         {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.gate, s.up, s.upbias})
+    for (const int id : {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.vnorm,
+                         s.gate, s.up, s.upbias})
       known(id);
     switch (s.op) {
       case Op::kEmbed:
@@ -82,12 +82,19 @@ void Pass::check() const {
         break;
       case Op::kHeads:
         if (s.qx < 0) {
-          matrix(s.w, s.kind, (s.heads + 2 * s.kv) * round_up(s.dim, kTile), s.k);
-          vector(s.bias, size_t(s.heads + 2 * s.kv) * s.dim);
+          const int heads = s.heads + (s.shared ? 0 : 2 * s.kv);
+          matrix(s.w, s.kind, heads * round_up(s.dim, kTile), s.k);
+          vector(s.bias, size_t(heads) * s.dim);
         }
         vector(s.qnorm, s.dim);
         vector(s.growth, last + 1);
         vector(s.knorm, s.dim);
+        vector(s.vnorm, s.dim);
+        break;
+      case Op::kBlend:
+        if (in_.weights[s.w].bytes != size_t(s.n) * s.times * s.k * (s.kind == kR8 ? 1 : 4))
+          fail("a table of rows is of another size");
+        if (s.kind == kR8) vector(s.bias, size_t(s.n) * s.times);
         break;
       case Op::kActivate: vector(s.w, 3); break;
       case Op::kConvolve:
@@ -112,7 +119,7 @@ void Pass::check() const {
     }
   }
   program_.each(in_.gates, [&](const Step& s) {
-    if (s.op == Op::kEmbed) {
+    if (s.op == Op::kEmbed || s.op == Op::kBlend) {
       for (int r = 0; r < in_.rows; ++r)
         if (tokens[r] < 0 || tokens[r] >= s.n)
           fail("token " + std::to_string(tokens[r]) + " is outside the vocabulary");

@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace edgespec {
 
@@ -61,7 +62,8 @@ inline int rows_in_group(int rows, int group) {
 // ---- the KV cache of one sequence -----------------------------------------------------------------------------------
 //
 // [states][recent keys][blocks of 128 tokens], a block = [layer][kv head][keys | codes | values].  Everything of a
-// token range lies together, so that growing a cache is copying its bytes to the front of a larger one.
+// token range lies together, so that growing a cache is copying its bytes to the front of a larger one.  Layers whose
+// heads are of different sizes have neither codes nor recent keys.
 //   keys f32, f16: 8 tiles [head_dim][16].          int8: 8 tiles [head_dim / 4][16][4] of k + 128, then 128 scales.
 //   int4: 8 tiles [head_dim / 8][16][4], low nibble = first four dimensions.      (scale and zero point per channel)
 //   nomad: [head_dim / d_sub][64], byte b: low nibble = token (b & 1) * 32 + b / 2, high nibble = that + 64.
@@ -93,7 +95,8 @@ inline bool is_coded(KvFormat format) { return format == kKvInt8 || (format >= k
 
 struct KvLayout {
   KvFormat keys = kKvF16, codes = kKvNone, values = kKvF16;
-  int layers = 0, heads = 0, dim = 0;   // dim is head_dim rounded up to 16
+  int layers = 0, heads = 0, dim = 0;   // dim is head_dim rounded up to 16, that of the largest
+  std::vector<int> dims;                // of each layer, rounded up; empty: all are `dim`
   int window = 0, sinks = 0, ring = 0;  // ring: rows, a multiple of 16; 0 without exact recent keys
 
   int states = 0, state_width = 0;
@@ -102,9 +105,19 @@ struct KvLayout {
   size_t recent_rows() const { return ring ? size_t(ring) + kSinkRows : 0; }
   size_t recent_bytes() const { return recent_rows() * dim * 2; }
   size_t header_bytes() const { return states * state_bytes() + size_t(layers) * heads * recent_bytes(); }
-  size_t head_bytes() const { return key_bytes(keys, dim) + key_bytes(codes, dim) + value_bytes(values, dim); }
-  size_t layer_bytes() const { return head_bytes() * heads; }
-  size_t block_bytes() const { return layer_bytes() * layers; }
+  int dim_of(int layer) const { return dims.empty() ? dim : dims[layer]; }
+  size_t head_bytes(int layer) const {
+    const int d = dim_of(layer);
+    return key_bytes(keys, d) + key_bytes(codes, d) + value_bytes(values, d);
+  }
+  // Where a layer begins in a block.
+  size_t layer_start(int layer) const {
+    if (dims.empty()) return layers ? head_bytes(0) * heads * layer : 0;
+    size_t at = 0;
+    for (int before = 0; before < layer; ++before) at += head_bytes(before) * heads;
+    return at;
+  }
+  size_t block_bytes() const { return layer_start(layers); }
   int64_t capacity(size_t bytes) const {
     if (!block_bytes()) return int64_t(1) << 40;  // no attention: nothing is kept
     return bytes < header_bytes() ? 0 : int64_t((bytes - header_bytes()) / block_bytes()) * kKvBlock;

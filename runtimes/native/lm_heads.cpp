@@ -20,6 +20,29 @@ void Pass::norm(const Step& s, int row) {
   kept.resize(s.k + 16);
   normed(s, x, kept.data());
   k_.add(out, kept.data(), s.k);
+  if (s.scale != 1)
+    for (int i = 0; i < s.k; ++i) out[i] *= s.scale;
+}
+
+// The token's row of a table of all layers, of which this one's part is read.
+void Pass::blend(const Step& s, int row) {
+  const size_t part = static_cast<size_t>(plan(0)[row]) * s.times + s.first, at = part * s.k;
+  float* x = floats(s.x) + size_t(row) * s.k;
+  const float* base = floats(s.base) + size_t(row) * s.k;
+  thread_local std::vector<float> kept;
+  kept.resize(2 * (size_t(s.k) + kTile));
+  float *given = kept.data(), *gate = given + s.k + kTile;
+  std::memcpy(gate, x, size_t(s.k) * 4);
+  if (s.kind == kR8) {
+    const int8_t* levels = static_cast<const int8_t*>(weight(s.w)) + at;
+    const float scale = vector(s.bias)[part] * s.scale;
+    for (int i = 0; i < s.k; ++i) given[i] = base[i] + static_cast<float>(levels[i]) * scale;
+  } else {
+    const float* numbers = static_cast<const float*>(weight(s.w)) + at;
+    for (int i = 0; i < s.k; ++i) given[i] = base[i] + numbers[i] * s.scale;
+  }
+  k_.glu[s.fn](gate, given, s.k, gate);
+  std::memcpy(x, gate, size_t(s.k) * 4);
 }
 
 int Pass::activate_pieces(const Step& s) const {

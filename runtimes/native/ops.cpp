@@ -185,13 +185,11 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.window = static_cast<int>(c[5]);
   layout.sinks = static_cast<int>(c[6]);
   layout.ring = static_cast<int>(c[7]);
-  layout.layers = program.layers;
-  layout.heads = program.kv_heads;
-  layout.dim = round_up(program.head_dim, kTile);
-  layout.states = program.states;
-  layout.state_width = program.state_width;
+  program.describe(layout);
   if (layout.values > kKvInt8 || layout.keys == kKvNone || (in.read_codes && layout.codes == kKvNone))
     throw std::invalid_argument("edgespec: KV formats that do not fit together");
+  if (!layout.dims.empty() && (layout.ring || layout.codes != kKvNone || layout.keys > kKvInt8))
+    throw std::invalid_argument("edgespec: layers with heads of different sizes keep neither codes nor recent keys");
   if (layout.ring < 0 || layout.ring % kTile || layout.sinks < 0 || layout.sinks > kSinkRows || layout.window < 0 ||
       (layout.ring && layout.ring < layout.window))
     throw std::invalid_argument(

@@ -21,8 +21,7 @@ Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in,
       out_(out),
       scratch_(scratch),
       active_(program.active(in.gates, in.gate_count)),
-      capacity_(in.layout.capacity(in.kv_bytes)),
-      dim_(in.layout.dim) {
+      capacity_(in.layout.capacity(in.kv_bytes)) {
   check();
   scratch_.floats.resize(program.floats.size());
   scratch_.acts.resize(program.acts.size());
@@ -65,7 +64,7 @@ int Pass::open(int members) {
     if (!rows && s.op != Op::kGate) continue;
     switch (s.op) {
       case Op::kGate:
-        if (!in_.gates[s.index]) next_ += s.skip;
+        if (!s.open(in_.gates)) next_ += s.skip;
         continue;
       case Op::kEmbed:
         for (int r = 0; r < rows; ++r) embed(s, r);
@@ -76,7 +75,8 @@ int Pass::open(int members) {
       case Op::kNorm:
       case Op::kConvolve:
       case Op::kSplit:
-        if (int64_t(rows) * std::max(s.n, s.k) > kSerial && rows > 1) return rows;
+      case Op::kBlend:
+        if (int64_t(rows) * (s.op == Op::kBlend ? s.k : std::max(s.n, s.k)) > kSerial && rows > 1) return rows;
         for (int r = 0; r < rows; ++r) run(r);
         continue;
       case Op::kActivate: {
@@ -85,7 +85,7 @@ int Pass::open(int members) {
         for (int i = 0; i < pieces; ++i) activate(s, i);
         continue;
       }
-      case Op::kHeads: plan_queries(s); return s.heads + s.kv;
+      case Op::kHeads: plan_queries(s); return s.heads + (s.shared ? 0 : s.kv);
       case Op::kAttend:
         plan_attention(s);
         return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
@@ -113,7 +113,9 @@ void Pass::run(int chunk) {
     case Op::kActivate: return activate(s, chunk);
     case Op::kSplit: return split(s, chunk);
     case Op::kConvolve: return convolve(s, chunk);
-    case Op::kHeads: return heads(s, chunk < s.kv ? s.heads + chunk : chunk - s.kv);  // keys first: they take longer
+    case Op::kBlend: return blend(s, chunk);
+    case Op::kHeads:  // keys first: they take longer
+      return heads(s, s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv);
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);
     case Op::kLinear: return linear(s, chunk);
     case Op::kGlu: return glu(s, chunk);
@@ -209,6 +211,7 @@ void Pass::heads(const Step& s, int head) {
       if (bias) k_.add(y[i], bias + size_t(head) * s.dim, s.dim);
       if (bias && is_key) k_.add(v[i], bias + size_t(head + s.kv) * s.dim, s.dim);
       const int norm = is_query ? s.qnorm : s.knorm;
+      if (is_key && s.vnorm >= 0) k_.norm(v[i], s.dim, vector(s.vnorm), s.eps, v[i]);
       if (norm >= 0 && !s.late) k_.norm(y[i], s.dim, vector(norm), s.eps, y[i]);
       if (s.rotary) {
         const size_t at = size_t(positions[row]) * (s.rotary / 2);

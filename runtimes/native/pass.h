@@ -131,6 +131,7 @@ class Pass {
   int activate_pieces(const Step& s) const;
   void activate(const Step& s, int piece);
   void split(const Step& s, int row);
+  void blend(const Step& s, int row);
   void convolve(const Step& s, int row);
   void finish_logits(const Step& s, int tile, int columns, float* y) const;
   void logits(const Step& s, int chunk);
@@ -162,7 +163,7 @@ class Pass {
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
-  int dim_ = 0;  // head_dim rounded up
+  int dim_ = 0;  // of this step's heads, rounded up
   int splits_ = 1;
   int item_heads_ = 1;  // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;

@@ -14,25 +14,25 @@ using program_text::fail;
 constexpr int kBuffers = 64;
 
 const std::map<std::string, Op> kOps = {
-    {"embed", Op::kEmbed},       {"load", Op::kLoad},     {"store", Op::kStore},      {"gate", Op::kGate},
-    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},     {"heads", Op::kHeads},      {"attend", Op::kAttend},
-    {"linear", Op::kLinear},     {"glu", Op::kGlu},       {"silu", Op::kActivate},    {"activate", Op::kActivate},
-    {"split", Op::kSplit},       {"logits", Op::kLogits}, {"convolve", Op::kConvolve}};
+    {"embed", Op::kEmbed},       {"load", Op::kLoad},     {"store", Op::kStore},   {"gate", Op::kGate},
+    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},     {"heads", Op::kHeads},   {"attend", Op::kAttend},
+    {"linear", Op::kLinear},     {"glu", Op::kGlu},       {"silu", Op::kActivate}, {"activate", Op::kActivate},
+    {"split", Op::kSplit},       {"logits", Op::kLogits}, {"blend", Op::kBlend},   {"convolve", Op::kConvolve}};
 const std::map<std::string, Fn> kFunctions = {{"silu", kSilu}, {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
                                               {"relu", kRelu}, {"relu2", kRelu2}, {"xielu", kXielu}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
-    {"w", &Step::w},          {"bias", &Step::bias}, {"norm", &Step::norm},     {"cos", &Step::cos},
-    {"sin", &Step::sin},      {"up", &Step::up},     {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
-    {"knorm", &Step::knorm},  {"gate", &Step::gate}, {"beta", &Step::beta},     {"positions", &Step::positions},
-    {"growth", &Step::growth}};
+    {"w", &Step::w},           {"bias", &Step::bias},  {"norm", &Step::norm},     {"cos", &Step::cos},
+    {"sin", &Step::sin},       {"up", &Step::up},      {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
+    {"knorm", &Step::knorm},   {"gate", &Step::gate},  {"beta", &Step::beta},     {"positions", &Step::positions},
+    {"growth", &Step::growth}, {"vnorm", &Step::vnorm}};
 const std::map<std::string, int Step::*> kNumbers = {
     {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
     {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
     {"times", &Step::times}, {"first", &Step::first},   {"length", &Step::length}, {"center", &Step::center},
-    {"late", &Step::late}};
+    {"late", &Step::late},   {"other", &Step::other},   {"shared", &Step::shared}};
 const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x},     {"base", &Step::base}, {"act", &Step::act},
                                                         {"out", &Step::out}, {"qx", &Step::qx},     {"kx", &Step::kx},
                                                         {"vx", &Step::vx}};
@@ -108,7 +108,7 @@ Program Program::parse(const std::string& text) {
       step.rows = 1;
     }
     if (step.op == Op::kSplit || step.op == Op::kLogits) step.rows = 2;
-    if (step.op == Op::kGate) program.gates = std::max(program.gates, step.index + 1);
+    if (step.op == Op::kGate) program.gates = std::max({program.gates, step.index + 1, step.other + 1});
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
     if (step.op == Op::kLoad || step.op == Op::kStore) {
       if (program.hidden && program.hidden != step.k) fail(line, "hidden states of different widths");
@@ -121,11 +121,14 @@ Program Program::parse(const std::string& text) {
         fail(line, "expected the heads of this layer just before");
     }
     if (step.op == Op::kHeads) {
-      if (program.head_dim && (program.head_dim != step.dim || program.kv_heads != step.kv))
-        fail(line, "layers with heads of different sizes");
-      program.head_dim = step.dim;
+      if (program.kv_heads && program.kv_heads != step.kv) fail(line, "layers with different numbers of KV heads");
       program.kv_heads = step.kv;
+      program.head_dim = std::max(program.head_dim, step.dim);
       program.layers = std::max(program.layers, step.layer + 1);
+      program.dims.resize(program.layers);
+      int& dim = program.dims[step.layer];
+      if (dim ? dim != step.dim : step.shared) fail(line, dim ? "another size of heads" : "no such keys yet");
+      dim = step.dim;
     }
     if (step.op == Op::kConvolve) {
       if (program.states && (program.state_width != step.k || program.state_length != step.length))
@@ -144,6 +147,21 @@ Program Program::parse(const std::string& text) {
       fail("gate skip=" + std::to_string(gate.skip), "skips to no step");
   }
   return program;
+}
+
+void Program::describe(KvLayout& layout) const {
+  layout.layers = layers;
+  layout.heads = kv_heads;
+  layout.dim = round_up(head_dim, kTile);
+  layout.dims.clear();
+  bool same = true;
+  for (const int dim : dims) {  // a layer that the program leaves out is as large as the largest
+    layout.dims.push_back(dim ? round_up(dim, kTile) : layout.dim);
+    same &= layout.dims.back() == layout.dim;
+  }
+  if (same) layout.dims.clear();
+  layout.states = states;
+  layout.state_width = state_width;
 }
 
 Active Program::active(const bool* gates_on, int count) const {

@@ -7,16 +7,19 @@
 //                                          of positions [P, k]; bias: the rows' scales, for r8
 //   load out k                 rows of the input hidden_in -> floats
 //   store x k                  floats -> the output hidden
-//   gate index skip            if gate `index` is off, leave out the next `skip` steps
+//   gate index other skip      if gate `index` is off, and gate `other` where one is named, leave out the next `skip`
+//                              steps
 //   quantize x norm beta center eps k kind out rows times first    (normed) floats -> what a matrix of that kind
 //                                          multiplies
-//   norm x norm beta center eps k out add rows    normed floats -> floats; add=1: to what is there.  center=1: less the
-//                                          mean first, which makes it a layer norm, if need be without weights; beta:
-//                                          added at last
-//   heads act w kind k bias dim heads kv rotary cos sin growth qnorm knorm late eps layer scale    q, k, v of a layer;
-//                                          keys are rotated and appended to the cache with the values, queries wait for
-//                                          attend.  late=1: norms come after the rotation; growth [P]: what a query at
-//                                          that position is multiplied by
+//   norm x norm beta center eps k out add rows scale    normed floats -> floats; add=1: to what is there, and the sum
+//                                          times scale.  center=1: less the mean first, which makes it a layer norm, if
+//                                          need be without weights; beta: added at last
+//   heads act w kind k bias dim heads kv rotary cos sin growth qnorm knorm vnorm late eps layer scale shared
+//                                          q, k, v of a layer; keys are rotated and appended to the cache with the
+//                                          values, queries wait for attend.  late=1: norms come after the rotation;
+//                                          growth [P]: what a query at that position is multiplied by; shared=1:
+//                                          queries alone, for keys and values that an earlier step has appended for
+//                                          this layer
 //   heads qx kx vx dim heads ...            the same from floats [heads * dim], [kv * dim], [kv * dim] that have been
 //                                          multiplied already; act, w, kind, k and bias are not looked at
 //   convolve x k length layer w bias out    x [rows, 3 k] = b, c, v: out [rows, k] = c * (bias + sum over j of w[j] *
@@ -31,6 +34,8 @@
 //                                          floats for c8, whose scale needs the whole row
 //   activate x k fn w rows                  in place; w [3]: the numbers of xielu
 //   silu x k                                activate fn=silu rows=1
+//   blend x base w kind n k times first bias scale fn    in place: fn(x) * (base + scale * part `first` of the row of
+//                                          w [n, times * k] of each token); bias: the parts' scales [n, times], for r8
 //   split x base n times out                x [R, times * n] (+ base [R, n]) -> out [times * R, n], where row j * R + r
 //                                          is part j of row r
 //   logits act w kind n k times first bias scale cap    an LM head: rows first * R to (first + times) * R of the
@@ -39,8 +44,8 @@
 // fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square) or, for activate, xielu.
 // rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
 // already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
-// w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, gate, up are indices of weight inputs, -1 for
-// none.
+// w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, vnorm, gate, up are indices of weight inputs,
+// -1 for none.
 #pragma once
 #include <string>
 #include <vector>
@@ -63,6 +68,7 @@ enum class Op {
   kGlu,
   kActivate,
   kSplit,
+  kBlend,
   kLogits
 };
 
@@ -70,16 +76,18 @@ struct Step {
   Op op = Op::kEmbed;
   Kind kind = kQ4;
   Fn fn = kSilu;
-  int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, gate = -1, up = -1, upbias = -1;
+  int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, vnorm = -1, gate = -1, up = -1,
+      upbias = -1;
   int beta = -1, positions = -1, growth = -1;
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
   int qx = -1, kx = -1, vx = -1, center = 0, late = 0;
   int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
-  int index = 0, skip = 0, length = 0;
+  int index = 0, other = -1, skip = 0, length = 0, shared = 0;
   float eps = 0, scale = 1, cap = 0;
 
   bool norms() const { return norm >= 0 || center; }
-  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }  // of logits
+  bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
+  bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }                         // of logits
 };
 
 // What a pass with certain gates does.
@@ -94,7 +102,8 @@ struct Active {
 struct Program {
   std::vector<int> floats, acts;  // widths of the buffers
   std::vector<Step> steps;
-  int gates = 0, layers = 0, kv_heads = 0, head_dim = 0;
+  int gates = 0, layers = 0, kv_heads = 0, head_dim = 0;  // head_dim: of the largest
+  std::vector<int> dims;                                  // sizes of heads, by layer
   int states = 0, state_width = 0, state_length = 0;  // short convolutions: how many, channels, tokens that one sees
   int hidden = 0;                                     // width of hidden states
   int vocab = 0;                                      // columns of the first LM head, the model's own
@@ -102,6 +111,9 @@ struct Program {
 
   // Throws std::invalid_argument with the line that cannot be read.
   static Program parse(const std::string& text);
+
+  // What a cache of this model is like, formats apart.
+  void describe(KvLayout& layout) const;
 
   // Throws std::invalid_argument: too few gates, or LM heads that do not fit together.
   Active active(const bool* gates, int count) const;
@@ -112,7 +124,7 @@ struct Program {
     for (size_t i = 0; i < steps.size(); ++i) {
       if (steps[i].op != Op::kGate)
         visit(steps[i]);
-      else if (!gates[steps[i].index])
+      else if (!steps[i].open(gates))
         i += steps[i].skip;
     }
   }

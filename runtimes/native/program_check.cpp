@@ -17,19 +17,23 @@ void require(const std::string& line, bool good, const char* what) {
 // Options that a step does not know are not passed over in silence.
 void check_options(const std::string& line, const Step& s) {
   const bool norms = s.op == Op::kQuantize || s.op == Op::kNorm, logits = s.op == Op::kLogits,
-             embeds = s.op == Op::kEmbed;
+             embeds = s.op == Op::kEmbed, blends = s.op == Op::kBlend;
   require(line, norms || (s.beta < 0 && !s.center), "beta or center out of place");
   require(line, s.center <= 1, "expected center 0 or 1");
   require(line, s.beta < 0 || s.norm >= 0, "beta without norm");
   require(line, embeds || s.positions < 0, "positions out of place");
-  require(line, embeds || logits || s.op == Op::kHeads || s.scale == 1, "scale out of place");
-  require(line, !(embeds || logits) || std::isfinite(s.scale), "expected a finite scale");
-  require(line, s.op == Op::kGlu || s.op == Op::kActivate || s.fn == kSilu, "fn out of place");
+  require(line, embeds || logits || blends || (s.op == Op::kNorm && s.add) || s.op == Op::kHeads || s.scale == 1,
+          "scale out of place");
+  require(line, s.op == Op::kHeads || std::isfinite(s.scale), "expected a finite scale");
+  require(line, blends || s.op == Op::kGlu || s.op == Op::kActivate || s.fn == kSilu, "fn out of place");
   require(line, s.fn != kXielu || s.op == Op::kActivate, "fn out of place");
   require(line, s.op != Op::kActivate || (s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone");
   require(line, s.op == Op::kHeads || (!s.late && s.growth < 0), "late or growth out of place");
   require(line, s.op == Op::kConvolve || !s.length, "length out of place");
   require(line, s.late <= 1, "expected late 0 or 1");
+  require(line, s.op == Op::kGate || s.other < 0, "other out of place");
+  require(line, s.op == Op::kHeads || (!s.shared && s.vnorm < 0), "shared or vnorm out of place");
+  require(line, s.shared <= 1 && (!s.shared || (s.qx < 0 && s.knorm < 0 && s.vnorm < 0)), "expected queries alone");
   require(line, s.op == Op::kAttend || logits || s.cap == 0, "cap out of place");
   require(line, s.cap >= 0 && std::isfinite(s.cap), "expected a cap of at least 0");
   require(line, s.op == Op::kHeads || (s.qx < 0 && s.kx < 0 && s.vx < 0), "qx, kx or vx out of place");
@@ -56,10 +60,12 @@ void check(const std::string& line, const Program& p, const Step& s) {
           s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount &&
               s.k <= kMaxWidth && s.n <= kMaxWidth && s.dim <= kMaxHeadDim && s.rotary <= kMaxHeadDim,
           "number out of range");
-  require(line, s.kind <= kF32 || s.op == Op::kEmbed, "rows can only be looked up");
+  require(line, s.other <= kMaxCount, "number out of range");
+  require(line, s.kind <= kF32 || s.op == Op::kEmbed || s.op == Op::kBlend, "rows can only be looked up");
   require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
   const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear || s.op == Op::kActivate;
-  const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || (s.op == Op::kQuantize && s.rows == 2);
+  const bool repeats =
+      s.op == Op::kLogits || s.op == Op::kSplit || s.op == Op::kBlend || (s.op == Op::kQuantize && s.rows == 2);
   require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
   require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
   check_options(line, s);
@@ -85,6 +91,15 @@ void check(const std::string& line, const Program& p, const Step& s) {
     case Op::kActivate:
       require(line, s.k > 0, "expected k");
       floats(s.x, s.k);
+      break;
+    case Op::kBlend:
+      require(line, s.n > 0 && s.k > 0 && s.k <= kMaxWidth / s.times && s.first < s.times,
+              "expected n, k, times, first");
+      require(line, s.w >= 0 && (s.kind == kR32 || (s.kind == kR8 && s.bias >= 0)),
+              "expected rows: w, and bias for r8");
+      require(line, s.x != s.base, "expected base beside x");
+      floats(s.x, s.k);
+      floats(s.base, s.k);
       break;
     case Op::kSplit:
       require(line, s.n > 0 && s.n <= kMaxWidth / s.times && s.first == 0, "expected n, and times as often");

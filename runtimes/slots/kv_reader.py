@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS, TILE, KvFormat, head_bytes, padded_dim, state_bytes
+from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS, TILE, KvFormat, head_bytes, padded, state_bytes
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
@@ -21,22 +21,21 @@ def read_cache(
 
     Codes that need tables (int4, nomad) are returned as they are, [kv_heads, tokens, head_dim or sub-vectors].
     """
-    dim, blocks = padded_dim(facts), max(1, -(-tokens // BLOCK))
-    header, size = kv.header_bytes(facts), kv.block_bytes(facts)
-    shape = blocks, facts.kv_layers, facts.kv_heads, size // (facts.kv_layers * facts.kv_heads)
-    body = cache[header : header + blocks * size].reshape(shape)
+    blocks, header, size = max(1, -(-tokens // BLOCK)), kv.header_bytes(facts), kv.block_bytes(facts)
+    body = cache[header : header + blocks * size].reshape(blocks, size)
     at, found = 0, _states(cache, facts, tokens)
-    for kind, name in (("key", kv.keys), ("code", kv.codes), ("value", kv.values)):
-        if name is None:
-            continue
-        part = np.ascontiguousarray(body[..., at : at + head_bytes(name, dim)])
-        at += head_bytes(name, dim)
-        whole = (
-            _values(part, name, dim) if kind == "value" else _keys(part, name, dim)
-        )  # [blocks, layers, heads, 128, d]
-        for layer in range(facts.kv_layers):
-            rows = whole[:, layer].transpose(1, 0, 2, 3).reshape(facts.kv_heads, blocks * BLOCK, -1)
-            width = facts.head_dim * rows.shape[-1] // dim  # sub-vectors of two dimensions are half as many
+    for layer, head_dim in enumerate(facts.dims):
+        dim, each = padded(head_dim), kv.layer_head_bytes(head_dim)
+        heads = body[:, at : at + facts.kv_heads * each].reshape(blocks, facts.kv_heads, each)
+        at, start = at + facts.kv_heads * each, 0
+        for kind, name in (("key", kv.keys), ("code", kv.codes), ("value", kv.values)):
+            if name is None:
+                continue
+            part = np.ascontiguousarray(heads[..., start : start + head_bytes(name, dim)])
+            start += head_bytes(name, dim)
+            whole = _values(part, name, dim) if kind == "value" else _keys(part, name, dim)  # [blocks, heads, 128, d]
+            rows = whole.swapaxes(0, 1).reshape(facts.kv_heads, blocks * BLOCK, -1)
+            width = head_dim * rows.shape[-1] // dim  # sub-vectors of two dimensions are half as many
             found[f"past_key_values.{layer}.{kind}"] = rows[:, :tokens, :width].astype(np.float32)
     return found
 

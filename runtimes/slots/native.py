@@ -108,7 +108,11 @@ class NativeSlot(NativeRunner):
         if not 0 <= first <= last <= self.layers:
             raise InvalidRequest(f"layers {first} to {last}: expected a range within 0 to {self.layers}")
         past, n, load = len(self.tokens) + offset, len(rows), first > 0
-        plan = self._plan(np.zeros(n, np.int64) if load else rows.astype(np.int64, copy=False), past)
+        if not load:
+            self._tried |= zip(range(past, past + n), rows.tolist(), strict=True)
+        # layers with embeddings of their own ask for the tokens again
+        tokens = [self._tried.get(at, 0) for at in range(past, past + n)] if load else rows
+        plan = self._plan(np.asarray(tokens, np.int64), past)
         plan[VISIBLE] = past
         self._furthest = max(self._furthest, past + n)
         if load:

@@ -42,6 +42,7 @@ class NativeRunner(Slot):
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
+        self._tried: dict[int, int] = {}  # tokens whose first layers were run, by place
         self.reserve(reserve)
 
     # -- memory ------------------------------------------------------------------------------------------------------

@@ -38,6 +38,16 @@ def test_all(command: Command) -> None:
         ("hunyuan_alpha", None, ["norms of each head after rotation"]),
         ("ministral3_growth", None, ["queries grow beyond position 64"]),
         ("lfm2_conv", None, ["short convolutions of 3 tokens in 3 of 4 layers"]),
+        (
+            "gemma4_shared",
+            None,
+            [
+                "heads of 16 and 32",
+                "2 of 6 layers read keys and values of earlier ones",
+                "embeddings of 16 in each layer",
+                "proportional rotation in 2 of 6 layers",
+            ],
+        ),
         ("nanochat_capped", None, ["logits capped at 6"]),
         ("phi_half", None, ["LM head with a bias"]),
         ("qwen3_tied", None, ["norms of each head", "tied embeddings"]),

@@ -38,7 +38,10 @@ KvLayout read_layout(Bytes& bytes) {  // as ops.cpp takes it from a node's contr
   layout.layers = bytes.below(4);
   layout.heads = 1 + bytes.below(3);
   layout.dim = kTile * (1 + bytes.below(kMaxHeadDim / kTile));
-  layout.ring = kTile * bytes.below(20);
+  if (layout.keys <= kKvInt8 && layout.codes == kKvNone)  // these may differ by layer, without recent keys
+    for (int layer = bytes.below(2) ? 0 : layout.layers; layer < layout.layers; ++layer)
+      layout.dims.push_back(kTile * (1 + bytes.below(layout.dim / kTile)));
+  if (layout.dims.empty()) layout.ring = kTile * bytes.below(20);
   layout.window = bytes.below(layout.ring + 1);
   layout.sinks = bytes.below(kSinkRows + 1);
   layout.states = bytes.below(3);

@@ -25,11 +25,11 @@ void want(std::vector<size_t>& sizes, int id, size_t bytes) {
 std::vector<size_t> weight_sizes(const Program& program, int positions) {
   std::vector<size_t> sizes;
   for (const Step& s : program.steps) {
-    const int columns = s.op == Op::kHeads ? (s.heads + 2 * s.kv) * round_up(s.dim, kTile) : s.n;
+    const int columns = s.op == Op::kHeads ? (s.heads + (s.shared ? 0 : 2 * s.kv)) * round_up(s.dim, kTile) : s.n;
     for (const int id : {s.w, s.gate, s.up}) want(sizes, id, packed_bytes(s.kind, columns, s.k));
     for (const int id : {s.bias, s.upbias}) want(sizes, id, size_t(columns) * 4);
     for (const int id : {s.norm, s.beta}) want(sizes, id, size_t(s.k) * 4);
-    for (const int id : {s.qnorm, s.knorm}) want(sizes, id, size_t(s.dim) * 4);
+    for (const int id : {s.qnorm, s.knorm, s.vnorm}) want(sizes, id, size_t(s.dim) * 4);
     for (const int id : {s.cos, s.sin}) want(sizes, id, size_t(positions) * s.rotary * 2);
     want(sizes, s.positions, size_t(positions) * s.k * 4);
   }
@@ -41,18 +41,15 @@ bool run_pass(const Program& program, int rows, uint64_t seed) {
   constexpr int kPositions = 256;
   Random random(seed);
   PassInputs in;
-  in.layout.layers = program.layers;
-  in.layout.heads = program.kv_heads;
-  in.layout.dim = round_up(program.head_dim, kTile);
-  in.layout.keys = static_cast<KvFormat>(random.below(kKvNone));
-  in.layout.codes = static_cast<KvFormat>(random.below(kKvNone + 1));
+  program.describe(in.layout);
+  const bool sizes_differ = !in.layout.dims.empty();  // those keep neither codes nor recent keys
+  in.layout.keys = static_cast<KvFormat>(random.below(sizes_differ ? kKvInt8 + 1 : kKvNone));
+  in.layout.codes = sizes_differ ? kKvNone : static_cast<KvFormat>(random.below(kKvNone + 1));
   in.layout.values = static_cast<KvFormat>(random.below(kKvInt8 + 1));
   in.read_codes = in.layout.codes != kKvNone && random.below(2);
-  in.layout.ring = random.below(2) ? 32 : 0;
+  in.layout.ring = !sizes_differ && random.below(2) ? 32 : 0;
   in.layout.window = random.below(in.layout.ring + 1);
   in.layout.sinks = random.below(kSinkRows + 1);
-  in.layout.states = program.states;
-  in.layout.state_width = program.state_width;
   in.kv_bytes = in.layout.header_bytes() + in.layout.block_bytes();
   const std::vector<size_t> sizes = weight_sizes(program, kPositions);
   size_t total = in.kv_bytes;

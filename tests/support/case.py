@@ -47,3 +47,7 @@ def config(kind: str, **values: Any) -> dict[str, Any]:
 
 YARN = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 PLAIN = {"rope_type": "default", "rope_theta": 10000.0}
+GEMMA_4 = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+    "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}

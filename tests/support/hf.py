@@ -54,7 +54,7 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] == "lfm2"}
+NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] in ("gemma4_text", "lfm2")}
 """Configurations with layers that stock operators cannot compute."""
 LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
 """Configurations whose reference reaches far positions."""
@@ -108,13 +108,16 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
     makes it larger.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    offset = 0.0 if config["model_type"].startswith("gemma") else 1.0  # gemma's norms multiply by 1 + weight
+    by_offset = config["model_type"].startswith("gemma") and config["model_type"] != "gemma4_text"
+    offset = 0.0 if by_offset else 1.0  # gemma's norms multiply by 1 + weight
     made: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():
         noise = generator.standard_normal(shape)
         module, kind = name.split(".")[-2:]
         if module == "act_fn":
             values = {"beta": 0.5, "eps": -1e-6}.get(kind, 0.3 + 0.5 * noise) * np.ones(shape)
+        elif kind == "layer_scalar":
+            values = 0.8 + 0.1 * noise
         elif kind == "bias":
             values = 0.3 * noise
         elif "norm" in module or module.startswith("ln_"):
@@ -136,6 +139,7 @@ _CLASSES = {
     "gemma": "GemmaForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma4_text": "Gemma4ForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
@@ -161,7 +165,7 @@ _CLASSES = {
     "phi": "PhiForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }
-_OUTER = ("embed_tokens", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
+_OUTER = ("embed_tokens", "embed_tokens_per_layer", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 _POST_NORMS = tuple(f"post_{name}_layernorm" for name in ("attention", "feedforward", "self_attn", "mlp"))
 _ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear", "out_proj", "w2")
 _GAINS = {

@@ -177,7 +177,7 @@ def kv_bytes(kv: KvFormat, head: tuple[int, int], tokens: int) -> int:
     heads, dim = head
     if not heads:
         return 64
-    facts = SimpleNamespace(kv_layers=1, convolutions=[], hidden=0, kv_heads=heads, head_dim=dim)
+    facts = SimpleNamespace(convolutions=[], hidden=0, kv_heads=heads, dims=[dim])
     return kv.nbytes(cast(ModelFacts, facts), tokens)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.support.case import PLAIN, YARN, Case, config
+from tests.support.case import GEMMA_4, PLAIN, YARN, Case, config
 
 LATER: dict[str, Case] = {
     # Sub-layers side by side, whole heads turned, neighbours together, logits scaled.
@@ -198,5 +198,25 @@ LATER: dict[str, Case] = {
         config("lfm2", num_hidden_layers=4, num_key_value_heads=4, conv_L_cache=4, conv_bias=True, rope_theta=1e4,
                full_attn_idxs=[0, 2], block_auto_adjust_ff_dim=False, tie_embedding=False),
         seed=3,
+    ),
+    # Layers that read the keys of others, two head sizes, an embedding in each layer; MLPs twice as wide where shared.
+    "gemma4_shared": Case(
+        config("gemma4_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=16, global_head_dim=32,
+               hidden_size_per_layer_input=16, vocab_size_per_layer_input=160,
+               num_kv_shared_layers=2, use_double_wide_mlp=True, sliding_window=12,
+               layer_types=["sliding_attention"] * 3 + ["full_attention", "sliding_attention", "full_attention"],
+               final_logit_softcapping=12.0, rope_parameters=GEMMA_4, tie_word_embeddings=True),
+        dtype="bfloat16",
+        long=True,
+        seed=2,
+    ),
+    # Nothing shared; sizes that are no whole vectors, all channels turn.
+    "gemma4_alone": Case(
+        config("gemma4_text", num_key_value_heads=1, head_dim=24, global_head_dim=40, hidden_size_per_layer_input=20,
+               vocab_size_per_layer_input=160,
+               sliding_window=16, layer_types=["full_attention", "sliding_attention", "full_attention"],
+               rope_parameters=GEMMA_4 | {"full_attention": {"rope_type": "default", "rope_theta": 500.0}},
+               tie_word_embeddings=False),
+        seed=5,
     ),
 }  # fmt: skip

@@ -166,11 +166,15 @@ def _weights(
     angles = min(weights.angles, context * weights.position)
     looked_up = stored.looked_up(weights.table, weights.row, tokens) + angles
     what = "rows of the embedding, angles of positions"
+    own = stored.looked_up(weights.layer_table, weights.layer_row, tokens)
+    stays = f"their rows of {weights.layer_table / 1e9:.2f} GB that stay in the file"
+    embeddings = [MemoryPart(f"{lead}layer embeddings", file=own, note=stays)] if weights.layer_table else []
     if native:
         used, note = stored.needs(part, weights, groups), f"{part.format}, mapped, as far as it is used"
         return [
             MemoryPart(f"{lead}weights", file=used, note=note),
             MemoryPart(f"{lead}tables", file=looked_up, note=what),
+            *embeddings,
         ]
     stock = stored.stock_weights(part, weights)
     looked_up += stored.looked_up(stock.table, stock.row, tokens)

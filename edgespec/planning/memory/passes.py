@@ -64,9 +64,10 @@ def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = Fa
     """Of the largest pass of native operators (native/pass.h, Scratch): the prefill's."""
     facts, form = part.facts, part.format
     tokens = min(use.context, facts.context)
-    attended, dim = facts.heads * facts.head_dim, padded_dim(facts)
+    attended, dim = facts.heads * max(facts.dims), padded_dim(facts)
     floats = facts.hidden + attended + (facts.intermediate if form == "w8a8" else 0)
     floats += 4 * facts.hidden if facts.convolutions else 0
+    floats += facts.hidden + 2 * facts.layer_embedding if facts.layer_embedding else 0
     acts = sum(_act_bytes(part, width) for width in (facts.hidden, attended, facts.intermediate))
     coded = model_kv(part, use, draft).keys in ("nomad1", "nomad2")
     query = facts.heads * (QUERY + dim * (4 + 1 + (16 if coded else 0)))

@@ -35,6 +35,8 @@ class WeightParts:
         cut: a cut LM head beside the model's own, for heads.
         angles: of all positions, or learned positions.
         position: of a position in them.
+        layer_table: embeddings of all layers, of which rows are looked up too.
+        layer_row: of a token in them.
     """
 
     matrices: int
@@ -45,6 +47,8 @@ class WeightParts:
     cut: int
     angles: int
     position: int
+    layer_table: int = 0
+    layer_row: int = 0
 
 
 def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
@@ -72,14 +76,20 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
     table = 0 if tied and not part.cut else row * vocab
     lm_head = cut if part.cut else own
     heads = {group.name: group_bytes(part, group, native) for group in part.heads}
-    rest = size - angles - table - lm_head - (0 if part.cut else cut) - sum(heads.values())
-    return WeightParts(max(0, rest), lm_head, table, row, heads, 0 if part.cut else cut, angles, position)
+    # a scale for each layer's part of a row, unless it is float32
+    own = facts.layers * (4 * facts.layer_embedding if form == "fp32" else facts.layer_embedding + 4)
+    layer_row = own if facts.layer_embedding else 0
+    rest = size - angles - table - lm_head - (0 if part.cut else cut) - sum(heads.values()) - layer_row * vocab
+    return WeightParts(
+        max(0, rest), lm_head, table, row, heads, 0 if part.cut else cut, angles, position, layer_row * vocab, layer_row
+    )
 
 
 def _rotary_dims(part: ModelPart) -> list[int]:
-    """Channels that each table of angles turns; Gemma 3 has one for windowed layers and one for the others."""
-    dims = int(float(str(part.facts.rope.get("dims", part.facts.head_dim))))
-    return [dims] * (2 if part.facts.architecture == "gemma3_text" else 1)
+    """Channels that each table of angles turns; Gemma has one for windowed layers and one for the others."""
+    others = part.facts.rope.get("other_dims", [])
+    dims = [part.facts.rope.get("dims", part.facts.head_dim), *(others if isinstance(others, list) else [])]
+    return [int(float(str(each))) for each in dims]
 
 
 def _row_bytes(part: ModelPart, blocks: bool, native: bool) -> int:

@@ -28,8 +28,8 @@ def head_weights(part: ModelPart) -> int:
 
 
 def layer_weights(facts: ModelFacts) -> int:
-    """Weights of all layers, embedding and LM head apart."""
-    outside = facts.vocab * facts.hidden * (1 if facts.tied else 2)
+    """Weights of all layers, embeddings and LM head apart."""
+    outside = facts.vocab * (facts.hidden * (1 if facts.tied else 2) + facts.layers * facts.layer_embedding)
     if facts.parameters > outside:
         return facts.parameters - outside
     return facts.layers * (_attention_weights(facts) + 3 * facts.hidden * facts.intermediate)
@@ -54,8 +54,9 @@ def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operat
 
     It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
     """
-    multiplies = 2 * facts.kv_layers * facts.heads * facts.head_dim
-    return max(kv, rows * multiplies * MULTIPLY_BYTES[operators])
+    again = 1 + facts.shared / facts.kv_layers  # layers that read what others keep
+    multiplies = 2 * facts.heads * sum(facts.dims) * again
+    return max(kv * again, rows * multiplies * MULTIPLY_BYTES[operators])
 
 
 def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:

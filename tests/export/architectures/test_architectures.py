@@ -127,12 +127,12 @@ class Skipping(NumpyOps):
 
     skip = SkipSet()
 
-    def sublayer(self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array]) -> Array:
-        return (
-            x
-            if layer in (self.skip.attention if kind == "attention" else self.skip.mlp)
-            else super().sublayer(kind, layer, x, body)
-        )
+    def sublayer(
+        self, kind: Kind, layer: int, x: Array, body: Callable[[Array], Array], scale: str | None = None
+    ) -> Array:
+        attention, mlp = layer in self.skip.attention, layer in self.skip.mlp
+        left_out = {"attention": attention, "mlp": mlp, "embedding": attention and mlp}[kind]
+        return x if left_out else super().sublayer(kind, layer, x, body, scale)
 
 
 @BOTH

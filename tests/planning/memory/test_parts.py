@@ -95,6 +95,17 @@ def test_weight_files_are_taken_apart(
     assert found.matrices == pytest.approx(sum(held.values()) - embedding - found.angles, abs=slack)
 
 
+@pytest.mark.parametrize("form", FORMATS)
+def test_embeddings_of_layers_are_apart(writer: Callable[..., Written], form: Format) -> None:
+    written = writer("native", "gemma4_shared", form)
+    part, held = written.part, entries(written.folder, written.part)
+    size = (written.folder / part.weights).stat().st_size
+    found, slack = weight_parts(part, {part.weights: FileEntry(size=size, sha256="")}), 4096 * len(held)
+    assert found.layer_table == of(held, "embed_tokens_per_layer") == 160 * 6 * (64 if form == "fp32" else 16 + 4)
+    assert found.angles == of(held, "rope_cos", "rope_sin", "rope_full") == (512 + 66) * 4 * (16 + 8)
+    assert needs(part, found, []) + found.table + found.angles + found.layer_table == pytest.approx(size, abs=slack)
+
+
 @pytest.mark.parametrize("operators", OPERATORS)
 def test_heads_in_a_weight_file(exported: Callable[..., Path], operators: Operators) -> None:
     bundle = exported("int8", operators)

@@ -1,0 +1,61 @@
+"""What decoding and planning need to know of a model: its sizes."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgespec.runtimes.files.bounds import MOST_WIDTH, Context, Count, Layer, Vocab, Width
+
+
+class Part(BaseModel):
+    """Common settings: unknown keys are errors, so that a typo in a manifest cannot pass silently."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class ModelFacts(Part):
+    """What decoding and planning need to know of a model; sizes in elements."""
+
+    architecture: str
+    layers: Layer = Field(gt=0)
+    hidden: Width
+    intermediate: Width
+    heads: Width
+    kv_heads: Width
+    head_dim: Width
+    vocab: Vocab
+    context: Context = Field(description="most tokens of one sequence")
+    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
+    tied: bool = False
+    parameters: Count = 0
+    convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
+    taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
+    head_dims: list[Width] = Field(
+        default_factory=list, description="of each layer with keys and values, if they differ"
+    )
+    shared: int = Field(default=0, ge=0, description="last layers, which read keys and values of earlier ones")
+    layer_embedding: int = Field(
+        default=0, ge=0, le=MOST_WIDTH, description="width of a layer's own embedding of tokens"
+    )
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Bytes of float32 keys and values of one token."""
+        return 2 * self.kv_heads * sum(self.dims) * 4
+
+    @property
+    def kv_layers(self) -> int:
+        """Layers with keys and values."""
+        return self.layers - len(self.convolutions) - self.shared
+
+    @property
+    def dims(self) -> list[int]:
+        """Size of a head of each layer with keys and values."""
+        return self.head_dims or [self.head_dim] * self.kv_layers
+
+    @property
+    def native_only(self) -> str:
+        """What of the model only native operators compute; "" = nothing."""
+        if self.convolutions:
+            return "short convolutions"
+        return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""
