@@ -164,7 +164,7 @@ float k_quantize_query(const float* x, int n, int8_t* q, int32_t* minus_sum) {
     istore_s8(q + i, v);
     sum = iadd(sum, v);
   }
-  *minus_sum = -isum(sum);
+  *minus_sum = static_cast<int32_t>(-static_cast<uint32_t>(isum(sum)));  // wraps where x is NaN
   return largest * (1.f / 127.f);
 }
 
