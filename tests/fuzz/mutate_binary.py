@@ -256,6 +256,8 @@ def gguf_numbers(data: bytes) -> list[tuple[str, int, int]]:
 
     def number(kind: str, size: int) -> int:
         nonlocal at
+        if at + size > len(data):  # mutated before: counts that nothing follows have no end
+            raise ValueError("cut off")
         places.append((kind, at, size))
         at += size
         return int.from_bytes(data[at - size : at], "little")
