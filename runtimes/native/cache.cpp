@@ -54,7 +54,7 @@ void Cache::put_key(const Kernels& k, KvFormat format, uint8_t* block, int dim, 
       for (int d = 0; d < dim; ++d) {
         const float scale = table[d], zero = table[dim + d];
         const float level = scale > 0 ? std::nearbyint((key[d] - zero) / scale) : 0.f;
-        const int code = level > 0 ? level < 15 ? static_cast<int>(level) : 15 : 0;  // 0 of NaN
+        const int code = level < 0 ? 0 : level > 15 ? 15 : static_cast<int>(level);
         put_nibble(out[d / 8 * 64 + d % 4], d % 8 < 4 ? 0 : 4, code);
       }
       return;

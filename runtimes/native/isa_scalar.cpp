@@ -107,16 +107,14 @@ inline I iset(int32_t x) {
   for (int32_t& v : y.v) v = x;
   return y;
 }
-// Sums wrap, as those of vectors: NaN has become the smallest number of all.
-inline int32_t wrapped(int32_t a, int32_t b) { return static_cast<int32_t>(uint32_t(a) + uint32_t(b)); }
 inline I iadd(const I& a, const I& b) {
   I y;
-  for (int i = 0; i < 16; ++i) y.v[i] = wrapped(a.v[i], b.v[i]);
+  for (int i = 0; i < 16; ++i) y.v[i] = a.v[i] + b.v[i];
   return y;
 }
 inline int32_t isum(const I& a) {
   int32_t sum = 0;
-  for (int32_t v : a.v) sum = wrapped(sum, v);
+  for (int32_t v : a.v) sum += v;
   return sum;
 }
 inline F itof(const I& a) {
@@ -124,10 +122,7 @@ inline F itof(const I& a) {
 }
 inline I ftoi(const F& a) {
   I y;
-  for (int i = 0; i < 16; ++i) {
-    const float x = std::nearbyint(a.v[i]);
-    y.v[i] = x >= -0x1p31f && x < 0x1p31f ? static_cast<int32_t>(x) : INT32_MIN;
-  }
+  for (int i = 0; i < 16; ++i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
   return y;
 }
 inline void istore_s8(int8_t* p, const I& a) {
@@ -176,6 +171,17 @@ void nomad_sums(const uint8_t* codes, int subs, const uint8_t* const* tables, ui
       }
       out[q][token] = static_cast<uint16_t>(sum);
     }
+}
+
+// What k_dots multiplies with.
+struct Roof {
+  int32_t v;
+};
+constexpr int kRoofMacs = 1;
+inline Roof roof_start() { return {1}; }
+inline void roof_step(Roof& sum, const Roof& x) {
+  sum.v += x.v * x.v;
+  asm volatile("" : "+r"(sum.v));
 }
 
 // ---- matrices ------------------------------------------------------------------------------------------------------

@@ -54,14 +54,29 @@ struct Kernels {
                        float* bias);
   void (*nearest)(const float* codebook, const float* key, int dim, int sub, uint8_t* codes);  // of 16 centroids
   void (*to_half)(const float* x, int n, uint16_t* y);
+  // A gated delta rule.  decay = exp(-rate ln(1 + exp(a + bias))), beta = 1 / (1 + exp(-b)).
+  void (*decays)(const float* a, const float* b, const float* bias, const float* rate, int n, float* decay,
+                 float* beta);
+  // y = silu(sum over j of w[j] rows[j]), w [length, n]; a row may be null; n a multiple of 16.
+  void (*convolve)(const float* const* rows, const float* w, int length, int n, float* y);
+  // 16 columns of a state S [dim][16], from one place to another: S = decay S + k (beta (v - decay S^T k))^T, then
+  // out = S^T q unless out is null; dim a multiple of 4.
+  void (*delta)(const float* from, float* to, int dim, const float* q, const float* k, const float* v, float decay,
+                float beta, float* out);
+  // Multiplies bytes in registers and nothing else, as matrices do: their roof.  Returns multiply-adds.
+  int64_t (*dots)(int64_t rounds);
 };
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();    // null where it is not compiled in
-const Kernels* avx512_kernels();  // null ...
-const Kernels* neon_kernels();    // null ...
+const Kernels* avx2_kernels();  // null where it is not compiled in, as the others
+const Kernels* avxvnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+const Kernels* i8mm_kernels();
 
-// What this processor runs; the environment variable EDGESPEC_ISA (scalar, avx2, avx512, neon) overrides it.
+// The kernels called scalar, avx2, avxvnni, avx512, neon or i8mm; null where this processor or build lacks them.
+const Kernels* kernels_named(const char* name);
+// The best that this processor runs; the environment variable EDGESPEC_ISA, a name, overrides it.
 const Kernels& kernels();
 const char* kernels_error();  // why EDGESPEC_ISA was not followed, or null
 

@@ -5,6 +5,7 @@
 constexpr float kTiny = 1e-30f;
 
 #include "functions.inl"
+#include "recurrent.inl"
 
 void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
   F sum = fset(0.f);
@@ -164,7 +165,7 @@ float k_quantize_query(const float* x, int n, int8_t* q, int32_t* minus_sum) {
     istore_s8(q + i, v);
     sum = iadd(sum, v);
   }
-  *minus_sum = static_cast<int32_t>(-static_cast<uint32_t>(isum(sum)));  // wraps where x is NaN
+  *minus_sum = -isum(sum);
   return largest * (1.f / 127.f);
 }
 
@@ -212,6 +213,16 @@ void k_to_half(const float* x, int n, uint16_t* y) {
   for (int i = 0; i < n; i += 16) fstore_half(y + i, fload(x + i));
 }
 
+int64_t k_dots(int64_t rounds) {
+  const Roof x = roof_start();
+  Roof a = x, b = x, c = x, d = x, e = x, f = x, g = x, h = x, i = x, j = x;  // an array would be kept in memory
+  for (int64_t round = 0; round < rounds; ++round) {
+    roof_step(a, x), roof_step(b, x), roof_step(c, x), roof_step(d, x), roof_step(e, x);
+    roof_step(f, x), roof_step(g, x), roof_step(h, x), roof_step(i, x), roof_step(j, x);
+  }
+  return rounds * 10 * kRoofMacs;
+}
+
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
@@ -219,7 +230,7 @@ constexpr Kernels kTable(const char* name) {
                  k_center,
                  k_quantize,
                  k_quantize_blocks,
-                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>},
+                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>, k_glu<sigmoid>},
                  k_xielu,
                  k_softcap,
                  k_rotate,
@@ -235,5 +246,9 @@ constexpr Kernels kTable(const char* name) {
                  k_quantize_query,
                  k_lookup_table,
                  k_nearest,
-                 k_to_half};
+                 k_to_half,
+                 k_decays,
+                 k_convolve,
+                 k_delta,
+                 k_dots};
 }
