@@ -71,8 +71,6 @@ class HeadsFile(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> HeadsFile:
-        if self.kind == "paradecode" and (len(self.exits) != self.count or sorted(set(self.exits)) != self.exits):
-            raise ValueError(f"expected {self.count} exits, ascending, got {self.exits[:8]}")
         _ = self.groups  # whose own bounds hold here too
         return self
 
