@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +14,7 @@ from edgespec.drafters.registry import complete, needing, searching
 from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.sessions import Session, SessionPool, Times
+from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
 from edgespec.planning.expectations import predictions, ratios
 from edgespec.planning.memory.allowance import Allowance
@@ -88,7 +88,7 @@ class LoadedBundle:
             self.store = NGramStore(Path(options.ngram_store), check=options.check)
             self.store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
-        self.lock = threading.RLock()
+        self.lock = Turns()
         self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
         self.allowance.admit_bundle(options.context)
         if share is not None:

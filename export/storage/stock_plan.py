@@ -11,6 +11,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -53,6 +54,11 @@ class StockPlan(StoragePlan):
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
         self._vectors(rule.taps, rule.bias)
+
+    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
+        self._vectors(*rule.vectors)
+
+    def opened(self, x: None, gate: None) -> None: ...
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 
