@@ -18,7 +18,9 @@ namespace {
 
 #if defined(__x86_64__)
 bool has_avx2() {
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  unsigned a, b, c = 0, d;  // F16C by its bit: Clang 14 does not know the name
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) &&
+         (c & bit_F16C);
 }
 bool has_avxvnni() {  // by its bit: compilers learnt the name late
   unsigned a = 0, b, c, d;
