@@ -17,6 +17,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -201,6 +202,9 @@ class _Trace:
     def embedded(self, weight: str, scale: float) -> None: ...
 
     def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.last = ""
+
+    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
         self.last = ""
 
     def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:

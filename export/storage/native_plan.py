@@ -11,6 +11,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -77,6 +78,10 @@ class NativePlan(StoragePlan):
             self._matrix(part)
         for part in parts:
             self._bias((part,))
+
+    def experts(self, h: _Waiting | None, rule: ExpertsRule, activation: Activation) -> None:
+        self._ready(h)
+        self._experts(rule)
 
     def layer_embedding(
         self, gate: _Waiting | None, given: _Waiting | None, rule: LayerEmbedding, activation: Activation

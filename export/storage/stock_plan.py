@@ -11,6 +11,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -58,6 +59,9 @@ class StockPlan(StoragePlan):
 
     def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
         self._vectors(numbers)
+
+    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
+        self._experts(rule)
 
     def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:
         self._layer_embedding(rule)

@@ -27,6 +27,10 @@
 //                                          of the token length - 1 - j before)), a row's own tokens by its parents,
 //                                          older ones from the cache's states; w [length, k], layer: which of those
 //                                          with states
+//   route x n k out add scale    the best k of the softmax of x [rows, n] times scale, add=1: over their sum -> [rows,
+//                                          2 k], weights and then numbers
+//   experts act x gate up w kind n k times heads fn out add    of the experts that route chose (x, heads of times), w
+//                                          (fn(gate) * up), by their weights; gate, up [times * n, k], w [times * k, n]
 //   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
 //                                          p - window + 1 to p only, 0: all; cap: scores are cap * tanh(score / cap)
 //   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
@@ -69,6 +73,8 @@ enum class Op {
   kActivate,
   kSplit,
   kBlend,
+  kRoute,
+  kExperts,
   kLogits
 };
 

@@ -26,7 +26,7 @@ ISA_FLAGS = {
     ),
     "isa_neon": ("-march=armv8.2-a+dotprod",),
 }
-SOURCES = ("program", "program_check", "cache", "check", "pass", "lm_heads", "attention", "dispatch",
+SOURCES = ("program", "program_check", "cache", "check", "pass", "lm_heads", "experts", "attention", "dispatch",
            "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")  # fmt: skip
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
