@@ -88,7 +88,7 @@ class MixtureOfExperts(Architecture):
         return True
 
     @property
-    def normed(self) -> bool:
+    def weights_normed(self) -> bool:
         """Whether the weights of a row's experts add up to one."""
         return self.settings.flag("norm_topk_prob")
 
@@ -101,8 +101,9 @@ class MixtureOfExperts(Architecture):
         if self.facts.experts is None or layer not in self.facts.experts.layers:
             return super().transform(ops, h, layer)
         at = f"{LAYERS}.{layer}.mlp"
-        names = (f"{at}.router.weight", *(f"{at}.experts.{part}.weight" for part in ("gate", "up", "down")))
-        return ops.experts(h, ExpertsRule(*names, self.normed, self.expert_scale), self.activation)
+        gate, up, down = (f"{at}.experts.{part}.weight" for part in ("gate", "up", "down"))
+        rule = ExpertsRule(f"{at}.router.weight", gate, up, down, self.weights_normed, self.expert_scale)
+        return ops.experts(h, rule, self.activation)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found, facts = dict(super().derived(source)), self.facts.experts

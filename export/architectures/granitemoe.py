@@ -17,7 +17,7 @@ class GraniteMoe(MixtureOfExperts, Granite):
     expert_count = "num_local_experts"
 
     @property
-    def normed(self) -> bool:
+    def weights_normed(self) -> bool:
         return True
 
     @property

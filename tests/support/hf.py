@@ -54,11 +54,8 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-NATIVE_ONLY = {
-    name
-    for name, config in CONFIGS.items()
-    if config["model_type"] in ("gemma4_text", "granitemoe", "lfm2", "olmoe", "qwen3_moe")
-}
+_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "olmoe", "qwen3_moe")
+NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] in _NATIVE_ONLY}
 """Configurations with layers that stock operators cannot compute."""
 LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
 """Configurations whose reference reaches far positions."""
