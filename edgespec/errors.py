@@ -69,5 +69,9 @@ class InvalidRequest(EdgespecError):
     """A generation request that cannot be served: empty prompt, too long, nonsense settings."""
 
 
+class ContextFull(InvalidRequest):
+    """A prompt leaves no room for a new token in the context."""
+
+
 class TrainingError(EdgespecError):
     """Heads or a draft cannot be trained: unsuitable data or options, a state of another training, a loss of NaN."""

@@ -24,7 +24,7 @@ from edgespec.cli.common import (
     sampling_options,
 )
 from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
-from edgespec.errors import InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -133,6 +133,7 @@ def command(
         _drain(stream)
         _keep(engine, stream, session)
         emit_json({"bundle": str(bundle), "prompt": text} | stream.result.as_dict())
+        _end(stream.result)
         return
     if engine.codec.chat_template is not None:
         click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(str(bundle))} --chat", err=True)
@@ -140,6 +141,13 @@ def command(
     _print(engine, stream, show_drafts)
     _keep(engine, stream, session)
     _conclude(stream.result, show_stats)
+    _end(stream.result)
+
+
+def _end(result: Result) -> None:
+    """After Ctrl-C what was written is shown, and the exit code says that it is not all."""
+    if result.finish == "cancelled":
+        sys.exit(130)
 
 
 def _keep(engine: Engine, stream: Stream, session: Path | None) -> None:
@@ -233,7 +241,16 @@ def _converse(engine: Engine, conversation: Conversation, show_drafts: bool, sho
             for name, what in CHAT_COMMANDS.items() if word != "/reset" else ():
                 click.echo(f"  {name:<8}{what}", err=True)
             continue
-        stream = conversation.stream(question)
+        before = conversation.left_out
+        try:
+            stream = conversation.stream(question)
+        except EdgespecError as error:
+            if len(conversation.messages) <= len(first):
+                raise
+            click.echo(f"error: {error}", err=True)  # what was said so far stays
+            continue
+        if conversation.left_out > before:
+            click.echo(f"the context is full: the oldest {conversation.left_out} messages are not seen now", err=True)
         _print(engine, stream, show_drafts)
         conversation.take(stream.result)
         _conclude(stream.result, show_stats)

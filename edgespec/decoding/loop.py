@@ -22,7 +22,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Target
 from edgespec.decoding.verify import keeps_text, verify
-from edgespec.errors import InvalidRequest
+from edgespec.errors import ContextFull, InvalidRequest
 
 # each PassRequest is answered by its Pass (``send``); then comes the Round
 Rounds = Generator[PassRequest | Round, Pass | None, None]
@@ -110,9 +110,9 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
     if not tokens:
         raise InvalidRequest("expected a prompt of at least one token, got none", "a bare request may start with BOS")
     if len(tokens) >= context:
-        raise InvalidRequest(
+        raise ContextFull(
             f"the prompt has {len(tokens)} tokens and the context {context}: no room for a new one",
-            "shorten the prompt or load the model with a larger context",
+            "shorten the prompt, or give more context where the bundle has it",
         )
     known = f"the vocabulary has {vocab}"
     if min(tokens) < 0 or max(tokens) >= vocab:

@@ -22,10 +22,14 @@ class Conversation:
     that it has in common with what a KV slot holds is not computed again (``Stats.reused_tokens``): the whole
     conversation so far, unless the template rewrites earlier answers or their text has other tokens than were written.
 
+    Where the context is full the oldest turns are left out of the prompt, as many at once as free half of it, so that
+    the next turns compute little again; the messages before the first question, such as a system message, stay in it.
+
     Attributes:
         messages: all so far; append to it for what is neither a question nor an answer, such as a tool's result.
         tools: JSON schemas of functions that the model may call.
         options: what else the template knows, such as ``enable_thinking``.
+        left_out: messages that the model does not see any more; ``messages`` still has them.
     """
 
     def __init__(
@@ -38,10 +42,12 @@ class Conversation:
         tools: Sequence[Any] | None = None,
         template_options: Mapping[str, Any] | None = None,
         save: Callable[..., None],
+        context: int,
     ) -> None:
         self._codec, self._start, self._settings, self._save = codec, start, settings, save
         self.messages = [dict(message) for message in messages]
         self.tools, self.options = tools, dict(template_options or {})
+        self.left_out, self._context = 0, context
         self._prompt: list[int] = []
 
     def ask(self, content: Any = None, **changes: Any) -> Result:
@@ -60,13 +66,31 @@ class Conversation:
             **changes: fields of ``Settings``, set for this turn.
 
         Raises:
-            InvalidRequest: the template refuses the messages, or there is no room; the question is not kept then.
+            InvalidRequest: the template refuses the messages, or this question alone has no room; it is not kept then.
         """
         asked = [*self.messages, {"role": "user", "content": content}] if content is not None else list(self.messages)
-        prompt = self._codec.chat(asked, self.tools, options=self.options)
-        stream = self._start(prompt, self._settings, **changes)
-        self.messages, self._prompt = asked, prompt
+        settings = (self._settings or Settings()).changed(**changes)
+        left_out, prompt = self._fitting(asked, settings.max_new_tokens)
+        stream = self._start(prompt, settings)
+        self.messages, self._prompt, self.left_out = asked, prompt, left_out
         return stream
+
+    def _fitting(self, asked: Sequence[Message], new: int) -> tuple[int, list[int]]:
+        """How many messages after the first ones to leave out, and the prompt without them."""
+        first, turns = _first(asked), [at for at, message in enumerate(asked) if message.get("role") == "user"]
+        left_out = self.left_out if first + self.left_out in turns else 0  # messages may have been taken away
+        prompt = self._chat(asked, left_out)
+        if len(prompt) + min(new, self._context // 4) > self._context:
+            for left_out in [turn - first for turn in turns if turn - first > left_out]:
+                prompt = self._chat(asked, left_out)
+                if len(prompt) <= self._context // 2:
+                    break
+        return left_out, prompt
+
+    def _chat(self, messages: Sequence[Message], left_out: int, **how: Any) -> list[int]:
+        first = _first(messages)
+        seen = [*messages[:first], *messages[first + left_out :]]
+        return self._codec.chat(seen, self.tools, options=self.options, **how)
 
     def take(self, result: Result) -> None:
         """Add the answer to the messages.
@@ -91,11 +115,16 @@ class Conversation:
         self._save(file, self._rendered(self.messages), self.messages)
 
     def _rendered(self, messages: Sequence[Message]) -> list[int]:
-        """Tokens of these messages; none if the template refuses them."""
+        """Tokens of these messages, of which the model sees all but the oldest; none if the template refuses them."""
         try:
-            return self._codec.chat(messages, self.tools, options=self.options, generation_prompt=False)
+            return self._chat(messages, self.left_out, generation_prompt=False)
         except InvalidRequest:
             return []
+
+
+def _first(messages: Sequence[Message]) -> int:
+    """Where the first question is."""
+    return next((at for at, message in enumerate(messages) if message.get("role") == "user"), len(messages))
 
 
 def _answer(text: str) -> Message:

@@ -150,6 +150,7 @@ class Engine(LoadedBundle):
             tools=tools,
             template_options=template_options,
             save=self.save_session,
+            context=self.context,
         )
 
     # -- session files -----------------------------------------------------------------------------------------------

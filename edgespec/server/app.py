@@ -19,7 +19,7 @@ from starlette.exceptions import HTTPException
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
-from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
+from edgespec.errors import BudgetError, ContextFull, EdgespecError, InvalidRequest
 from edgespec.server.answers import Choice, Kind, extension, usage
 from edgespec.server.body import BodyLimit
 from edgespec.server.limits import Limits
@@ -186,7 +186,8 @@ def _error(error: Exception) -> tuple[int, dict[str, Any]]:
     ]
     status, kind = next(((code, name) for cls, code, name in kinds if isinstance(error, cls)), (500, "server_error"))
     message = str(error) if isinstance(error, EdgespecError) else f"{type(error).__name__}: {error}"
-    return status, {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    code = "context_length_exceeded" if isinstance(error, ContextFull) else None
+    return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
 def _refused(status: int, message: str, param: str | None = None) -> JSONResponse:

@@ -236,3 +236,19 @@ def test_rows(figures: Run, small: Path) -> None:
     for depth in found["depths"].values():
         assert set(depth) == {"ms", "v", "prefill_tokens_per_second", "share_of_bandwidth"}
         assert set(depth["ms"]) == set(depth["v"]) == {"1", "2"}
+
+
+def test_structured(figures: Run, native_bundle: Path) -> None:
+    found = figures("structured", native_bundle, "--schemas", 3, "--methods", "ngram", "--threads", 1)
+    assert set(found["methods"]) == {"ar", "ngram"}
+    for row in found["methods"].values():
+        assert (row["valid"], row["same_text"]) == (3, 3)
+        assert set(row["speed_up"]) == RATIO
+
+
+def test_serving(figures: Run, native_bundle: Path) -> None:
+    found = figures("serving", native_bundle, "--clients", 16, "--seconds", 1, "--parallel", 4, "--threads", 1)
+    assert (found["failed"], found["other_text"]) == (0, 0)
+    assert found["whole_answers"] + found["left"] >= 16
+    assert set(found["fairness"]) == {"short", "long"}
+    assert found["resident_mib"]["most"] > 0

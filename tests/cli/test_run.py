@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import sys
@@ -299,9 +300,9 @@ def test_ctrl_c_keeps_what_was_written(command: Command, demo: Path, monkeypatch
     take = Stream._take
     monkeypatch.setattr(Stream, "_take", interrupted)
     wanted = ("run", demo, "--prompt", PROMPT, "--method", "ar")
-    result = command(*wanted)
-    made = command(*wanted, "--json").json
-    assert result.code == 0
+    result, as_json = command(*wanted), command(*wanted, "--json")
+    assert (result.code, as_json.code) == (130, 130)
+    made = json.loads(as_json.out)
     assert result.out == f"{PROMPT}{made['text']}\n"
     assert SUMMARY.match(result.err)
     assert (made["finish"], len(made["tokens"])) == ("cancelled", 5)
