@@ -245,6 +245,13 @@ LATER: dict[str, Case] = {
         boost=2.0,
         seed=2,
     ),
+    "granitemoe_untied": Case(
+        config("granitemoe", num_key_value_heads=4, intermediate_size=64, num_local_experts=4, num_experts_per_tok=3,
+               embedding_multiplier=2.0, logits_scaling=0.5, residual_multiplier=1.3, attention_multiplier=0.3,
+               tie_word_embeddings=False),
+        scale=1.0,
+        seed=6,
+    ),
     "granitemoe_small": Case(
         config("granitemoe", num_key_value_heads=2, intermediate_size=32, num_local_experts=6, num_experts_per_tok=2,
                embedding_multiplier=3.0, logits_scaling=3.0, residual_multiplier=0.6, attention_multiplier=0.2,
@@ -253,12 +260,5 @@ LATER: dict[str, Case] = {
         scale=6.0,
         boost=8.0,
         seed=8,
-    ),
-    "granitemoe_untied": Case(
-        config("granitemoe", num_key_value_heads=4, intermediate_size=64, num_local_experts=4, num_experts_per_tok=3,
-               embedding_multiplier=2.0, logits_scaling=0.5, residual_multiplier=1.3, attention_multiplier=0.3,
-               tie_word_embeddings=False),
-        scale=1.0,
-        seed=6,
     ),
 }  # fmt: skip
