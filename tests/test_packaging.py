@@ -23,7 +23,7 @@ LIBRARY = f"edgespec/runtimes/native/{NAME}"
 BIN = "Scripts" if sys.platform == "win32" else "bin"
 
 # that all instruction sets compile is seen elsewhere: here the library must be in the wheel, and run
-SCALAR = " ".join(f"-Dhas_runtimes_native_isa_{isa}_cpp=OFF" for isa in ("avx2", "avx512", "neon"))
+SCALAR = " ".join(f"-Dhas_runtimes_native_isa_{isa}_cpp=OFF" for isa in ("avx2", "avxvnni", "avx512", "neon", "i8mm"))
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="needs symbolic links and a POSIX toolchain")
 

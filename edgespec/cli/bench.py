@@ -25,6 +25,7 @@ from edgespec.cli.common import (
     table_console,
 )
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
+from edgespec.cli.pass_profile import show_profiles
 from edgespec.drafters.registry import AR
 from edgespec.planning.memory.budget import show_bytes
 from edgespec.reports.advice import label
@@ -58,6 +59,7 @@ if TYPE_CHECKING:
 @loading_options
 @group(
     OUTPUT,
+    click.option("--profile", is_flag=True, help="Where the time of a pass goes, instead of methods."),
     click.option("--verbose", is_flag=True, help="What to use when, and why what did not pay did not."),
     click.option("--report", type=click.Path(path_type=Path), help="Write a page to show to others, an .html file."),
     click.option("--compare", type=click.Path(path_type=Path), help="Output of `llama-bench -o json` for that page."),
@@ -71,6 +73,7 @@ def command(
     limit: int,
     repeats: int,
     sequences: int,
+    profile: bool,
     verbose: bool,
     report: Path | None,
     compare: Path | None,
@@ -89,6 +92,7 @@ def command(
     edgespec bench demo --max-new-tokens 64 --repeats 5 --json
     edgespec bench demo --method ngram --prompts my-prompts.txt --plot speed.png
     edgespec bench demo --report demo.html
+    edgespec bench demo --profile
     """
     from edgespec.cli.prompts import read_prompts
     from edgespec.reports.advice import advise
@@ -97,6 +101,9 @@ def command(
     from edgespec.reports.page import check_page, write_page
     from edgespec.reports.page.compare import read_llama_bench
 
+    if profile:
+        show_profiles(bundles, options, as_json)
+        return
     settings = make_settings(None, options)
     settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     if not settings.sampling.greedy and settings.sampling.seed is None:

@@ -1,11 +1,16 @@
 // Which kernels this processor runs: decided once, overridable by EDGESPEC_ISA for tests.
+#include <array>
 #include <cstdlib>
 #include <cstring>
 
 #include "kernels.h"
 
-#if defined(__aarch64__) && defined(__linux__)
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace edgespec {
@@ -15,6 +20,10 @@ namespace {
 bool has_avx2() {
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+bool has_avxvnni() {  // by its bit: compilers learnt the name late
+  unsigned a = 0, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
+}
 bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
@@ -22,16 +31,32 @@ bool has_avx512() {
 }
 #else
 bool has_avx2() { return false; }
+bool has_avxvnni() { return false; }
 bool has_avx512() { return false; }
 #endif
 
-// Kernels are built with dot products (ARMv8.2); older cores have none.
-bool has_dot_products() {
+// Kernels for Arm are built with dot products (ARMv8.2), and another time with matrix products (i8mm, Armv8.6).
 #if defined(__aarch64__) && defined(__linux__)
-  return (getauxval(AT_HWCAP) & (1ul << 20)) != 0;  // HWCAP_ASIMDDP
+bool has_dot_products() { return (getauxval(AT_HWCAP) & (1ul << 20)) != 0; }                 // HWCAP_ASIMDDP
+bool has_i8mm() { return has_dot_products() && (getauxval(AT_HWCAP2) & (1ul << 13)) != 0; }  // HWCAP2_I8MM
 #else
-  return true;
+bool has_dot_products() { return true; }
+bool has_i8mm() {
+#if defined(__aarch64__) && defined(__APPLE__)
+  int has = 0;
+  size_t size = sizeof has;
+  return sysctlbyname("hw.optional.arm.FEAT_I8MM", &has, &size, nullptr, 0) == 0 && has;
+#else
+  return false;
 #endif
+}
+#endif
+
+// Best first.
+std::array<const Kernels*, 6> known() {
+  return {has_avx512() ? avx512_kernels() : nullptr,     has_avxvnni() ? avxvnni_kernels() : nullptr,
+          has_avx2() ? avx2_kernels() : nullptr,         has_i8mm() ? i8mm_kernels() : nullptr,
+          has_dot_products() ? neon_kernels() : nullptr, scalar_kernels()};
 }
 
 struct Choice {
@@ -39,18 +64,11 @@ struct Choice {
   const char* error = nullptr;
 
   Choice() {
-    const Kernels* known[] = {has_avx512() ? avx512_kernels() : nullptr, has_avx2() ? avx2_kernels() : nullptr,
-                              has_dot_products() ? neon_kernels() : nullptr, scalar_kernels()};
     const char* wanted = std::getenv("EDGESPEC_ISA");
-    for (const Kernels* one : known) {
-      if (!one) continue;
+    if (wanted && *wanted && !(kernels = kernels_named(wanted)))
+      error = "EDGESPEC_ISA names an instruction set that this processor or build lacks";
+    for (const Kernels* one : known())
       if (!kernels) kernels = one;
-      if (wanted && !std::strcmp(wanted, one->name)) {
-        kernels = one;
-        return;
-      }
-    }
-    if (wanted && *wanted) error = "EDGESPEC_ISA names an instruction set that this processor or build lacks";
   }
 };
 
@@ -61,6 +79,11 @@ const Choice& choice() {
 
 }  // namespace
 
+const Kernels* kernels_named(const char* name) {
+  for (const Kernels* one : known())
+    if (one && !std::strcmp(name, one->name)) return one;
+  return nullptr;
+}
 const Kernels& kernels() { return *choice().kernels; }
 const char* kernels_error() { return choice().error; }
 

@@ -118,6 +118,13 @@ void nomad_sums(const uint8_t* codes, int subs, const uint8_t* const* tables, ui
   }
 }
 
+struct Roof {
+  __m512i v;
+};
+constexpr int kRoofMacs = 64;
+inline Roof roof_start() { return {_mm512_setzero_si512()}; }
+inline void roof_step(Roof& sum, const Roof& x) { asm volatile("vpdpbusd %1, %1, %0" : "+v"(sum.v) : "v"(x.v)); }
+
 // ---- matrices ------------------------------------------------------------------------------------------------------
 
 constexpr int kAhead = 4608;  // bytes: how far weights are fetched before they are used

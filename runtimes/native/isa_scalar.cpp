@@ -173,6 +173,17 @@ void nomad_sums(const uint8_t* codes, int subs, const uint8_t* const* tables, ui
     }
 }
 
+// What k_dots multiplies with.
+struct Roof {
+  int32_t v;
+};
+constexpr int kRoofMacs = 1;
+inline Roof roof_start() { return {1}; }
+inline void roof_step(Roof& sum, const Roof& x) {
+  sum.v += x.v * x.v;
+  asm volatile("" : "+r"(sum.v));
+}
+
 // ---- matrices ------------------------------------------------------------------------------------------------------
 
 inline void put(const F& acc, float* y, int columns) { fstore_n(y, acc, columns); }

@@ -54,14 +54,20 @@ struct Kernels {
                        float* bias);
   void (*nearest)(const float* codebook, const float* key, int dim, int sub, uint8_t* codes);  // of 16 centroids
   void (*to_half)(const float* x, int n, uint16_t* y);
+  // Multiplies bytes in registers and nothing else, as matrices do: their roof.  Returns multiply-adds.
+  int64_t (*dots)(int64_t rounds);
 };
 
 const Kernels* scalar_kernels();
-const Kernels* avx2_kernels();    // null where it is not compiled in
-const Kernels* avx512_kernels();  // null ...
-const Kernels* neon_kernels();    // null ...
+const Kernels* avx2_kernels();  // null where it is not compiled in, as the others
+const Kernels* avxvnni_kernels();
+const Kernels* avx512_kernels();
+const Kernels* neon_kernels();
+const Kernels* i8mm_kernels();
 
-// What this processor runs; the environment variable EDGESPEC_ISA (scalar, avx2, avx512, neon) overrides it.
+// The kernels called scalar, avx2, avxvnni, avx512, neon or i8mm; null where this processor or build lacks them.
+const Kernels* kernels_named(const char* name);
+// The best that this processor runs; the environment variable EDGESPEC_ISA, a name, overrides it.
 const Kernels& kernels();
 const char* kernels_error();  // why EDGESPEC_ISA was not followed, or null
 

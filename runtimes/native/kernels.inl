@@ -212,6 +212,16 @@ void k_to_half(const float* x, int n, uint16_t* y) {
   for (int i = 0; i < n; i += 16) fstore_half(y + i, fload(x + i));
 }
 
+int64_t k_dots(int64_t rounds) {
+  const Roof x = roof_start();
+  Roof a = x, b = x, c = x, d = x, e = x, f = x, g = x, h = x, i = x, j = x;  // an array would be kept in memory
+  for (int64_t round = 0; round < rounds; ++round) {
+    roof_step(a, x), roof_step(b, x), roof_step(c, x), roof_step(d, x), roof_step(e, x);
+    roof_step(f, x), roof_step(g, x), roof_step(h, x), roof_step(i, x), roof_step(j, x);
+  }
+  return rounds * 10 * kRoofMacs;
+}
+
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
                  {linear_q4, linear_q8, linear_c8, linear_f32},
@@ -235,5 +245,6 @@ constexpr Kernels kTable(const char* name) {
                  k_quantize_query,
                  k_lookup_table,
                  k_nearest,
-                 k_to_half};
+                 k_to_half,
+                 k_dots};
 }

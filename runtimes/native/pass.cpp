@@ -50,7 +50,7 @@ int Pass::cut(int units, int members) {
   return static_cast<int>(bounds_.size()) - 1;
 }
 
-int Pass::open(int members) {
+int Pass::next_phase(int members) {
   if (!merging_ && step_ && step_->op == Op::kAttend && splits_ > 1) {
     merging_ = true;
     return in_.rows * step_->kv;

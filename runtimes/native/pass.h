@@ -8,6 +8,7 @@
 
 #include "cache.h"
 #include "kernels.h"
+#include "profile.h"
 #include "program.h"
 
 namespace edgespec {
@@ -110,6 +111,8 @@ class Pass {
   };
 
   void check() const;
+  int next_phase(int members);
+  void count_phase();
   int cut(int units, int members);
   void see();
   void apply_moves() const;
@@ -175,7 +178,8 @@ class Pass {
   int mixing_ = 0;  // the phase of a mixture of experts
   std::vector<Expert> experts_;
   std::vector<Piece> pieces_;
-  std::vector<int> slots_;   // [rows, experts of a row]: where the row lies among those sent
+  std::vector<int> slots_;  // [rows, experts of a row]: where the row lies among those sent
+  Stopwatch watch_;
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;

@@ -21,7 +21,7 @@ class NativeLibrary:
 
     Attributes:
         path: the library; None if it cannot be used.
-        isa: the instruction set it uses here: avx512, avx2, neon or scalar.
+        isa: the instruction set it uses here: avx512, avxvnni, avx2, i8mm, neon or scalar.
         reason: why it is used, or why not, in words.
     """
 

@@ -235,3 +235,20 @@ def test_results_are_shown_even_if_the_plot_cannot_be_written(command: Command, 
 def test_a_lossy_rule_is_named(command: Command, demo: Path) -> None:
     out = command("bench", demo, *QUICK, "--method", "speculative", "--accept", "all").out
     assert "lossy, as was asked for: every guess accepted" in out
+
+
+@pytest.mark.usefixtures("native")
+def test_profile(command: Command, demo: Path) -> None:
+    how = "--threads", 1, "--operators", "native", "--profile"
+    made = command("bench", demo, *how, "--json").json["profiles"]
+    assert [profile["bundle"] for profile in made] == [str(demo)]
+    assert made[0].keys() == {
+        "bundle", "isa", "threads", "depth", "bandwidth_gb_s", "dot_gmac_s", "planned_mb", "passes",
+    }  # fmt: skip
+    assert made[0]["passes"][0].keys() == {"rows", "ms", "v", "least_ms", "python_ms", "parts"}
+    assert made[0]["passes"][0]["parts"].keys() == {"linear", "attention", "head", "rest"}
+    lines = command("bench", demo, *how).out.splitlines()
+    assert lines[2].split() == [
+        "rows", "ms", "v", "MB", "GMAC", "linear", "attention", "head", "rest", "Python", "of", "roof",
+    ]  # fmt: skip
+    assert [line.split()[0] for line in lines[3:9]] == ["1", "2", "4", "8", "16", "32"]

@@ -10,30 +10,11 @@
 namespace edgespec {
 namespace {
 
-bool supported(const std::string& isa) {
-#if defined(__x86_64__)
-  if (isa == "avx2" || isa == "avx512")
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
-      return false;
-  if (isa == "avx512")
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-           __builtin_cpu_supports("avx512vnni");
-#endif
-  return !isa.empty();
-}
-
-const Kernels* find(const std::string& isa) {
-  for (const Kernels* one : {scalar_kernels(), avx2_kernels(), avx512_kernels(), neon_kernels()})
-    if (one && isa == one->name && supported(isa)) return one;
-  return nullptr;
-}
-
 int main(int argc, char** argv) {
   const std::string what = argc > 1 ? argv[1] : "";
   if (what == "isas") {
-    for (const char* isa : {"scalar", "avx2", "avx512", "neon"})
-      if (find(isa)) std::printf("%s\n", isa);
+    for (const char* isa : {"scalar", "avx2", "avxvnni", "avx512", "neon", "i8mm"})
+      if (kernels_named(isa)) std::printf("%s\n", isa);
     return 0;
   }
   if (what == "pass") {
@@ -46,7 +27,7 @@ int main(int argc, char** argv) {
     std::printf("ok (%s)\n", kernels().name);
     return 0;
   }
-  const Kernels* kernels = argc > 2 ? find(argv[2]) : nullptr;
+  const Kernels* kernels = argc > 2 ? kernels_named(argv[2]) : nullptr;
   if (!kernels || (what != "hash" && what != "accuracy")) {
     std::fprintf(stderr, "selftest isas | hash ISA | accuracy ISA | pass [brief]\n");
     return 2;

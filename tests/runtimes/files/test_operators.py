@@ -111,7 +111,7 @@ def test_a_bundle_of_an_older_version(part: ModelPart, library: Callable[[Native
 def test_the_library_says_what_it_is() -> None:
     found = native_library()
     assert found.path is not None
-    assert found.isa in ("avx512", "avx2", "neon", "scalar")
+    assert found.isa in ("avx512", "avxvnni", "avx2", "i8mm", "neon", "scalar")
     assert found.reason.startswith(f"native operators, {found.isa} kernels")
 
 

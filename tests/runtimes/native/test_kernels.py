@@ -20,14 +20,17 @@ TESTS = Path(__file__).resolve().parents[2] / "native"
 COMMON = ("-O3", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
 ISA_FLAGS = {
     "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "isa_avxvnni": ("-mavxvnni", "-mavx2", "-mfma", "-mf16c"),
     "isa_avx512": (
         *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c", "-mfma"),
         *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
     ),
     "isa_neon": ("-march=armv8.2-a+dotprod",),
+    "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
 }
-SOURCES = ("program", "program_check", "cache", "check", "pass", "lm_heads", "experts", "attention", "dispatch",
-           "isa_scalar", "isa_avx2", "isa_avx512", "isa_neon")  # fmt: skip
+SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "attention",
+           "dispatch",
+           "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon", "isa_i8mm")  # fmt: skip
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -123,11 +126,18 @@ def host_compiler() -> str | None:
     return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
+def knows(compiler: str, isa: str) -> bool:
+    """Whether the compiler has the instruction set of a file, as CMakeLists.txt asks it."""
+    command = [compiler, *ISA_FLAGS[isa], "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
 @cache
 def host_isas() -> tuple[str, ...]:
     """Files that the host's compiler can compile for more than its baseline."""
     machine = os.uname().machine
-    return ("isa_avx2", "isa_avx512") if machine == "x86_64" else ("isa_neon",) if machine == "aarch64" else ()
+    wanted = {"x86_64": ("isa_avx2", "isa_avxvnni", "isa_avx512"), "aarch64": ("isa_neon", "isa_i8mm")}.get(machine, ())
+    return tuple(name for name in wanted if knows(host_compiler() or "c++", name))
 
 
 @pytest.fixture(scope="session")
@@ -162,7 +172,7 @@ def arm(folder: Path, request: pytest.FixtureRequest) -> Program:
         pytest.skip("no cross compiler (g++-aarch64-linux-gnu) or no emulator (qemu-user)")
     plain = request.param == "baseline"
     common = tuple("-O1" if flag == "-O3" else flag for flag in COMMON)
-    isas: tuple[str, ...] = () if plain else ("isa_neon",)
+    isas: tuple[str, ...] = () if plain else tuple(n for n in ("isa_neon", "isa_i8mm") if knows(compiler, n))
     name = "arm-baseline" if plain else "arm"
     return Program(build(folder / name, compiler, isas, common, ("-static",)), (emulator,))
 
@@ -208,9 +218,9 @@ def test_kernels_under_sanitizers(sanitized: Program, hashes: str) -> None:
 
 def test_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
     assert "neon" in arm.isas
-    for isa in ("scalar", "neon"):
+    for isa in arm.isas:
         assert not differences(hashes, arm.run("hash", isa)), isa
 
 
 def test_arm_passes(arm: Program) -> None:
-    assert arm.run("pass", "brief") == "ok (neon)\n"  # emulated: 50 times slower
+    assert arm.run("pass", "brief", EDGESPEC_ISA="neon") == "ok (neon)\n"  # emulated: 50 times slower

@@ -324,7 +324,7 @@ def digests() -> Iterator[str]:
 
 
 def test_every_instruction_set_has_the_same_bits() -> None:
-    isas = {"scalar", native_library().isa} | ({"avx2"} if native_library().isa == "avx512" else set())
+    isas = {"scalar", native_library().isa} | ({"avx2"} if native_library().isa in ("avx512", "avxvnni") else set())
     code = "from tests.runtimes.native.test_steps import digests\nprint('\\n'.join(digests()))"
     found = {}
     for isa in isas:

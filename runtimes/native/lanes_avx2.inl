@@ -1,0 +1,208 @@
+// 16 lanes as two registers of AVX2, for isa_avx2.cpp and isa_avxvnni.cpp, which include it in their anonymous
+// namespace: code compiled for one processor must never be linked into another's path.
+
+struct F {
+  __m256 a, b;
+};
+struct I {
+  __m256i a, b;
+};
+// `nibbles`: no byte is above 15.  Known when compiling, as everything is inlined, so asking costs nothing.
+struct B {
+  __m256i a, b;
+  bool nibbles;
+};
+
+inline __m256i load(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
+inline __m256 load_half(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// The first n of 16 lanes.
+struct First {
+  __m256i a, b;
+  explicit First(int n) {
+    alignas(64) static constexpr int32_t kOnes[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+    const int32_t* from = kOnes + 16 - std::clamp(n, 0, 16);
+    a = load(from);
+    b = load(from + 8);
+  }
+};
+
+inline F fset(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline F fload(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline F fload_n(const float* p, int n) {
+  const First first(n);
+  return {_mm256_maskload_ps(p, first.a), _mm256_maskload_ps(p + 8, first.b)};
+}
+inline F fload_half(const uint16_t* p) { return {load_half(p), load_half(p + 8)}; }
+inline F fload_u16(const uint16_t* p) {
+  const auto* q = reinterpret_cast<const __m128i*>(p);
+  return {_mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128(q))),
+          _mm256_cvtepi32_ps(_mm256_cvtepu16_epi32(_mm_loadu_si128(q + 1)))};
+}
+inline void fstore(float* p, F x) {
+  _mm256_storeu_ps(p, x.a);
+  _mm256_storeu_ps(p + 8, x.b);
+}
+inline void fstore_n(float* p, F x, int n) {
+  const First first(n);
+  _mm256_maskstore_ps(p, first.a, x.a);
+  _mm256_maskstore_ps(p + 8, first.b, x.b);
+}
+inline void fstore_half(uint16_t* p, F x) {
+  auto* q = reinterpret_cast<__m128i*>(p);
+  _mm_storeu_si128(q, _mm256_cvtps_ph(x.a, 0));
+  _mm_storeu_si128(q + 1, _mm256_cvtps_ph(x.b, 0));
+}
+inline F fadd(F x, F y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline F fsub(F x, F y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline F fmul(F x, F y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline F fdiv(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
+inline F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
+inline F fmax(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline F fabs_(F x) {
+  const __m256 sign = _mm256_set1_ps(-0.f);
+  return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
+}
+inline F fneg(F x) {
+  const __m256 sign = _mm256_set1_ps(-0.f);
+  return {_mm256_xor_ps(sign, x.a), _mm256_xor_ps(sign, x.b)};
+}
+inline F fround(F x) { return {_mm256_round_ps(x.a, 8), _mm256_round_ps(x.b, 8)}; }
+// x * 2^r for whole r in -126 to 127: the power is put together from its bits, the product rounds as ldexp does
+inline __m256 power2(__m256 r) {
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(r), _mm256_set1_epi32(127)), 23));
+}
+inline F fscale2(F x, F r) { return {_mm256_mul_ps(x.a, power2(r.a)), _mm256_mul_ps(x.b, power2(r.b))}; }
+inline F fpositive(F x, F a, F b) {
+  const __m256 zero = _mm256_setzero_ps();
+  return {_mm256_blendv_ps(b.a, a.a, _mm256_cmp_ps(x.a, zero, _CMP_GE_OQ)),
+          _mm256_blendv_ps(b.b, a.b, _mm256_cmp_ps(x.b, zero, _CMP_GE_OQ))};
+}
+inline F fzero_below(F x, F key, float limit) {
+  const __m256 by = _mm256_set1_ps(limit);
+  return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, by, _CMP_GE_OQ)),
+          _mm256_and_ps(x.b, _mm256_cmp_ps(key.b, by, _CMP_GE_OQ))};
+}
+inline float fsum(F x) {
+  const __m256 h = _mm256_add_ps(x.a, x.b);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float flargest(F x) {
+  const __m256 h = _mm256_max_ps(x.a, x.b);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+
+inline I iset(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+inline I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
+inline int32_t isum(I x) {
+  const __m256i h = _mm256_add_epi32(x.a, x.b);
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
+inline F itof(I x) { return {_mm256_cvtepi32_ps(x.a), _mm256_cvtepi32_ps(x.b)}; }
+inline I ftoi(F x) { return {_mm256_cvtps_epi32(x.a), _mm256_cvtps_epi32(x.b)}; }
+inline void istore_s8(int8_t* p, I x) {  // the low bytes, without saturation
+  const __m256i byte = _mm256_set1_epi32(255);
+  const __m256i words = _mm256_packus_epi32(_mm256_and_si256(x.a, byte), _mm256_and_si256(x.b, byte));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 0, 0, 0, 0);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
+                   _mm256_castsi256_si128(_mm256_permutevar8x32_epi32(_mm256_packus_epi16(words, words), order)));
+}
+inline __m256i low_nibbles(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+inline __m256i high_nibbles(__m256i x) { return low_nibbles(_mm256_srli_epi16(x, 4)); }
+inline B bload(const uint8_t* p) { return {load(p), load(p + 32), false}; }
+inline B blow(B x) { return {low_nibbles(x.a), low_nibbles(x.b), true}; }
+inline B bhigh(B x) { return {high_nibbles(x.a), high_nibbles(x.b), true}; }
+inline __m256i four_bytes(const int8_t* four) {
+  int32_t word;
+  __builtin_memcpy(&word, four, 4);
+  return _mm256_set1_epi32(word);
+}
+inline __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+#if defined(__AVXVNNI__)
+inline I dot_u8(I acc, B x, const int8_t* four) {
+  const __m256i f = four_bytes(four);
+  return {_mm256_dpbusd_avx_epi32(acc.a, x.a, f), _mm256_dpbusd_avx_epi32(acc.b, x.b, f)};
+}
+inline I dot_s8(I acc, B x, const int8_t* four) {
+  const __m256i f = four_bytes(four);
+  return {_mm256_dpbusd_avx_epi32(acc.a, f, x.a), _mm256_dpbusd_avx_epi32(acc.b, f, x.b)};
+}
+#else
+inline I dot_u8(I acc, B x, const int8_t* four) {
+  const __m256i f = four_bytes(four);
+  if (x.nibbles)
+    return {_mm256_add_epi32(acc.a, widen(_mm256_maddubs_epi16(x.a, f))),
+            _mm256_add_epi32(acc.b, widen(_mm256_maddubs_epi16(x.b, f)))};
+  // two products of 255 * 127 would saturate 16 bits: even and odd bytes are multiplied as 16-bit numbers
+  const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(f, 8), 8), odd = _mm256_srai_epi16(f, 8);
+  const __m256i byte = _mm256_set1_epi16(255);
+  const auto add = [&](__m256i sum, __m256i v) {
+    return _mm256_add_epi32(_mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_and_si256(v, byte), even)),
+                            _mm256_madd_epi16(_mm256_srli_epi16(v, 8), odd));
+  };
+  return {add(acc.a, x.a), add(acc.b, x.b)};
+}
+inline I dot_s8(I acc, B x, const int8_t* four) {  // at most 2 * 127 * 128: nothing saturates
+  const __m256i f = four_bytes(four);
+  return {_mm256_add_epi32(acc.a, widen(_mm256_maddubs_epi16(f, x.a))),
+          _mm256_add_epi32(acc.b, widen(_mm256_maddubs_epi16(f, x.b)))};
+}
+#endif
+
+struct Roof {
+  __m256i v;
+};
+constexpr int kRoofMacs = 32;
+inline Roof roof_start() { return {_mm256_setzero_si256()}; }
+inline void roof_step(Roof& sum, const Roof& x) {
+#if defined(__AVXVNNI__)
+  asm volatile("%{vex%} vpdpbusd %1, %1, %0" : "+x"(sum.v) : "x"(x.v));
+#else  // a block's products add up in 16 bits
+  asm volatile("vpmaddubsw %1, %1, %%ymm15\n\tvpaddw %%ymm15, %0, %0" : "+x"(sum.v) : "x"(x.v) : "xmm15");
+#endif
+}
+
+// Two look-ups are added in 8 bits before they are widened: the even bytes of `sum` minus what the odd ones carried in.
+template <int Q>
+void nomad_sums(const uint8_t* codes, int subs, const uint8_t* const* tables, uint16_t (*out)[kKvBlock]) {
+  if constexpr (Q > 2) {  // as many queries as have registers
+    nomad_sums<2>(codes, subs, tables, out);
+    nomad_sums<Q - 2>(codes, subs, tables + 2, out + 2);
+  } else {
+    for (int half = 0; half < 2; ++half) {
+      __m256i acc[Q][4];
+      for (int q = 0; q < Q; ++q)
+        for (__m256i& a : acc[q]) a = _mm256_setzero_si256();
+      for (int m = 0; m < subs; m += 2) {
+        const uint8_t* at = codes + size_t(m) * 64 + half * 32;
+        const __m256i a = load(at), b = load(at + 64);
+        const __m256i a0 = low_nibbles(a), a1 = high_nibbles(a), b0 = low_nibbles(b), b1 = high_nibbles(b);
+        for (int q = 0; q < Q; ++q) {
+          const auto* table = reinterpret_cast<const __m128i*>(tables[q] + m * 16);
+          const __m256i ta = _mm256_broadcastsi128_si256(_mm_loadu_si128(table));
+          const __m256i tb = _mm256_broadcastsi128_si256(_mm_loadu_si128(table + 1));
+          const __m256i low = _mm256_add_epi8(_mm256_shuffle_epi8(ta, a0), _mm256_shuffle_epi8(tb, b0));
+          const __m256i high = _mm256_add_epi8(_mm256_shuffle_epi8(ta, a1), _mm256_shuffle_epi8(tb, b1));
+          acc[q][0] = _mm256_add_epi16(acc[q][0], low);
+          acc[q][1] = _mm256_add_epi16(acc[q][1], _mm256_srli_epi16(low, 8));
+          acc[q][2] = _mm256_add_epi16(acc[q][2], high);
+          acc[q][3] = _mm256_add_epi16(acc[q][3], _mm256_srli_epi16(high, 8));
+        }
+      }
+      for (int q = 0; q < Q; ++q)
+        for (int i = 0; i < 4; ++i) {
+          const __m256i sum = i & 1 ? acc[q][i] : _mm256_sub_epi16(acc[q][i], _mm256_slli_epi16(acc[q][i + 1], 8));
+          _mm256_storeu_si256(reinterpret_cast<__m256i*>(out[q] + i * 32 + half * 16), sum);
+        }
+    }
+  }
+}

@@ -1,0 +1,100 @@
+// Matrices on lanes_avx2.inl, included after it: what isa_avx2.cpp and isa_avxvnni.cpp share.  Each of them defines how
+// the rows of one block are multiplied, and the kernel of a scale a column.
+
+constexpr int kAhead = 4608;  // bytes: how far weights are fetched before they are used
+
+template <int Lines>
+inline void prefetch(const uint8_t* w) {
+#pragma GCC unroll 9
+  for (int i = 0; i < Lines; ++i) _mm_prefetch(reinterpret_cast<const char*>(w + kAhead + i * 64), _MM_HINT_T0);
+}
+
+#define EDGESPEC_INLINE inline __attribute__((always_inline))
+
+EDGESPEC_INLINE __m256 finish(__m256i sum, __m256 scales, __m256 scale, __m256 acc) {
+  return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scales, scale), acc);
+}
+
+// acc[r] += the products of rows r < rows with the payload q of one block, times its scales; acc is [rows][2].
+template <bool Four>
+EDGESPEC_INLINE void block_rows(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]);
+
+template <bool Four>
+EDGESPEC_INLINE void linear_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld,
+                                 int columns) {
+  constexpr int kVectors = Four ? 4 : 8;
+  __m256 acc[kRowGroup][2];
+  for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+  for (int pair = 0; pair < blocks / 2; ++pair) {
+    prefetch<1>(w);
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half, a += rows) {
+      const auto* s = reinterpret_cast<const uint16_t*>(w + half * 32);
+      const __m256 scales[2] = {load_half(s), load_half(s + 8)};
+      const uint8_t* q = w + 64 + half * 64 * kVectors;
+      prefetch<kVectors>(q);
+      block_rows<Four>(q, a, rows, scales, acc);
+    }
+    w += 64 + 128 * kVectors;
+  }
+  for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
+}
+
+void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (rows == 1) return linear_rows<true>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
+  linear_rows<true>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
+}
+void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (rows == 1) return linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
+  linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
+}
+
+// Half `from` of the tile, or both: four partial sums each leave registers for one row of both halves or three of one.
+template <int R, int Halves>
+void float_rows(const float* w, int k, const float* x, __m256 (*out)[2], int from) {
+  __m256 acc[R][4][Halves];
+  for (int r = 0; r < R; ++r)
+    for (auto& a : acc[r])
+      for (__m256& h : a) h = _mm256_setzero_ps();
+  int i = 0;
+  for (; i + 4 <= k; i += 4, w += 64) {
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {
+      if (!from) _mm_prefetch(reinterpret_cast<const char*>(w + s * 16) + kAhead, _MM_HINT_T0);
+#pragma GCC unroll 2
+      for (int h = 0; h < Halves; ++h) {
+        const __m256 v = _mm256_loadu_ps(w + s * 16 + (from + h) * 8);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r)
+          acc[r][s][h] = _mm256_fmadd_ps(v, _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int s = 0; s < 3; ++s)
+    if (i + s < k)
+      for (int h = 0; h < Halves; ++h)
+        for (int r = 0; r < R; ++r)
+          acc[r][s][h] = _mm256_fmadd_ps(_mm256_loadu_ps(w + s * 16 + (from + h) * 8),
+                                         _mm256_set1_ps(x[size_t(r) * k + i + s]), acc[r][s][h]);
+  for (int r = 0; r < R; ++r)
+    for (int h = 0; h < Halves; ++h)
+      out[r][from + h] =
+          _mm256_add_ps(_mm256_add_ps(acc[r][0][h], acc[r][1][h]), _mm256_add_ps(acc[r][2][h], acc[r][3][h]));
+}
+
+void linear_f32(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  const float* w = reinterpret_cast<const float*>(t);
+  const float* x = static_cast<const float*>(a);
+  __m256 out[3][2];
+  for (int n; rows > 0; rows -= n, x += size_t(n) * k, y += n * ld) {
+    n = rows < 3 ? 1 : 3;
+    if (n == 1) {
+      float_rows<1, 2>(w, k, x, out, 0);
+    } else {
+      float_rows<3, 1>(w, k, x, out, 0);
+      float_rows<3, 1>(w, k, x, out, 1);
+    }
+    for (int r = 0; r < n; ++r) fstore_n(y + r * ld, {out[r][0], out[r][1]}, columns);
+  }
+}

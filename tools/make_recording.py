@@ -1,0 +1,108 @@
+"""A recording of commands in a terminal, and a moving picture of it.
+
+    python tools/make_recording.py record docs/first.cast 'edgespec export ...' 'edgespec run ...'
+    python tools/make_recording.py picture docs/first.cast docs/first.svg
+
+The recording is an asciicast (version 2): what the commands write, with the time of each piece.  The picture leaves out
+colours, cuts pauses beyond --idle, and shows the true time at every command.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+from html import escape
+from pathlib import Path
+from time import perf_counter
+
+WIDTH, ROWS = 100, 30
+LINE, LETTER = 18, 8.4  # pixels
+_CONTROL = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+Event = tuple[float, str]
+
+
+def record(output: Path, commands: list[str]) -> None:
+    """Run commands one after the other and write down what they say."""
+    events: list[Event] = []
+    start = perf_counter()
+    for command in commands:
+        events.append((perf_counter() - start, f"$ {command}\r\n"))
+        with subprocess.Popen(command, shell=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ran:
+            assert ran.stdout is not None
+            events += [(perf_counter() - start, line.rstrip("\n") + "\r\n") for line in ran.stdout]
+    events.append((perf_counter() - start, "$ "))
+    header = {"version": 2, "width": WIDTH, "height": ROWS}
+    lines = [json.dumps(header), *(json.dumps([round(at, 3), "o", text]) for at, text in events)]
+    output.write_text("\n".join(lines) + "\n", "utf-8")
+
+
+def picture(recording: Path, idle: float, hold: float) -> str:
+    """The SVG of a recording; the end stays for ``hold`` seconds, and then it begins again."""
+    first, *rest = recording.read_text("utf-8").splitlines()
+    header = json.loads(first)
+    lines, now, before = [], 0.0, 0.0
+    for at, _, text in map(json.loads, rest):
+        now += min(idle, at - before)
+        before = at
+        for line in _CONTROL.sub("", text).removesuffix("\r\n").split("\r\n"):
+            lines.append((now, line, f"{at:.1f} s" if line.startswith("$ ") else ""))
+    total = now + hold
+    rows = min(ROWS, len(lines))
+    width, height = round(WIDTH * LETTER) + 24, rows * LINE + 24
+    shown = "".join(_line(number, *line, total) for number, line in enumerate(lines))
+    scrolls = [(at, number + 1 - rows) for number, (at, _, _) in enumerate(lines) if number >= rows]
+    values = ";".join(["0 0", *(f"0 {-up * LINE}" for _, up in scrolls)])
+    times = ";".join(["0", *(f"{at / total:.4f}" for at, _ in scrolls)])
+    how = f'calcMode="discrete" dur="{total:.2f}s" repeatCount="indefinite"'
+    scroll = (
+        f'<animateTransform attributeName="transform" type="translate" values="{values}" keyTimes="{times}" {how}/>'
+    )
+    title = escape(header.get("title", "edgespec"))
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="monospace" '
+        f'font-size="14">'
+        f'<title>{title}</title><rect width="{width}" height="{height}" rx="6" fill="#0d1117"/>'
+        f'<svg x="12" y="12" width="{width - 24}" height="{height - 24}" overflow="hidden">'
+        f"<g>{scroll}{shown}</g></svg></svg>\n"
+    )
+
+
+def _line(number: int, at: float, text: str, clock: str, total: float) -> str:
+    """A line that appears at its time."""
+    y = number * LINE + 14
+    colour = "#7ee787" if clock else "#c9d1d9"
+    appear = (
+        f'<animate attributeName="opacity" values="0;1" keyTimes="0;{at / total:.4f}" calcMode="discrete" '
+        f'dur="{total:.2f}s" repeatCount="indefinite"/>'
+        if at
+        else ""
+    )
+    end = f'<text x="{round(WIDTH * LETTER)}" y="{y}" text-anchor="end" fill="#8b949e">{clock}</text>' if clock else ""
+    room = WIDTH - 9 if clock else WIDTH
+    text = text if len(text) <= room else text[: room - 3] + "..."
+    return f'<g>{appear}<text y="{y}" fill="{colour}" xml:space="preserve">{escape(text)}</text>{end}</g>'
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    recorded = kinds.add_parser("record")
+    recorded.add_argument("output", type=Path)
+    recorded.add_argument("commands", nargs="+")
+    drawn = kinds.add_parser("picture")
+    drawn.add_argument("recording", type=Path)
+    drawn.add_argument("output", type=Path)
+    drawn.add_argument("--idle", type=float, default=3.0, help="longest pause, in seconds")
+    drawn.add_argument("--hold", type=float, default=8.0, help="seconds that the end stays")
+    arguments = parser.parse_args()
+    if arguments.kind == "record":
+        record(arguments.output, arguments.commands)
+    else:
+        arguments.output.write_text(picture(arguments.recording, arguments.idle, arguments.hold), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
