@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +14,7 @@ from edgespec.drafters.registry import complete, needing, searching
 from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.sessions import Session, SessionPool, Times
+from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
 from edgespec.planning.expectations import predictions, ratios
 from edgespec.planning.memory.allowance import Allowance
@@ -87,7 +88,7 @@ class LoadedBundle:
             self.store = NGramStore(Path(options.ngram_store), check=options.check)
             self.store.require(self.codec.vocabulary_sha256(), self.codec.vocab_size)
         self.eos = frozenset(manifest.tokenizer.eos)
-        self.lock = threading.RLock()
+        self.lock = Turns()
         self.allowance: Allowance = share.allowance if share else Allowance(manifest, run, options.budget)
         self.allowance.admit_bundle(options.context)
         if share is not None:
@@ -97,6 +98,7 @@ class LoadedBundle:
             precision, kv = options.device_precision, self.attention.kv
             model = open_target(bundle, run.device, precision, name, self.strict, run.threads, kv)
         self._model: Model | None = model
+        self._process = os.getpid()
         self._draft: Model | None = None
         self.approximations = [] if target.format == "fp32" else [f"{target.format} weights", "8-bit activations"]
         if isinstance(model, DeviceModel):
@@ -136,9 +138,14 @@ class LoadedBundle:
         """Refuse to go on.
 
         Raises:
-            InvalidRequest: it was closed.
+            InvalidRequest: it was closed, or this process was forked from the one that loaded it with its threads.
         """
         _ = self.model
+        if self._process != os.getpid() and self.run.threads > 1:
+            raise InvalidRequest(
+                f"this process was forked after loading with {self.run.threads} threads, and they did not come along",
+                "load the bundle in each process, or with threads=1",
+            )
 
     def choose(self, method: str | None) -> MethodChoice:
         """The method for a request, with the reason."""

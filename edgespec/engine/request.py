@@ -249,7 +249,7 @@ class Stream:
                     break
                 self._reserve()
                 self.target.prefill(head[held : held + self.target.chunk])
-            time.sleep(_HANDOVER)  # a lock that is taken again at once is nobody else's
+            time.sleep(_HANDOVER)  # for those that come just now
         else:
             held = max(reused, 0)
         self._stats.reused_tokens -= held - max(reused, 0)  # the first round counts what it finds

@@ -23,9 +23,11 @@ def test_versions_are_those_of_maven() -> None:
 def test_sources_and_manifest_are_those_that_maven_compiles() -> None:
     for folder in re.findall(r'srcDirs\("([^"]+)", "([^"]+)"\)', GRADLE)[0]:
         assert (DEMO / "app" / folder / "dev" / "edgespec").is_dir(), folder
-    activity = ElementTree.parse(DEMO / "app" / "src" / "main" / "AndroidManifest.xml").find("application/activity")
-    assert activity is not None
-    name = activity.attrib[f"{ANDROID}name"]
-    assert (DEMO / "app" / "src" / "main" / "kotlin" / (name.replace(".", "/") + ".kt")).is_file()
-    assert f'namespace = "{name.rpartition(".")[0]}"' in GRADLE
+    manifest = ElementTree.parse(DEMO / "app" / "src" / "main" / "AndroidManifest.xml")
+    for place in ("application", "application/activity"):
+        found = manifest.find(place)
+        assert found is not None
+        name = found.attrib[f"{ANDROID}name"]
+        assert (DEMO / "app" / "src" / "main" / "kotlin" / (name.replace(".", "/") + ".kt")).is_file()
+        assert f'namespace = "{name.rpartition(".")[0]}"' in GRADLE
     assert "minSdk = 26" in GRADLE

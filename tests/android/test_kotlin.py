@@ -1,88 +1,123 @@
-"""The Kotlin runtime on a JVM with real ONNX Runtime: its own tests, and token for token what Python writes."""
+"""The Kotlin runtime on a JVM with real ONNX Runtime, token for token what Python writes; on arm64; the app it is in.
+
+One file, so that one process builds it, once.
+"""
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from edgespec import load
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
-from tests.conftest import PROMPTS, THREADS
-from tests.support import golden
+from tests.conftest import OPERATORS, PROMPTS
+from tests.support import apk, arm64, golden
+from tests.support.agreement import SEEDED, replay, serve, ways
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 
-LENGTH = 32
+LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
-METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "auto")
-FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock does not choose between chains and trees
-TREE = {"method": "speculative", "branch": [2]}
-CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
-SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+SPREAD = 4  # formats that share the ways; native int4 has all of them, and by tests/support/agreement.py all have
 
-
-class LastToken:
-    """Guesses that the last token comes again; the Kotlin test has its twin."""
-
-    def propose(self, tokens: list[int], budget: int) -> list[int]:
-        return [tokens[-1]] * min(budget, 3)
-
-
-def ways() -> list[dict[str, Any]]:
-    """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
-    found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
-    found += [{**shape, **how} for shape in (TREE, CHAIN, {"method": "proposer"}) for how in ({}, SEEDED)]
-    found += [
-        {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
-    ]
-    found.append(
-        {"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3}
-    )
-    found.append({"method": "blockwise", "cycles": 2})
-    return found
+# tokens on an emulated arm64 core, where starting Java is what takes time; all the rest by tests/support/agreement.py
+ON_ARM, CORE = 8, "cortex-a76"
+ARM_GREEDY, ARM_SEEDED = ("ngram", "speculative", "medusa"), ("self-spec", "blockwise", "paradecode")
+LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so"}
 
 
 def write_golden(bundles: Callable[..., Path], path: Path) -> int:
-    """What Python writes on fresh exports, for the Kotlin test; returns the number of tokens."""
-    made, total = [], 0
-    for operators in ("native", "stock"):
-        for form in FORMATS:
-            bundle = bundles(operators, form)
-            engine = load(bundle, threads=THREADS, operators=operators)
-            cases = []
-            for number, settings in enumerate(ways()):
-                prompt = engine.codec.encode(PROMPTS[CHOSEN[number % len(CHOSEN)]])
-                changes = {name: value for name, value in settings.items() if name not in ("method", "proposers")}
-                changes |= {"proposers": tuple(settings["proposers"])} if "proposers" in settings else {}
-                own = settings["method"] == "proposer"
-                changes |= {"proposer": LastToken()} if own else {"method": settings["method"]}
-                result = engine.generate(prompt, max_new_tokens=LENGTH, ignore_eos=True, **changes)
-                assert result.stats.dropped_reason is None
-                total += len(result.tokens)
-                exact = result.exact and settings["method"] in FIXED
-                cases.append({"prompt": prompt, "settings": settings, "max_new_tokens": LENGTH, "tokens": result.tokens,
-                              "text": result.text, "exact": exact})  # fmt: skip
-            made.append({"path": str(bundle), "operators": operators, "format": form, "cases": cases})
-            engine.close()
-    library = native_library().path
+    """What Python writes on fresh exports, for the Kotlin test; returns the number of requests."""
+    requests = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
+    made = []
+    for operators in OPERATORS:
+        for number, form in enumerate(FORMATS):
+            whole = operators == "native" and form == "int4"
+            mine = requests if whole else requests[number % SPREAD :: SPREAD]
+            made.append(serve(bundles(operators, form), operators, mine, LENGTH))
     more = {
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
         "conversation": golden.conversation(bundles("native", "int4"), path.parent),
     }
-    path.write_text(json.dumps({"library": str(library), "bundles": made, **more}), "utf-8")
-    return total
+    path.write_text(json.dumps({"library": str(native_library().path), "bundles": made, **more}), "utf-8")
+    return sum(len(one["cases"]) for one in made)
 
 
 @pytest.mark.usefixtures("native")
 def test_every_method_writes_what_python_writes(bundles: Callable[..., Path], tmp_path: Path) -> None:
     need_maven()
     path = tmp_path / "golden.json"
-    assert write_golden(bundles, path) == len(ways()) * LENGTH * 2 * len(FORMATS)
+    assert write_golden(bundles, path) >= 2 * len(ways())
     ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output
+
+
+@pytest.mark.usefixtures("native")
+def test_an_arm_core_writes_the_tokens_of_this_one(bundles: Callable[..., Path], tmp_path: Path) -> None:
+    need_maven()
+    arm64.need_compiler()
+    java = arm64.need_java()
+    ways = [{"method": name} for name in ARM_GREEDY] + [{"method": name, **SEEDED} for name in ARM_SEEDED]
+    requests = [(settings, PROMPTS[at]) for at, settings in enumerate(ways)]
+    made = serve(bundles("native", "int4"), "native", requests, ON_ARM)
+    path = tmp_path / "golden.json"
+    path.write_text(json.dumps({"bundles": [made]}), "utf-8")
+    for name in ("root", "objects"):
+        (tmp_path / name).mkdir()
+    library = arm64.cross_compile(tmp_path / "objects")
+    code, said = replay(path, library, arm64.java(java, CORE, tmp_path / "root"))
+    assert code == 0, said
+    assert said.startswith(f"aarch64 native int4: {ON_ARM * len(ways)} tokens of {len(ways)} requests"), said
+
+
+@pytest.fixture(scope="module")
+def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The app of its own classes, with empty libraries: what is in others is not this test's."""
+    need_maven()
+    if lost := apk.missing():
+        pytest.skip(f"not installed: {', '.join(lost)}")
+    folder = tmp_path_factory.mktemp("apk")
+    libraries = []
+    for name in sorted(LIBRARIES):
+        libraries.append(folder / name)
+        libraries[-1].write_bytes(bytes(5000))
+    apk.assemble(folder / "app.apk", libraries, apk.own_jars(folder / "built")[:1])
+    return folder / "app.apk"
+
+
+def test_it_is_signed(app: Path) -> None:
+    said = apk.run("apksigner", "verify", "--min-sdk-version", str(apk.MIN_SDK), "-v", app)
+    assert said.startswith("Verifies")
+    assert "(APK Signature Scheme v2): true" in said
+
+
+def test_the_manifest_is_the_projects(app: Path) -> None:
+    said = apk.run("aapt", "dump", "badging", app)
+    assert "package: name='dev.edgespec.app'" in said
+    assert "sdkVersion:'26'" in said
+    assert "launchable-activity: name='dev.edgespec.app.MainActivity'" in said
+    assert "native-code: 'arm64-v8a'" in said
+    assert "uses-permission" not in said
+
+
+def test_classes_and_libraries_are_there_and_aligned(app: Path) -> None:
+    apk.run("zipalign", "-c", "-p", "4", app)
+    with zipfile.ZipFile(app) as packed, app.open("rb") as file:
+        dexed = b"".join(packed.read(name) for name in packed.namelist() if name.endswith(".dex"))
+        found = [one for one in packed.infolist() if one.filename.startswith("lib/")]
+        for one in found:
+            assert one.compress_type == zipfile.ZIP_STORED
+            file.seek(one.header_offset)
+            header = file.read(30)
+            data = (
+                one.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:], "little")
+            )
+            assert data % apk.PAGE == 0, f"{one.filename}: phones with pages of 16 KiB cannot map it"
+    assert {one.filename for one in found} == {f"lib/{apk.ABI}/{name}" for name in LIBRARIES}
+    for name in ("MainActivity", "App", "AppState"):
+        assert f"Ldev/edgespec/app/{name};".encode() in dexed

@@ -96,3 +96,45 @@ def test_a_full_disk(demo: Path, tmp_path: Path) -> None:
             assert running.returncode == 1
             assert err.startswith("error: ")
             assert "Traceback" not in err
+
+
+TERMINATED = INTERRUPTED.replace("SIGINT", "SIGTERM")
+
+
+@posix
+def test_sigterm_during_an_export(tmp_path: Path) -> None:
+    wanted = ["export", TARGET, "-o", "demo", "--quantizer", "rtn"]
+    running = start(["weights", *wanted], tmp_path, program=("-c", TERMINATED))
+    out, err = running.communicate(timeout=300)
+    assert (running.returncode, out) == (143, "")
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+WRITING = """
+import signal, sys
+import click
+from edgespec.__main__ import main
+
+def echo(*arguments, **how):
+    written = original(*arguments, **how)
+    echo.calls += 1
+    if echo.calls == 5:
+        signal.raise_signal(signal.SIGTERM)
+    return written
+
+original, echo.calls, click.echo = click.echo, 0, echo
+main()
+"""
+"""A command that gets SIGTERM when it has written something."""
+
+
+@posix
+def test_sigterm_while_a_text_is_written(demo: Path, tmp_path: Path) -> None:
+    wanted = ["run", demo, "--prompt", "ROMEO:", "--method", "ar", "--max-new-tokens", 60]
+    running = start(wanted, tmp_path, program=("-c", WRITING))
+    out, err = running.communicate(timeout=300)
+    assert running.returncode == 143
+    assert out.startswith("ROMEO:")
+    assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ from edgespec.engine.loading import load
 from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.tokenizers.chat_data import CHAT_FILE, chat_data
 from edgespec.export.tokenizers.files import open_codec
-from edgespec.runtimes.files.manifest import read_manifest
+from edgespec.runtimes.files.manifest import GoldenVector, read_manifest
 from edgespec.runtimes.text.chat import TEMPLATE_FILE, Message
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.stream import StreamDecoder
@@ -21,6 +21,7 @@ from tests.support import hf, spm
 TEMPLATES = Path(__file__).resolve().parents[1] / "data" / "templates"
 PLAY = "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}{% if add_generation_prompt %}ANSWER:\n{% endif %}"  # noqa: E501
 TEXTS = 200  # of each tokenizer
+PROVED = ("My lord,", "JULIET:\n")
 
 
 def chats() -> list[dict[str, Any]]:
@@ -70,7 +71,7 @@ def _pieces(codec: TextCodec, ids: list[int]) -> list[str]:
 
 
 def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
-    """A copy of a bundle with a chat template, and two turns with it."""
+    """A copy of a bundle with a chat template and golden vectors, and three turns with it."""
     copy = folder / "talking"
     shutil.copytree(bundle, copy)
     (copy / TEMPLATE_FILE).write_text(PLAY, "utf-8")
@@ -79,6 +80,12 @@ def conversation(bundle: Path, folder: Path) -> dict[str, Any]:
     (copy / CHAT_FILE).write_text(json.dumps(data), "utf-8")
     write_manifest(copy, read_manifest(copy))
     engine = load(copy, threads=2)
+    vectors = []
+    for text in PROVED:
+        prompt = engine.codec.encode(text)
+        tokens = engine.generate(prompt, method="ar", max_new_tokens=8).tokens
+        vectors.append(GoldenVector(prompt=prompt, method="ar", tokens=tokens))
+    write_manifest(copy, read_manifest(copy).model_copy(update={"golden": vectors}))
     talk, turns = engine.conversation(), []
     for question in ("What say you, my lord?", "And then?", "Speak again."):
         result = talk.ask(question, max_new_tokens=24, ignore_eos=True, method="ngram")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
@@ -46,16 +50,57 @@ def maven(*arguments: str) -> subprocess.CompletedProcess[str]:
     return found
 
 
-def run_tests(**properties: str) -> Ran:
-    """``mvn verify`` with system properties; fails with what Maven said."""
-    shutil.rmtree(DEMO / "edgespec" / "target" / "surefire-reports", ignore_errors=True)
-    found = maven("verify", *(f"-Dedgespec.{name}={value}" for name, value in properties.items()))
+@contextmanager
+def alone() -> Iterator[None]:
+    """Maven's outputs are this process's: tests of several processes share the folder."""
+    (DEMO / "target").mkdir(exist_ok=True)
+    with (DEMO / "target" / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sources() -> str:
+    """SHA-256 of everything that is built."""
+    files = [file for file in DEMO.rglob("*") if file.suffix in (".kt", ".xml") and "target" not in file.parts]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
+def _build(*arguments: str) -> str:
+    """Build all modules, and note the class path of their tests -> what Maven said; fails with that."""
+    sources = _sources()
+    found = maven(*arguments, "dependency:build-classpath", "-Dmdep.outputFile=target/classpath.txt")
     said = (found.stdout + found.stderr)[-6000:]
     assert found.returncode == 0, said
-    reports = [ElementTree.parse(file).getroot() for file in DEMO.glob("*/target/surefire-reports/TEST-*.xml")]
-    return Ran(
-        sum(int(one.get("tests", 0)) for one in reports), sum(int(one.get("skipped", 0)) for one in reports), said
-    )
+    (DEMO / "target" / "built").write_text(sources, "utf-8")
+    return said
+
+
+def build(folder: Path) -> Path:
+    """Build, where sources are newer -> ``folder`` with a copy: classes, tests and jars of both modules."""
+    stamp = DEMO / "target" / "built"
+    with alone():
+        if not stamp.is_file() or stamp.read_text("utf-8") != _sources():
+            _build("package", "-DskipTests")
+        for module in ("edgespec", "app"):
+            shutil.copytree(DEMO / module / "target", folder / module)
+    return folder
+
+
+def classpath(folder: Path) -> str:
+    """The class path of the Kotlin runtime's tests, which hold programs beside tests; ``folder`` is new."""
+    built = build(folder) / "edgespec"
+    needed = (built / "classpath.txt").read_text("utf-8").strip()
+    return ":".join([str(built / "classes"), str(built / "test-classes"), needed])
+
+
+def run_tests(**properties: str) -> Ran:
+    """``mvn verify`` with system properties; fails with what Maven said."""
+    with alone():
+        for reports in DEMO.glob("*/target/surefire-reports"):
+            shutil.rmtree(reports)
+        said = _build("verify", *(f"-Dedgespec.{name}={value}" for name, value in properties.items()))
+        suites = [ElementTree.parse(file).getroot() for file in DEMO.glob("*/target/surefire-reports/TEST-*.xml")]
+    return Ran(sum(int(one.get("tests", 0)) for one in suites), sum(int(one.get("skipped", 0)) for one in suites), said)
 
 
 def same_onnxruntime(folder: Path) -> Path:

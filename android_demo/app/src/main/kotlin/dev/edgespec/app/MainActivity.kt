@@ -1,179 +1,84 @@
 package dev.edgespec.app
 
 import android.app.Activity
-import android.app.ActivityManager
-import android.content.ComponentCallbacks2
-import android.content.Context
-import android.graphics.Color
+import android.content.Intent
 import android.os.Bundle
-import android.os.Handler
-import android.os.Looper
-import android.text.SpannableStringBuilder
-import android.text.Spanned
-import android.text.style.ForegroundColorSpan
-import android.text.style.StrikethroughSpan
-import android.text.style.StyleSpan
+import android.view.View
 import android.view.ViewGroup.LayoutParams.MATCH_PARENT
 import android.view.ViewGroup.LayoutParams.WRAP_CONTENT
-import android.widget.ArrayAdapter
-import android.widget.Button
-import android.widget.EditText
+import android.widget.FrameLayout
 import android.widget.LinearLayout
-import android.widget.ScrollView
-import android.widget.Spinner
-import android.widget.Switch
 import android.widget.TextView
-import dev.edgespec.Edgespec
-import dev.edgespec.EdgespecError
-import dev.edgespec.decoding.Settings
-import dev.edgespec.engine.Engine
-import dev.edgespec.engine.MemoryFacts
-import dev.edgespec.engine.Trim
-import java.io.File
-import kotlinx.coroutines.CoroutineScope
-import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.Job
-import kotlinx.coroutines.cancel
-import kotlinx.coroutines.launch
 
-/** What ActivityManager says of memory. */
-class PhoneMemory(context: Context) : MemoryFacts {
-    private val info = ActivityManager.MemoryInfo().also {
-        (context.getSystemService(Context.ACTIVITY_SERVICE) as ActivityManager).getMemoryInfo(it)
-    }
-    override val total: Long = info.totalMem
-    override val available: Long = maxOf(0, info.availMem - info.threshold)
-    override val low: Boolean = info.lowMemory
-}
-
-/**
- * One screen: text that a bundle continues, streamed, with accepted guesses in green and refused ones struck out in red.
- * The bundle is the folder `bundle` among the app's external files, where `adb push` can put it.
- */
+/** The app's one window: a row of screens, the one chosen, and what the app is doing.  All it knows is in [App.state]. */
 class MainActivity : Activity() {
-    private val scope = CoroutineScope(Dispatchers.Default)
-    private val main = Handler(Looper.getMainLooper())
-    private var engine: Engine? = null
-    private var running: Job? = null
-    private var transcript = Transcript { "" }
-    private lateinit var text: TextView
+    private val state get() = (application as App).state
+    private lateinit var screens: List<Screen>
+    private lateinit var place: FrameLayout
     private lateinit var status: TextView
-    private lateinit var prompt: EditText
-    private lateinit var methods: Spinner
-    private lateinit var refused: Switch
+    private var shown = 0
 
-    override fun onCreate(state: Bundle?) {
-        super.onCreate(state)
-        text = TextView(this).apply { setTextIsSelectable(true) }
-        status = TextView(this)
-        prompt = EditText(this).apply {
-            hint = "Text to go on with"
-            setText(state?.getString(PROMPT) ?: "")
+    override fun onCreate(saved: Bundle?) {
+        super.onCreate(saved)
+        screens = listOf(
+            ChatScreen(this, state), BenchScreen(this, state), PlanScreen(this, state, PhoneMemory(this).available), ProofScreen(this, state),
+        )
+        place = FrameLayout(this)
+        status = TextView(this).apply {
+            setTextIsSelectable(true)
+            accessibilityLiveRegion = View.ACCESSIBILITY_LIVE_REGION_POLITE
         }
-        methods = Spinner(this).apply { contentDescription = "Decoding method" }
-        refused = Switch(this).apply {
-            text = "Show refused guesses"
-            setOnCheckedChangeListener { _, _ -> show() }
-        }
-        val go = Button(this).apply {
-            text = "Go on"
-            setOnClickListener { start() }
-        }
-        val stop = Button(this).apply {
-            text = "Stop"
-            setOnClickListener { running?.cancel() }
-        }
-        val buttons = LinearLayout(this).apply { listOf(methods, go, stop).forEach { addView(it) } }
-        val scroll = ScrollView(this).apply { addView(text) }
+        val names = screens.mapIndexed { at, screen -> button(screen.name) { choose(at) } }
+        val bring = button("Import") { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) }
+        bring.contentDescription = "Import a bundle: pick its folder"
         setContentView(
             LinearLayout(this).apply {
                 orientation = LinearLayout.VERTICAL
                 fitsSystemWindows = true
-                addView(scroll, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
-                listOf(status, refused, prompt, buttons).forEach { addView(it, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT)) }
+                addView(row(*names.toTypedArray(), bring))
+                addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
+                addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
             },
         )
-        load()
+        choose(saved?.getInt(SHOWN) ?: 0)
     }
 
-    private fun load() {
-        status.text = "Loading"
-        scope.launch {
-            try {
-                val library = File(applicationInfo.nativeLibraryDir, "libedgespec.so").takeIf { it.isFile }
-                val folder = File(getExternalFilesDir(null), "bundle")
-                val made = Edgespec.load(folder, library = library, cache = cacheDir, memory = PhoneMemory(this@MainActivity))
-                main.post {
-                    engine = made
-                    transcript = Transcript(made::decode)
-                    methods.adapter = ArrayAdapter(this@MainActivity, android.R.layout.simple_spinner_item, listOf("auto") + made.methods)
-                    status.text = "${made.operators.kind} operators, ${made.context} tokens of context"
-                }
-            } catch (error: EdgespecError) {
-                main.post { status.text = error.message }
-            }
-        }
-    }
-
-    private fun start() {
-        val made = engine ?: return
-        running?.cancel()
-        val asked = prompt.text.toString()
-        val settings = Settings(method = (methods.selectedItem as? String)?.takeIf { it != "auto" })
-        transcript = Transcript(made::decode).also { it.ask(asked) }
+    private fun choose(at: Int) {
+        shown = at
+        place.removeAllViews()
+        place.addView(screens[at].view)
         show()
-        running = scope.launch {
-            try {
-                made.stream(asked, settings).collect { chunk ->
-                    main.post {
-                        transcript.add(chunk)
-                        show()
-                        if (chunk.result != null) status.text = transcript.status(chunk)
-                    }
-                }
-            } catch (error: EdgespecError) {
-                main.post { status.text = error.message }
-            }
-        }
     }
 
     private fun show() {
-        val shown = SpannableStringBuilder()
-        for (piece in transcript.pieces(refused.isChecked)) {
-            val start = shown.length
-            shown.append(piece.text)
-            val spans = when (piece.kind) {
-                Kind.USER -> listOf(StyleSpan(android.graphics.Typeface.BOLD))
-                Kind.MODEL -> emptyList()
-                Kind.ACCEPTED -> listOf(ForegroundColorSpan(GREEN))
-                Kind.REFUSED -> listOf(ForegroundColorSpan(RED), StrikethroughSpan())
-            }
-            spans.forEach { shown.setSpan(it, start, shown.length, Spanned.SPAN_EXCLUSIVE_EXCLUSIVE) }
-        }
-        text.text = shown
+        screens[shown].show()
+        if (status.text.toString() != state.status) status.text = state.status
     }
 
-    override fun onSaveInstanceState(state: Bundle) {
-        super.onSaveInstanceState(state)
-        state.putString(PROMPT, prompt.text.toString())
+    override fun onStart() {
+        super.onStart()
+        state.changed = ::show
+        show()
     }
 
-    override fun onTrimMemory(level: Int) {
-        super.onTrimMemory(level)
-        val made = engine ?: return
-        val much = level >= ComponentCallbacks2.TRIM_MEMORY_BACKGROUND
-        scope.launch { made.trim(if (much) Trim.ALL else Trim.SOME) }
+    override fun onStop() {
+        state.changed = {}
+        state.save()
+        super.onStop()
     }
 
-    override fun onDestroy() {
-        super.onDestroy()
-        scope.cancel()
-        engine?.let { made -> Thread { made.close() }.start() }
+    override fun onSaveInstanceState(saved: Bundle) {
+        super.onSaveInstanceState(saved)
+        saved.putInt(SHOWN, shown)
+    }
+
+    override fun onActivityResult(request: Int, result: Int, data: Intent?) {
+        val tree = data?.data ?: return
+        if (request == PICK && result == RESULT_OK) state.take { Documents(contentResolver, tree) }
     }
 
     private companion object {
-        const val PROMPT = "prompt"
-        val GREEN = Color.rgb(0x1B, 0x87, 0x3F)
-        val RED = Color.rgb(0xC6, 0x28, 0x28)
+        const val PICK = 1
+        const val SHOWN = "shown"
     }
 }

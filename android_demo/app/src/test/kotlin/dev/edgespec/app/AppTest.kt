@@ -19,16 +19,38 @@ class AppTest {
 
     @Test
     fun `accepted guesses, the model's own tokens and refused guesses are told apart`() {
-        val transcript = Transcript { tokens -> "<${tokens.joinToString()}>" }
-        transcript.ask("Once")
-        transcript.add(Chunk(" upon a time", round(2, intArrayOf(7, 8)), listOf(" upon", " a", " time")))
-        transcript.add(Chunk(" there", round(0, IntArray(0)), listOf("")))
+        val decode = { tokens: IntArray -> "<${tokens.joinToString()}>" }
+        val transcript = Transcript()
+        transcript.add("Once", Kind.USER)
+        transcript.add(Chunk(" upon a time", round(2, intArrayOf(7, 8)), listOf(" upon", " a", " time")), decode)
+        transcript.add(Chunk(" there", round(0, IntArray(0)), listOf("")), decode)
         val shown = listOf(
             Piece("Once", Kind.USER), Piece(" upon", Kind.ACCEPTED), Piece(" a", Kind.ACCEPTED), Piece(" time", Kind.MODEL),
             Piece("<7, 8>", Kind.REFUSED), Piece(" there", Kind.MODEL),
         )
         assertEquals(shown, transcript.pieces(refused = true))
         assertEquals(shown.filter { it.kind != Kind.REFUSED }, transcript.pieces(refused = false))
+        assertEquals("Once upon a time there", transcript.text)
+    }
+
+    @Test
+    fun `speed and acceptance are told while text is written`() {
+        var now = 5_000_000_000L
+        val live = Live { now }
+        assertEquals("", live.line)
+        live.add(Chunk("", round(0, IntArray(0))))
+        now += 500_000_000
+        live.add(Chunk("", round(3, intArrayOf(9))))
+        assertEquals("8.0 tokens/s, 75 % of 4 guesses accepted", live.line)
+    }
+
+    @Test
+    fun `half of a file of a chat is an empty chat`(@TempDir folder: Path) {
+        val file = File(folder.toFile(), "chat.json")
+        file.writeText("{\"messages\": [{\"role\"")
+        assertEquals("", Chat(file).transcript.text)
+        Chat(file).apply { typed = "not sent" }.save()
+        assertEquals("not sent", Chat(file).typed)
     }
 
     private class Picked(private val contents: Map<String, String>) : BundleSource {

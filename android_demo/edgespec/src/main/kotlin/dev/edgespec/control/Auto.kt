@@ -29,7 +29,7 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     private val heads = target as? HeadTarget
     private val made = HashMap<Int, Adaptive>()
     private val learned = fresh()
-    private var standings = learned
+    private var bandit = learned
     private var drafter: Adaptive? = null // of the candidate in use, once it has begun
     private var control = Control()
     private var seen = 0 // rounds of this request
@@ -40,7 +40,7 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     private val entered = ArrayList<Int>() // candidates in use in this request, in order
     private val rounds = LinkedHashMap<Int, Int>() // rounds with guesses by candidate, in this request
 
-    private fun fresh() = Standings(candidates.map { Standing(it.promise) })
+    private fun fresh() = Bandit(candidates.map { Arm(it.promise) })
 
     // -- the loop
 
@@ -51,8 +51,8 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     override fun bind(params: SamplingParams, noise: Noise) {
         this.params = params
         this.noise = noise
-        standings = if (params.seededRejection) fresh() else learned
-        standings.each.forEach { it.out = false }
+        bandit = if (params.seededRejection) fresh() else learned
+        bandit.each.forEach { it.out = false }
         drafter = null
         seen = 0
         entered.clear()
@@ -62,22 +62,22 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     override fun begin(tokens: Tokens) {
         val which = if (fallback) again() else 0
         if (which != 0) {
-            val first = standings.each[0]
-            val past = "in earlier requests ${candidates[0].name} ${first.past(standings.now)}"
-            tell(candidates[0].name, which, if (which != null && standings.ready(0)) "which gave more in earlier requests" else past)
+            val first = bandit.each[0]
+            val past = "in earlier requests ${candidates[0].name} ${first.past(bandit.now)}"
+            tell(candidates[0].name, which, if (which != null && bandit.ready(0)) "which gave more in earlier requests" else past)
         }
-        standings.take(which)
+        bandit.take(which)
         if (which != null) enter(which, tokens) else wantHidden(null)
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
-        if (standings.active == null) {
-            val which = (if (standings.now % CHECK == 0) again() else null) ?: return Proposal.EMPTY
+        if (bandit.active == null) {
+            val which = (if (bandit.now % CHECK == 0) again() else null) ?: return Proposal.EMPTY
             change(which, "another look")
         }
-        val active = standings.active!!
+        val active = bandit.active!!
         val mine = drafter ?: enter(active, tokens)
-        mine.stake = if (fallback) standings.each[active].stake else Double.POSITIVE_INFINITY
+        mine.stake = if (fallback) bandit.each[active].stake else Double.POSITIVE_INFINITY
         val before = mine.probes
         val proposal = mine.propose(tokens, budget)
         probe = mine.probes > before
@@ -87,8 +87,8 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         tokens = verdict.path.size + 1
         seen++
-        val active = standings.active
-        standings.accrue()
+        val active = bandit.active
+        bandit.accrue()
         val mine = drafter
         if (mine != null && active != null) {
             if (proposal.size > 0) rounds[active] = (rounds[active] ?: 0) + 1
@@ -103,12 +103,12 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     }
 
     override fun lose(why: String): Boolean {
-        val active = standings.active ?: return false
-        standings.each[active].out = true
-        standings.each[active].putOff(standings.now, why)
-        val left = standings.each.indexOfFirst { !it.out }
+        val active = bandit.active ?: return false
+        bandit.each[active].out = true
+        bandit.each[active].putOff(bandit.now, why)
+        val left = bandit.each.indexOfFirst { !it.out }
         if (left < 0) {
-            standings.take(null)
+            bandit.take(null)
             return false
         }
         change(if (fallback) again() else left, why)
@@ -119,7 +119,7 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
 
     /** Add a round of the candidate in use. */
     private fun count(mine: Adaptive, proposal: Proposal, draftMs: Double, verifyMs: Double) {
-        val standing = standings.each[standings.active!!]
+        val arm = bandit.each[bandit.active!!]
         val expected = mine.price(proposal)
         var took = expected
         val plainMs = mine.cost.plainMs
@@ -131,52 +131,52 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
                 took = measured.coerceIn(took / OFF, took * OFF)
             }
         }
-        standing.pay(maxOf(took, expected) - tokens) // a clock that is off must not let it look for nothing
-        standings.push(tokens, took, proposal.size > 0 && !probe)
-        standings.tenure++
-        if (fallback && standings.tenure % CHECK == 0) judge()
+        arm.pay(maxOf(took, expected) - tokens) // a clock that is off must not let it look for nothing
+        bandit.push(tokens, took, proposal.size > 0 && !probe)
+        bandit.roundsInUse++
+        if (fallback && bandit.roundsInUse % CHECK == 0) judge()
     }
 
     /** Go on with the candidate in use, or change. */
     private fun judge() {
-        val active = standings.active!!
-        val mine = standings.each[active]
-        val gain = standings.gain
-        val sure = standings.tenure >= SURE
-        if (gain >= PAYS && !mine.broke) {
+        val active = bandit.active!!
+        val mine = bandit.each[active]
+        val gain = bandit.gain
+        val sure = bandit.roundsInUse >= SURE
+        if (gain >= PAYS && !mine.exhausted) {
             if (!sure) return
             mine.kept(gain)
-            val rival = standings.best(besides = active)
-            if (rival != null && standings.each[rival].expected > RIVAL * gain) {
-                val promised = standings.each[rival].expected
+            val rival = bandit.best(besides = active)
+            if (rival != null && bandit.each[rival].expected > RIVAL * gain) {
+                val promised = bandit.each[rival].expected
                 change(rival, "which promises ${two(promised)}x, ${candidates[active].name} gave ${two(gain)}x")
             }
             return
         }
-        if (!sure && standings.drafted(CHECK) > FEW && !mine.broke) return // too early to tell
+        if (!sure && bandit.drafted(CHECK) > FEW && !mine.exhausted) return // too early to tell
         giveWay(active, gain)
     }
 
     /** The candidate in use does not pay: the next one, or none. */
     private fun giveWay(active: Int, gain: Double) {
-        val mine = standings.each[active]
+        val mine = bandit.each[active]
         mine.gain = gain
-        val which = standings.best(besides = active)
-        val looking = candidates[active].cheap && !mine.broke // it may stay where nothing else is to be had
+        val which = bandit.best(besides = active)
+        val looking = candidates[active].cheap && !mine.exhausted // it may stay where nothing else is to be had
         if (which == null && looking) return
-        val note = "did not pay: ${two(gain)}x over ${standings.rounds} rounds"
-        if (!looking) mine.putOff(standings.now, note)
+        val note = "did not pay: ${two(gain)}x over ${bandit.rounds} rounds"
+        if (!looking) mine.putOff(bandit.now, note)
         change(which ?: again(), "as ${candidates[active].name} $note")
     }
 
     /** What to be at now: the best, else the cheap candidate, if it is affordable, else plain decoding. */
     private fun again(): Int? =
-        standings.best() ?: candidates.indices.firstOrNull { candidates[it].cheap && standings.ready(it) }
+        bandit.best() ?: candidates.indices.firstOrNull { candidates[it].cheap && bandit.ready(it) }
 
     /** Another candidate is in use from the next proposal on. */
     private fun change(which: Int?, why: String) {
-        tell(standings.active?.let { candidates[it].name } ?: PLAIN, which, why)
-        standings.take(which)
+        tell(bandit.active?.let { candidates[it].name } ?: PLAIN, which, why)
+        bandit.take(which)
         drafter = null
         if (which == null) wantHidden(null)
     }
@@ -191,7 +191,7 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
         mine.watch(control)
         mine.bind(params, noise)
         mine.begin(tokens)
-        if (standings.each[which].gain != null) mine.look()
+        if (bandit.each[which].gain != null) mine.look()
         wantHidden(mine)
         drafter = mine
         if (which !in entered) entered.add(which)
@@ -205,12 +205,12 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
     // -- saying it
 
     /** The method in use, `plain` if none is. */
-    override val name: String get() = standings.active?.let { candidates[it].name } ?: PLAIN
+    override val name: String get() = bandit.active?.let { candidates[it].name } ?: PLAIN
     override val proposer: String get() = drafter?.proposer ?: name
 
     /** The method of most rounds with guesses in this request; without any, the one in use, `ar` if none is. */
     val used: String
-        get() = rounds.maxByOrNull { it.value }?.let { candidates[it.key].name } ?: if (standings.active == null) "ar" else name
+        get() = rounds.maxByOrNull { it.value }?.let { candidates[it.key].name } ?: if (bandit.active == null) "ar" else name
 
     /** Whether that method was in use in this request. */
     fun uses(method: String): Boolean = entered.any { candidates[it].name == method }

@@ -21,6 +21,9 @@ interface MemoryFacts {
 /** How a request may run: its method, rows of a prefill's pass, bytes that it is predicted to need (0 = not counted). */
 class Admission(val method: String, val chunk: Int, val predicted: Long, val reason: String = "", val crowded: Boolean = false)
 
+/** A part of the memory, in private bytes. */
+data class MemoryPart(val name: String, val bytes: Long)
+
 private const val LEAST = 64 // tokens: a bundle that has no room for them is refused when it is loaded
 private const val MARGIN = 1.05 // of what was added up
 private val CHUNKS = listOf(PREFILL_CHUNK, 64, 32, 16)
@@ -65,14 +68,23 @@ class Allowance(private val bundle: Bundle, private val operators: String, priva
     }
 
     /** Bytes of a request: keys and values, logits, scratch; of the draft too, with the weights it loads. */
-    fun takes(method: String, tokens: Int, chunk: Int, greedy: Boolean): Long {
-        var total = model(bundle.manifest.target, tokens, chunk, greedy, kv)
+    fun takes(method: String, tokens: Int, chunk: Int, greedy: Boolean): Long = request(method, tokens, chunk, greedy).sumOf { it.bytes }
+
+    /** All that a bundle takes with a request of so many tokens, part by part. */
+    fun parts(method: String, tokens: Int, greedy: Boolean = true): List<MemoryPart> =
+        (listOf(MemoryPart("weights", weights(bundle.manifest.target))) + request(method, tokens, PREFILL_CHUNK, greedy)).filter { it.bytes > 0 }
+
+    private fun request(method: String, tokens: Int, chunk: Int, greedy: Boolean): List<MemoryPart> {
+        var parts = model(bundle.manifest.target, tokens, chunk, greedy, kv, "")
         val draft = bundle.manifest.draft
-        if (method == "speculative" && draft != null) total += weights(draft) + model(draft, tokens, chunk, greedy, null)
-        return (total * MARGIN).toLong()
+        if (method == "speculative" && draft != null) {
+            parts = parts + MemoryPart("draft weights", weights(draft)) + model(draft, tokens, chunk, greedy, null, "draft ")
+        }
+        val total = parts.sumOf { it.bytes }
+        return parts + MemoryPart("margin", (total * MARGIN).toLong() - total)
     }
 
-    private fun model(part: ModelPart, tokens: Int, chunk: Int, greedy: Boolean, kv: KvFormat?): Long {
+    private fun model(part: ModelPart, tokens: Int, chunk: Int, greedy: Boolean, kv: KvFormat?, lead: String): List<MemoryPart> {
         val facts = part.facts
         val room = minOf(tokens, facts.context) + part.headroom
         val native = operators == "native"
@@ -82,7 +94,8 @@ class Allowance(private val bundle: Bundle, private val operators: String, priva
         val scratch = 4L * (minOf(chunk, tokens) + 1) * (4L * facts.hidden + 3 * attended + 3L * facts.intermediate)
         val rows = if (native && greedy) 5 else 9
         val columns = part.headVocab?.size?.takeIf { part.cut } ?: facts.vocab
-        return cache + scratch + 4L * rows * columns + if (greedy) 0 else 8L * 8 * facts.vocab
+        val logits = 4L * rows * columns + if (greedy) 0 else 8L * 8 * facts.vocab
+        return listOf(MemoryPart("${lead}keys and values", cache), MemoryPart("${lead}scratch", scratch), MemoryPart("${lead}logits", logits))
     }
 
     /** Private bytes of weights: none that are mapped; as stock operators pack them, about one and a half of the file. */

@@ -68,7 +68,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     private val store: NGramStore?
     private val cache = options.cache
     internal val eos: Set<Int> = manifest.eos.toSet()
-    internal val allowance: Allowance
+    val allowance: Allowance
     private val model: Model
     private var draftModel: Model? = null
     private val times = HashMap<String, Map<Int, Double>>()
@@ -203,11 +203,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         } finally {
             lanes.giveBack(lane)
         }
-    }
-
-    /** The bundle's golden vectors, written again here: (prompt's number, whether every token is equal). */
-    fun proof(): List<Boolean> = manifest.golden.map { vector ->
-        generate(vector.prompt, Settings(vector.method, vector.tokens.size)).tokens.contentEquals(vector.tokens)
     }
 
     /** Bytes of KV allocated by all slots. */

@@ -1,0 +1,82 @@
+package dev.edgespec.support
+
+import com.google.gson.JsonObject
+import com.google.gson.JsonParser
+import dev.edgespec.Edgespec
+import dev.edgespec.decoding.DraftOptions
+import dev.edgespec.decoding.Proposal
+import dev.edgespec.decoding.Settings
+import dev.edgespec.drafters.Proposer
+import dev.edgespec.engine.Engine
+import dev.edgespec.reports.proof
+import java.io.File
+import kotlin.system.exitProcess
+
+/* Requests that Python has served, served again here: see tools/agreement.py, which writes the file and starts this. */
+
+/** Guesses that the last token comes again. */
+private class LastToken : Proposer {
+    override fun propose(tokens: IntArray, budget: Int) = Proposal(IntArray(minOf(budget, 3)) { tokens.last() })
+}
+
+/** What came of a bundle's requests: tokens compared, and every request that differs or lost its drafter. */
+class Replayed(val compared: Int, val golden: Int, val wrong: List<String>)
+
+private fun settings(case: JsonObject): Settings {
+    val given = case["settings"].asJsonObject
+    val method = given.text("method")
+    return Settings(
+        method = method.takeIf { it != "proposer" },
+        maxNewTokens = case.int("max_new_tokens"),
+        sampling = paramsOf(given, given["seed"]?.asLong),
+        drafts = DraftOptions(
+            branch = given["branch"]?.ints()?.asList(),
+            proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(),
+            cycles = given["cycles"]?.asInt,
+        ),
+        proposer = if (method == "proposer") LastToken() else null,
+        ignoreEos = true,
+    )
+}
+
+private fun Engine.serve(case: JsonObject): String? {
+    val result = generate(case.ints("prompt"), settings(case))
+    val dropped = result.stats.droppedReason
+    return when {
+        dropped != null -> "drafter dropped: $dropped"
+        !case.ints("tokens").contentEquals(result.tokens) -> "expected ${case["tokens"]}, got ${result.tokens.asList()}"
+        case.text("text") != result.text -> "expected ${case["text"]}, got ${result.text}"
+        case.flag("exact") && !result.exact -> "expected an exact result"
+        else -> null
+    }
+}
+
+/** Serve every request of a bundle again, and its golden vectors. */
+fun replay(bundle: JsonObject, library: File): Replayed {
+    val engine = Edgespec.load(File(bundle.text("path")), threads = 2, operators = bundle.text("operators"), library = library)
+    return engine.use {
+        val cases = bundle["cases"].asJsonArray.map { it.asJsonObject }
+        val wrong = cases.mapNotNull { case -> engine.serve(case)?.let { "${bundle.text("format")} ${case["settings"]}: $it" } }
+        val proof = proof(engine).map { it.equal }
+        val unproved = proof.indices.filter { !proof[it] }.map { "golden vector $it differs" }
+        Replayed(cases.sumOf { it.ints("tokens").size }, proof.size, wrong + unproved)
+    }
+}
+
+/** Arguments: the file of requests, and a library of native operators.  A line for every bundle; exit code 1 if one differs. */
+fun main(arguments: Array<String>) {
+    val golden = JsonParser.parseString(File(arguments[0]).readText()).asJsonObject
+    val machine = System.getProperty("os.arch")
+    var differ = 0
+    for (bundle in golden["bundles"].asJsonArray.map { it.asJsonObject }) {
+        val done = replay(bundle, File(arguments[1]))
+        val requests = bundle["cases"].asJsonArray.size()
+        println(
+            "$machine ${bundle.text("operators")} ${bundle.text("format")}: ${done.compared} tokens of $requests requests and " +
+                "${done.golden} golden vectors compared, ${done.wrong.size} differ",
+        )
+        done.wrong.forEach { println("  $it") }
+        differ += done.wrong.size
+    }
+    exitProcess(if (differ == 0) 0 else 1) // not waiting for threads of a library
+}

@@ -1,0 +1,49 @@
+"""Where one method is clearly best, plan, auto and what control finds while it decodes agree; no clock is real."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edgespec.engine.methods import choose_method
+from edgespec.planning.candidates import Option, PlanRequest
+from edgespec.planning.expectations import predictions
+from edgespec.planning.plan import make_plan
+from edgespec.runtimes.options import LoadOptions, RunOptions
+from tests.control.test_auto import Case, always, never
+from tests.support.manifests import manifest
+from tests.support.profiles import profile, trial
+from tests.support.timed_toy import INT4
+
+METHODS = ("ar", "ngram", "speculative", "self-spec", "medusa")
+GOOD = trial(tokens=270, accepted=170, drafted=190, offered=[95, 95], accepted_at=[90, 80], speedup=2.1)
+BAD = trial(tokens=105, accepted=5, drafted=100, offered=[50, 50], accepted_at=[4, 1], speedup=0.8)
+
+
+@pytest.mark.parametrize("best", ["speculative", "self-spec", "medusa"])
+def test_the_method_that_is_clearly_best(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = manifest(methods=METHODS)
+    trials = {name: GOOD if name == best else BAD for name in METHODS[1:]}
+    drafts = {name: {0: 0.5 if name == best else 6.0, 1000: 0.5 if name == best else 6.0} for name in METHODS[2:]}
+    known = profile(made, trials=trials, drafts=drafts)
+    request = PlanRequest(4 << 30, "auto", 1, LoadOptions(operators="native", threads=2, context=1024))
+    plan = make_plan([Option(made, "bundle", profile=known)], request)
+    assert plan.pick is not None
+    assert plan.pick.use.method == best
+    run = RunOptions(context=1024, threads=2, attention="f16")
+    predicted = predictions(made, run, known)
+    assert max(predicted, key=lambda name: predicted[name].speedup) == best
+    assert choose_method(made, None, predictions=predicted).name == best
+    # and measuring, on a clock of its own, keeps it; a promise that is wrong is corrected, and remembered
+    for promises in ({best: 1.8}, {name: 1.8 for name in METHODS[2:] if name != best} | {best: 1.3}):
+        specs: list[Any] = [
+            (name, always(0.85) if name == best else never, 0.05 if name == best else 0.4, promise, 0.7, False)
+            for name, promise in promises.items()
+        ]
+        case = Case(INT4, specs)
+        case.run(monkeypatch, 400)
+        assert case.switch.used == best
+        again = case.run(monkeypatch, 40, prompt=(5, 6))
+        assert case.switch.used == best
+        assert again.loss < 0

@@ -1,0 +1,122 @@
+"""Every method on a JVM against Python: requests that Python serves here, and the Kotlin runtime serves again.
+
+    python -m tests.support.agreement --prompts 20 --tokens 100
+    python -m tests.support.agreement --prompts 1 --tokens 24 --core cortex-a76 --java FOLDER
+
+Tokens of the second command are written by ONNX Runtime for arm64 under emulation (tests/support/arm64.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from edgespec import load
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.manifest import FORMATS
+from edgespec.runtimes.ort.native_library import native_library
+from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
+from tests.support import arm64, jvm
+
+METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "auto")
+FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock does not choose between chains and trees
+TREE = {"method": "speculative", "branch": [2]}
+CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
+SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+
+
+class LastToken:
+    """Guesses that the last token comes again; the Kotlin side has its twin."""
+
+    def propose(self, tokens: list[int], budget: int) -> list[int]:
+        return [tokens[-1]] * min(budget, 3)
+
+
+def ways() -> list[dict[str, Any]]:
+    """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
+    found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
+    found += [{**shape, **how} for shape in (TREE, CHAIN, {"method": "proposer"}) for how in ({}, SEEDED)]
+    found += [
+        {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
+    ]
+    found.append(
+        {"method": "ngram", "temperature": 0.8, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "seed": 3}
+    )
+    found.append({"method": "blockwise", "cycles": 2})
+    return found
+
+
+def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any], str]], length: int) -> dict[str, Any]:
+    """What Python writes for (settings, prompt), for the Kotlin side; every answer has ``length`` tokens."""
+    engine = load(bundle, threads=THREADS, operators=operators)
+    cases = []
+    for settings, text in requests:
+        prompt = engine.codec.encode(text)
+        changes = {name: value for name, value in settings.items() if name not in ("method", "proposers")}
+        changes |= {"proposers": tuple(settings["proposers"])} if "proposers" in settings else {}
+        own = settings["method"] == "proposer"
+        changes |= {"proposer": LastToken()} if own else {"method": settings["method"]}
+        result = engine.generate(prompt, max_new_tokens=length, ignore_eos=True, **changes)
+        assert result.stats.dropped_reason is None
+        assert len(result.tokens) == length
+        cases.append({"prompt": prompt, "settings": settings, "max_new_tokens": length, "tokens": result.tokens,
+                      "text": result.text, "exact": result.exact and settings["method"] in FIXED})  # fmt: skip
+    form = engine.bundle.manifest.target.format
+    engine.close()
+    return {"path": str(bundle), "operators": operators, "format": form, "cases": cases}
+
+
+def export(folder: Path, form: str) -> Path:
+    """A bundle for native operators with every method."""
+    methods, _ = method_parts(TARGET)
+    folder.mkdir()
+    options = ExportOptions(TARGET, folder / "bundle", methods, form, draft=DRAFT,  # type: ignore[arg-type]
+                            skip_set=fixed_skip_set(folder, TARGET), threads=THREADS, operators="native")  # fmt: skip
+    Exporter(options).run()
+    return options.output
+
+
+def replay(golden: Path, library: Path, java: Sequence[str] = ("java",)) -> tuple[int, str]:
+    """Serve what ``serve`` wrote on a JVM -> 0 if nothing differs, and a line for every bundle with what does.
+
+    The folder of ``golden`` gets the classes.
+    """
+    classes = jvm.classpath(golden.parent / "built")
+    main = ["-cp", classes, "dev.edgespec.support.ReplayKt", str(golden), str(library)]
+    done = subprocess.run([*java, *main], capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def main() -> int:
+    """Compare, print the counts -> 0 if nothing differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=len(PROMPTS))
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--format", nargs="+", choices=FORMATS, default=["fp32", "int8", "int4"])
+    parser.add_argument("--core", choices=arm64.CORES, help="run the JVM for arm64, on this emulated core")
+    parser.add_argument("--java", type=Path, help="folder of tests/support/arm64.py")
+    given = parser.parse_args()
+    requests = [(way, prompt) for way in ways() for prompt in PROMPTS[: given.prompts]]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        made = [serve(export(folder / form, form), "native", requests, given.tokens) for form in given.format]
+        (folder / "golden.json").write_text(json.dumps({"bundles": made}), "utf-8")
+        java, library = ["java"], native_library().path
+        assert library is not None, native_library().reason
+        if given.core:
+            (folder / "root").mkdir()
+            java, library = arm64.java(given.java, given.core, folder / "root"), arm64.cross_compile(folder)
+        code, said = replay(folder / "golden.json", library, java)
+    sys.stdout.write(said)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,147 @@
+"""Assemble the demo app out of Maven's outputs: dexed by D8, signed with a key that is thrown away.
+
+    python -m tests.support.apk app.apk --library libedgespec.so --onnxruntime onnxruntime-android.aar
+
+Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 comes from Maven Central.  Libraries of the NDK
+and the .aar make an app for phones; the release path is the Gradle project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.jvm import DEMO, build, maven, version_of
+
+FRAMEWORK = Path("/usr/share/android-framework-res/framework-res.apk")
+TOOLS = ("aapt", "zipalign", "apksigner", "keytool", "javac")
+MIN_SDK, TARGET_SDK = 26, 29  # the resources of Debian's framework end at 29
+PAGE = 1 << 14  # bytes: uncompressed libraries are mapped from the file, on phones with pages of 16 KiB too
+ABI = "arm64-v8a"
+LIMIT = 900  # seconds
+PACKAGE = "dev.edgespec.app"
+
+
+def missing() -> list[str]:
+    """What is not installed."""
+    return [name for name in TOOLS if shutil.which(name) is None] + ([] if FRAMEWORK.is_file() else [FRAMEWORK.name])
+
+
+def run(*command: str | Path) -> str:
+    """Run a tool -> what it said; fails with that."""
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=LIMIT)
+    assert done.returncode == 0, f"{command[0]}: {(done.stdout + done.stderr)[-4000:]}"
+    return done.stdout
+
+
+def own_jars(folder: Path) -> list[Path]:
+    """The classes of app and runtime, built into ``folder``, which is new."""
+    built = build(folder)
+    return [built / name / f"{name}-0.1.0.jar" for name in ("app", "edgespec")]
+
+
+def needed_jars() -> list[Path]:
+    """The libraries that app and runtime need."""
+    to = "-Dmdep.outputFile=target/needed.txt"
+    done = maven("dependency:build-classpath", "-pl", "edgespec", "-DincludeScope=runtime", to)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    names = (DEMO / "edgespec" / "target" / "needed.txt").read_text("utf-8").strip()
+    return [Path(name) for name in names.split(":")]
+
+
+def dexer(folder: Path) -> Path:
+    """D8, out of Maven Central."""
+    version = version_of("r8")
+    done = maven("dependency:copy", f"-Dartifact=com.android.tools:r8:{version}", f"-DoutputDirectory={folder}", "-N")
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return folder / f"r8-{version}.jar"
+
+
+def framework() -> Path:
+    """The classes of Android that the app is compiled against."""
+    home = Path.home() / ".m2" / "repository" / "org" / "robolectric" / "android-all"
+    return next(home.glob("8.0.0*/android-all-8*.jar"))
+
+
+def dex(folder: Path, classes: Sequence[Path]) -> None:
+    """classes.dex, classes2.dex ... in ``folder``."""
+    home = Path(shutil.which("javac") or "").resolve().parents[1]  # java.lang, which the framework's jar leaves out
+    java = ("java", "-Xmx1g", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-cp", dexer(folder))
+    run(*java, "com.android.tools.r8.D8", "--release", "--min-api", str(MIN_SDK), "--lib", framework(), "--lib", home,
+        "--output", folder, *classes)  # fmt: skip
+
+
+def manifest(folder: Path) -> Path:
+    """The app's manifest with the package, which the Gradle project names instead."""
+    text = (DEMO / "app" / "src" / "main" / "AndroidManifest.xml").read_text("utf-8")
+    file = folder / "AndroidManifest.xml"
+    file.write_text(text.replace("<manifest ", f'<manifest package="{PACKAGE}" ', 1), "utf-8")
+    return file
+
+
+def runtime_libraries(folder: Path, archive: Path) -> list[Path]:
+    """ONNX Runtime's libraries for arm64, out of its .aar, or out of its .jar for other systems."""
+    found = []
+    with zipfile.ZipFile(archive) as packed:
+        for name in packed.namelist():
+            if name.endswith(".so") and (f"/{ABI}/" in name or "/linux-aarch64/" in name):
+                found.append(folder / Path(name).name)
+                found[-1].write_bytes(packed.read(name))
+    return found
+
+
+def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path]) -> None:
+    """Resources and manifest, dexed classes, libraries at the beginning of a page; signed with a new key."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        unsigned, key = folder / "unsigned.apk", folder / "key.jks"
+        resources = DEMO / "app" / "src" / "main" / "res"
+        run("aapt", "package", "-f", "-M", manifest(folder), "-S", resources, "-I", FRAMEWORK,
+            "--min-sdk-version", str(MIN_SDK), "--target-sdk-version", str(TARGET_SDK), "--version-code", "1",
+            "--version-name", "0.1.0", "-F", unsigned)  # fmt: skip
+        dex(folder, classes)
+        with zipfile.ZipFile(unsigned, "a") as apk:
+            for file in sorted(folder.glob("classes*.dex")):
+                apk.write(file, file.name, zipfile.ZIP_DEFLATED)
+        aligned = folder / "aligned.apk"
+        run("zipalign", "-f", "4", unsigned, aligned)
+        with zipfile.ZipFile(aligned, "a") as apk:
+            for file in libraries:
+                _store(apk, f"lib/{ABI}/{file.name}", file.read_bytes())
+        run("keytool", "-genkeypair", "-keystore", key, "-storepass", "thrown away", "-keypass", "thrown away",
+            "-alias", "demo", "-keyalg", "EC", "-validity", "9999", "-dname", "CN=edgespec demo")  # fmt: skip
+        run("apksigner", "sign", "--ks", key, "--ks-pass", "pass:thrown away", "--min-sdk-version", str(MIN_SDK),
+            "--out", output, aligned)  # fmt: skip
+
+
+def _store(apk: zipfile.ZipFile, name: str, data: bytes) -> None:
+    """Add a file, uncompressed, at the beginning of a page; before it stands the extra field that zipalign knows."""
+    info = zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0))
+    gap = -(apk.start_dir + 30 + len(name) + 6) % PAGE  # after the header, the name and the field's own six bytes
+    info.extra = b"\x35\xd9" + (gap + 2).to_bytes(2, "little") + PAGE.to_bytes(2, "little") + bytes(gap)
+    apk.writestr(info, data, zipfile.ZIP_STORED)
+
+
+def main() -> None:
+    """Assemble the app."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--library", type=Path, required=True, help="libedgespec.so for arm64")
+    parser.add_argument("--onnxruntime", type=Path, required=True, help="the .aar of onnxruntime-android")
+    given = parser.parse_args()
+    if lost := missing():
+        sys.exit(f"not installed: {', '.join(lost)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        libraries = [given.library, *runtime_libraries(folder, given.onnxruntime)]
+        assemble(given.output, libraries, own_jars(folder / "built") + needed_jars())
+
+
+if __name__ == "__main__":
+    main()
