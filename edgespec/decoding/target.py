@@ -125,6 +125,16 @@ class GreedyTarget(Target, Protocol):
 
 
 @runtime_checkable
+class Revocable(Protocol):
+    """A target that can be told that ``keep`` may be taken back by ``follow``, as a draft's guesses are.
+
+    What goes on from states, which cannot be cut back, then keeps them at what ``follow`` and ``prefill`` were told.
+    """
+
+    revocable: bool
+
+
+@runtime_checkable
 class SelfDraftTarget(Target, Protocol):
     """A target whose sub-layers can be left out, pass by pass, over the same KV slot."""
 

@@ -12,7 +12,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget, Target
+from edgespec.decoding.target import GreedyTarget, Revocable, Target
 from edgespec.drafters.drawing.chain import draw_chain
 from edgespec.drafters.drawing.tree import draw_tree, rows_of, widths_of
 from edgespec.drafters.parts import Parts
@@ -51,6 +51,8 @@ class DraftModel(Drafter):
         branch: tuple[int, ...] | None = None,
     ) -> None:
         self.model = model
+        if isinstance(model, Revocable):
+            model.revocable = True
         self.vocab_size = vocab_size
         self.branch = branch or (1,)
         columns: int = getattr(model, "columns", model.vocab_size)

@@ -37,6 +37,7 @@ from edgespec.export.architectures.phi import Phi
 from edgespec.export.architectures.phi3 import Phi3
 from edgespec.export.architectures.qwen2 import Qwen2
 from edgespec.export.architectures.qwen3 import Qwen3
+from edgespec.export.architectures.qwen3_5 import Qwen35
 from edgespec.export.architectures.qwen3_moe import Qwen3Moe
 from edgespec.export.architectures.refused import reason
 from edgespec.export.architectures.seed_oss import SeedOss
@@ -84,6 +85,7 @@ KINDS: tuple[type[Architecture], ...] = (
     Phi,
     SeedOss,
     Lfm2,
+    Qwen35,
 )
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""

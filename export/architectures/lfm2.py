@@ -1,32 +1,15 @@
 """LFM2 and LFM2.5: short convolutions in most layers, attention in the others (arXiv 2511.23404)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule, ConvolutionRule, Ops, X
-from edgespec.export.source.derived import Floats, Own
+from edgespec.export.source.derived import Own, Taps
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
-
-
-@dataclass(frozen=True)
-class Taps:
-    """The taps of a convolution, stored [hidden, 1, length], as [length * hidden]."""
-
-    of: Own
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """[length * hidden]."""
-        hidden, _, length = self.of.shape
-        return (hidden * length,)
-
-    def read(self, rows: slice, columns: slice | None) -> Floats:
-        """See Extra."""
-        return self.of.read(slice(None), None)[:, 0].T.ravel()[rows]
 
 
 class Lfm2(Architecture):

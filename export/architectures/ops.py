@@ -100,6 +100,29 @@ class ConvolutionRule:
 
 
 @dataclass(frozen=True)
+class DeltaRule:
+    """A gated delta rule with its short convolution; its sizes are the model's (``facts.delta``, ``facts.taps``).
+
+    Attributes:
+        layer: which of the layers with one.
+        taps: a vector [taps * (2 * keys * key_dim + values * value_dim)], the taps of the oldest token first.
+        bias, rate: [values], what decays are made of.
+        norm: [value_dim], the weight of the norm of each head.
+    """
+
+    layer: int
+    taps: str
+    bias: str
+    rate: str
+    norm: str
+
+    @property
+    def vectors(self) -> tuple[str, str, str, str]:
+        """The names of what it reads."""
+        return self.taps, self.bias, self.rate, self.norm
+
+
+@dataclass(frozen=True)
 class LayerEmbedding:
     """A layer's own embedding of each token (per-layer embeddings of Gemma 3n and 4).
 
@@ -190,6 +213,23 @@ class Ops(Protocol[X]):
 
     def convolution(self, x: X, rule: ConvolutionRule) -> X:
         """Causal, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v), [1, T, hidden]."""
+        ...
+
+    def delta(self, x: X, z: X, a: X, b: X, rule: DeltaRule) -> X:
+        """A gated delta rule over the tokens before a row.
+
+        Args:
+            x: [1, T, 2 * keys * key_dim + values * value_dim], queries, keys and values before the convolution.
+            z: [1, T, values * value_dim], whose silu gates what comes out.
+            a, b: [1, T, values]: of how much is forgotten, and of how much a token changes.
+            rule: which vectors go with it.
+
+        Returns [1, T, values * value_dim].
+        """
+        ...
+
+    def opened(self, x: X, gate: X) -> X:
+        """x * sigmoid(gate), for x that attention gives."""
         ...
 
     def gated(self, gate: X, up: X, activation: Activation) -> X:

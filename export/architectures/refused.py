@@ -11,7 +11,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "recurrent states (state spaces, delta rules, linear attention)": (
         "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",
-        "olmo_hybrid", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+        "olmo_hybrid", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
     "gates on the output of attention": ("lfm3",),
     "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),

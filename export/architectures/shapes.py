@@ -8,6 +8,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
@@ -32,6 +33,11 @@ class ShapeOps:
         self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
                         "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
                         "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden}  # fmt: skip
+
+        if facts.delta is not None:
+            values, inner = facts.delta.values, facts.delta.values * facts.delta.value_dim
+            self._widths |= {"in_proj_qkv": facts.delta.mixed, "in_proj_z": inner, "in_proj_a": values,
+                             "in_proj_b": values, "output_gate_proj": query}  # fmt: skip
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> int:
         self.found[weight] = self.facts.vocab, self.facts.hidden
@@ -65,6 +71,15 @@ class ShapeOps:
         if rule.bias is not None:
             self.found[rule.bias] = (self.facts.hidden,)
         return self.facts.hidden
+
+    def delta(self, x: int, z: int, a: int, b: int, rule: DeltaRule) -> int:
+        assert self.facts.delta is not None
+        sizes = self.facts.taps * x, a, a, self.facts.delta.value_dim
+        self.found |= {name: (size,) for name, size in zip(rule.vectors, sizes, strict=True)}
+        return z
+
+    def opened(self, x: int, gate: int) -> int:
+        return x
 
     def gated(self, gate: int, up: int, activation: Activation) -> int:
         return up

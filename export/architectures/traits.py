@@ -12,7 +12,12 @@ def traits(arch: Architecture) -> list[str]:
     if facts.heads * facts.head_dim != facts.hidden:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
     if facts.convolutions:
-        found.append(f"short convolutions of {facts.taps} tokens in {len(facts.convolutions)} of {facts.layers} layers")
+        where = f"{len(facts.convolutions)} of {facts.layers} layers"
+        found.append(f"short convolutions of {facts.taps} tokens in {where}")
+        if heads := facts.delta:
+            sizes = f"{heads.values} states of {heads.key_dim} x {heads.value_dim}"
+            found.append(f"gated delta rules in {where}, each with {sizes}")
+            found.append("gates on the output of attention")
     if facts.head_dims:
         found.append(f"heads of {' and '.join(map(str, sorted(set(facts.head_dims))))}")
     if facts.shared:

@@ -12,6 +12,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
@@ -135,6 +136,12 @@ class GraphOps(GraphPieces):
 
     def convolution(self, x: str, rule: ConvolutionRule) -> str:
         raise UnsupportedModel("short convolutions need native operators: ONNX Runtime's own have no states for them")
+
+    def delta(self, x: str, z: str, a: str, b: str, rule: DeltaRule) -> str:
+        raise UnsupportedModel("gated delta rules need native operators: ONNX Runtime's own have no states for them")
+
+    def opened(self, x: str, gate: str) -> str:
+        return self.graph.node("Mul", [x, self.graph.node("Sigmoid", [gate])])
 
     def gated(self, gate: str, up: str, activation: Activation) -> str:
         return self.graph.node("Mul", [self.activate(gate, activation), up])

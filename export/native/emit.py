@@ -21,6 +21,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
@@ -147,6 +148,24 @@ class NativeOps:
         more = {} if rule.bias is None else {"bias": program.vector(rule.bias)}
         program.step("convolve", x=floats.id, k=hidden, length=rule.length, layer=rule.layer,
                      w=program.vector(rule.taps), out=out.id, **more)  # fmt: skip
+        return out
+
+    def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
+        program, facts = self.program, self.arch.facts
+        assert facts.delta is not None
+        heads = facts.delta
+        read = ("x", "mixed", x), ("z", "open", z), ("a", "decay", a), ("b", "change", b)
+        rows = {key: self._as_floats(value, use).id for key, use, value in read}
+        out = program.floats("delta", heads.values * heads.value_dim)
+        names = zip(("w", "bias", "rate", "norm"), rule.vectors, strict=True)
+        program.step("delta", **rows, k=heads.mixed, length=facts.taps, layer=rule.layer, heads=heads.values,
+                     kv=heads.keys, dim=heads.key_dim, n=heads.value_dim, eps=float(self.arch.eps), out=out.id,
+                     **{key: program.vector(name) for key, name in names})  # fmt: skip
+        return out
+
+    def opened(self, x: Value, gate: Value) -> Value:
+        out = self._as_floats(x, "attention")
+        self.program.step("multiply", x=self._as_floats(gate, "open").id, k=out.width, fn="sigmoid", out=out.id)
         return out
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:

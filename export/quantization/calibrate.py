@@ -17,6 +17,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
@@ -211,6 +212,12 @@ class _Trace:
         self.last = ""
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
+        self.last = ""
+
+    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
+        self.last = ""
+
+    def opened(self, x: None, gate: None) -> None:
         self.last = ""
 
     def gated(self, gate: None, up: None, activation: Activation) -> None:

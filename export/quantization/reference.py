@@ -16,12 +16,14 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
     Norm,
 )
+from edgespec.export.quantization.delta import gated_delta, mixed, sigmoid
 
 Array = NDArray[np.float32]
 
@@ -99,6 +101,17 @@ class NumpyOps:
         taps = self.source.read(rule.taps).reshape(rule.length, -1)
         y = sum(taps[at] * seen[:, at : at + x.shape[1]] for at in range(rule.length))
         return c * (y if rule.bias is None else y + self.source.read(rule.bias))
+
+    def delta(self, x: Array, z: Array, a: Array, b: Array, rule: DeltaRule) -> Array:
+        heads = self.arch.facts.delta
+        assert heads is not None
+        taps, bias, rate, weight = (self.source.read(name) for name in rule.vectors)
+        y = gated_delta(mixed(x, taps.reshape(self.arch.facts.taps, -1)), a, b, bias, rate, heads)
+        y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(self.arch.eps))
+        return (y * weight).reshape(z.shape) * silu(z)
+
+    def opened(self, x: Array, gate: Array) -> Array:
+        return x * sigmoid(gate)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         return self.activate(gate, activation) * up

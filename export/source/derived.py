@@ -115,6 +115,39 @@ class Normed:
         return y if columns is None else y[:, columns]
 
 
+@dataclass(frozen=True)
+class Taps:
+    """The taps of a convolution, stored [hidden, 1, length], as [length * hidden]."""
+
+    of: Own
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[length * hidden]."""
+        hidden, _, length = self.of.shape
+        return (hidden * length,)
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        return self.of.read(slice(None), None)[:, 0].T.ravel()[rows]
+
+
+@dataclass(frozen=True)
+class Exponential:
+    """e to the power of a vector."""
+
+    of: Own
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape."""
+        return self.of.shape
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        return np.exp(self.of.read(rows, columns))
+
+
 def origins(tensor: object) -> set[str]:
     """Names of the checkpoint's tensors that a tensor is made of."""
     if isinstance(tensor, Own):

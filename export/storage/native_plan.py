@@ -11,6 +11,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
@@ -69,6 +70,16 @@ class NativePlan(StoragePlan):
     def convolution(self, x: _Waiting | None, rule: ConvolutionRule) -> None:
         self._ready(x)
         self._vectors(rule.taps, rule.bias)
+
+    def delta(
+        self, x: _Waiting | None, z: _Waiting | None, a: _Waiting | None, b: _Waiting | None, rule: DeltaRule
+    ) -> None:
+        for value in (x, z, a, b):
+            self._ready(value)
+        self._vectors(*rule.vectors)
+
+    def opened(self, x: _Waiting | None, gate: _Waiting | None) -> None:
+        self._ready(gate)
 
     def gated(self, gate: _Waiting | None, up: _Waiting | None, activation: Activation) -> None:
         products = [x for x in (gate, up) if x is not None]

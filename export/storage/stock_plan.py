@@ -11,6 +11,7 @@ from edgespec.export.architectures.ops import (
     Activation,
     AttentionRule,
     ConvolutionRule,
+    DeltaRule,
     ExpertsRule,
     Kind,
     LayerEmbedding,
@@ -54,6 +55,11 @@ class StockPlan(StoragePlan):
 
     def convolution(self, x: None, rule: ConvolutionRule) -> None:
         self._vectors(rule.taps, rule.bias)
+
+    def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
+        self._vectors(*rule.vectors)
+
+    def opened(self, x: None, gate: None) -> None: ...
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 

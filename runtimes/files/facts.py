@@ -26,6 +26,20 @@ class ExpertFacts(Part):
         return float(self.count * (1 - (1 - min(self.chosen / self.count, 1.0)) ** rows))
 
 
+class DeltaHeads(Part):
+    """The heads of gated delta rules: ``values`` states [key_dim, value_dim] a layer, on ``keys`` queries and keys."""
+
+    keys: Width
+    values: Width
+    key_dim: Width
+    value_dim: Width
+
+    @property
+    def mixed(self) -> int:
+        """Queries, keys and values of a token, side by side."""
+        return 2 * self.keys * self.key_dim + self.values * self.value_dim
+
+
 class ModelFacts(Part):
     """What decoding and planning need to know of a model; sizes in elements."""
 
@@ -43,6 +57,7 @@ class ModelFacts(Part):
     parameters: Count = 0
     convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")
     taps: int = Field(default=0, ge=0, le=16, description="tokens that each of those sees")
+    delta: DeltaHeads | None = Field(default=None, description="gated delta rules behind those convolutions")
     head_dims: list[Width] = Field(
         default_factory=list, description="of each layer with keys and values, if they differ"
     )
@@ -72,7 +87,7 @@ class ModelFacts(Part):
     def native_only(self) -> str:
         """What of the model only native operators compute; "" = nothing."""
         if self.convolutions:
-            return "short convolutions"
+            return "gated delta rules" if self.delta else "short convolutions"
         if self.experts:
             return "mixtures of experts"
         return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""

@@ -97,8 +97,26 @@ def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
 
 
 def state_bytes(facts: ModelFacts) -> int:
-    """Bytes of what convolutions keep of the last tokens, all layers: the same for every length of text."""
-    return len(facts.convolutions) * STATE_ROWS * facts.hidden * 4
+    """Bytes of what layers without attention keep, all of them: the same for every length of text.
+
+    A layer: what a convolution reads of the last tokens, [144, width] float32; of a delta rule also its states and, in
+    64 bytes of their own, how many tokens they hold.
+    """
+    matrices = 4 * matrix_numbers(facts) + 64 if facts.delta else 0
+    return len(facts.convolutions) * (4 * STATE_ROWS * state_width(facts) + matrices)
+
+
+def state_width(facts: ModelFacts) -> int:
+    """Numbers that a layer without attention keeps of a token; of a delta rule also decays and changes."""
+    if facts.delta is None:
+        return facts.hidden
+    return facts.delta.mixed + 2 * -(-facts.delta.values // TILE) * TILE
+
+
+def matrix_numbers(facts: ModelFacts) -> int:
+    """Numbers of the states of a layer with a delta rule."""
+    heads = facts.delta
+    return heads.values * heads.key_dim * heads.value_dim if heads else 0
 
 
 def padded(dim: int) -> int:

@@ -26,6 +26,7 @@ from edgespec.runtimes.files.bounds import (
     Tokens,
     Vocab,
 )
+from edgespec.runtimes.files.facts import DeltaHeads as DeltaHeads
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part as _Part
 from edgespec.runtimes.files.json_file import read_json, validated
@@ -182,6 +183,8 @@ class ModelPart(_Part):
             raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
         if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
             raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
+        if facts.delta and not facts.convolutions:
+            raise ValueError("facts: delta without convolutions")
         if facts.shared >= facts.layers or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
             raise ValueError(
                 f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"

@@ -150,9 +150,11 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
     recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   for (int i = 0; i < queries && s.cap > 0; ++i) k_.softcap(scores[i], tokens, s.cap);
   hide(s, group, first, queries, token, tokens, scores[0]);
+  float largest_of[kMaxQueries];  // of all queries first: finding one is a chain of dependent instructions
+  for (int i = 0; i < queries; ++i) largest_of[i] = std::max(results[i][0], k_.largest(scores[i], tokens));
   for (int i = 0; i < queries; ++i) {
     float* out = results[i];
-    const float largest = std::max(out[0], k_.largest(scores[i], tokens));
+    const float largest = largest_of[i];
     if (largest > out[0] && out[0] > kSeen) {  // what was summed so far counts less
       alignas(64) float shrink[kTile];
       std::fill(shrink, shrink + kTile, out[0]);

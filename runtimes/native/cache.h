@@ -37,10 +37,14 @@ class Cache {
     return reinterpret_cast<uint16_t*>(base_ + layout_.states * layout_.state_bytes() +
                                        (size_t(layer) * layout_.heads + head) * layout_.recent_bytes());
   }
-  // What a convolution keeps of a token, [state_width].
+  // What a layer without attention keeps of a token, [state_width].
   float* state(int layer, int64_t token) const {
     return reinterpret_cast<float*>(base_ + layer * layout_.state_bytes()) + token % kStateRows * layout_.state_width;
   }
+
+  // A delta rule's matrices, and how many tokens they hold.
+  float* matrix(int layer) const { return state(layer, 0) + size_t(kStateRows) * layout_.state_width; }
+  int64_t* applied(int layer) const { return reinterpret_cast<int64_t*>(matrix(layer) + layout_.state_matrix); }
 
   // Write a token's key and value [dim], zero beyond head_dim.
   void append(const Kernels& k, const CodeTables& tables, int layer, int head, int64_t token, const float* key,

@@ -43,13 +43,14 @@ void Pass::check() const {
         fail("rows lie further apart than states of tokens are kept");
     }
   }
+  if (program_.state_matrix) check_states();
   for (int r = 0; r < in_.heads; ++r)
     if (in_.head_rows[r] < 0 || in_.head_rows[r] >= in_.rows) fail("a row that reaches the LM head does not exist");
-  for (int m = 0; m < in_.move_count; ++m)
-    if (in_.moves[m * 3] < 0 || in_.moves[m * 3] >= in_.slots ||
-        std::min(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) < 0 ||
-        std::max(in_.moves[m * 3 + 1], in_.moves[m * 3 + 2]) >= capacity_)
+  for (int m = 0; m < in_.move_count; ++m) {
+    const int64_t *move = in_.moves + m * 3, most = move[1] == kCommitted ? capacity_ : capacity_ - 1;
+    if (move[0] < 0 || move[0] >= in_.slots || move[1] < kCommitted || move[2] < 0 || std::max(move[1], move[2]) > most)
       fail("a move is out of range");
+  }
 
   const auto matrix = [&](int id, Kind kind, int n, int k) {
     const Tensor& t = in_.weights[id];
@@ -68,7 +69,7 @@ void Pass::check() const {
   for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
   for (const Step& s : program_.steps) {
     for (const int id : {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.vnorm,
-                         s.gate, s.up, s.upbias})
+                         s.gate, s.up, s.upbias, s.rate})
       known(id);
     switch (s.op) {
       case Op::kEmbed:
@@ -105,6 +106,12 @@ void Pass::check() const {
       case Op::kConvolve:
         vector(s.w, size_t(s.length) * s.k);
         vector(s.bias, s.k);
+        break;
+      case Op::kDelta:
+        vector(s.w, size_t(s.length) * s.k);
+        vector(s.bias, s.heads);
+        vector(s.rate, s.heads);
+        vector(s.norm, s.n);
         break;
       case Op::kLinear:
         matrix(s.w, s.kind, s.n, s.k);
@@ -169,7 +176,7 @@ void Pass::see() {
 void Pass::apply_moves() const {
   for (int m = 0; m < in_.move_count; ++m) {
     const int64_t* move = in_.moves + m * 3;
-    if (move[1] != move[2]) cache(static_cast<int>(move[0])).move(move[1], move[2]);
+    if (move[1] != kCommitted && move[1] != move[2]) cache(static_cast<int>(move[0])).move(move[1], move[2]);
   }
 }
 

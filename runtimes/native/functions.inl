@@ -16,13 +16,14 @@ inline F exponential(F x) {
   return fscale2(p, r);
 }
 
-// x / (1 + exp(-x)), through exp(-|x|) so that nothing overflows
-inline F silu(F x) {
+// 1 / (1 + exp(-x)), through exp(-|x|) so that nothing overflows
+inline F sigmoid(F x) {
   const F e = exponential(fneg(fabs_(x)));  // in (0, 1]
   const F one = fset(1.f);
-  const F weight = fdiv(fpositive(x, one, e), fadd(one, e));  // sigmoid(x)
-  return fmul(x, weight);
+  return fdiv(fpositive(x, one, e), fadd(one, e));
 }
+
+inline F silu(F x) { return fmul(x, sigmoid(x)); }
 
 // What exp(-|x|) is taken for nothing beyond: e^-80, long before it would be a denormal number.
 constexpr float kFaint = -80.f;

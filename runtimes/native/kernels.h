@@ -54,6 +54,15 @@ struct Kernels {
                        float* bias);
   void (*nearest)(const float* codebook, const float* key, int dim, int sub, uint8_t* codes);  // of 16 centroids
   void (*to_half)(const float* x, int n, uint16_t* y);
+  // A gated delta rule.  decay = exp(-rate ln(1 + exp(a + bias))), beta = 1 / (1 + exp(-b)).
+  void (*decays)(const float* a, const float* b, const float* bias, const float* rate, int n, float* decay,
+                 float* beta);
+  // y = silu(sum over j of w[j] rows[j]), w [length, n]; a row may be null; n a multiple of 16.
+  void (*convolve)(const float* const* rows, const float* w, int length, int n, float* y);
+  // 16 columns of a state S [dim][16], from one place to another: S = decay S + k (beta (v - decay S^T k))^T, then
+  // out = S^T q unless out is null; dim a multiple of 4.
+  void (*delta)(const float* from, float* to, int dim, const float* q, const float* k, const float* v, float decay,
+                float beta, float* out);
   // Multiplies bytes in registers and nothing else, as matrices do: their roof.  Returns multiply-adds.
   int64_t (*dots)(int64_t rounds);
 };

@@ -5,6 +5,7 @@
 constexpr float kTiny = 1e-30f;
 
 #include "functions.inl"
+#include "recurrent.inl"
 
 void k_norm(const float* x, int k, const float* weight, float eps, float* y) {
   F sum = fset(0.f);
@@ -229,7 +230,7 @@ constexpr Kernels kTable(const char* name) {
                  k_center,
                  k_quantize,
                  k_quantize_blocks,
-                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>},
+                 {k_glu<silu>, k_glu<gelu>, k_glu<gelu_tanh>, k_glu<relu>, k_glu<relu2>, k_glu<sigmoid>},
                  k_xielu,
                  k_softcap,
                  k_rotate,
@@ -246,5 +247,8 @@ constexpr Kernels kTable(const char* name) {
                  k_lookup_table,
                  k_nearest,
                  k_to_half,
+                 k_decays,
+                 k_convolve,
+                 k_delta,
                  k_dots};
 }

@@ -26,7 +26,7 @@ enum Kind : int { kQ4 = 0, kQ8 = 1, kC8 = 2, kF32 = 3, kR8 = 4, kR32 = 5 };
 
 // What an activation computes: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu; kXielu
 // alone reads numbers (kernels.h) and has no gate.
-enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kFns = 5, kXielu = 5 };
+enum Fn : int { kSilu = 0, kGelu = 1, kGeluTanh = 2, kRelu = 3, kRelu2 = 4, kSigmoid = 5, kFns = 6, kXielu = 6 };
 
 inline int blocks_of(int k) { return 2 * ((k + 2 * kBlock - 1) / (2 * kBlock)); }
 inline int tiles_of(int n) { return (n + kTile - 1) / kTile; }
@@ -70,8 +70,10 @@ inline int rows_in_group(int rows, int group) {
 //   values f32, f16: [128][head_dim].               int8: [32][head_dim][4], then 128 scales.
 // Recent keys: [layer][kv head][ring / 16][head_dim][16] float16; the first kSinks rows of the ring's front part hold
 // the first tokens of the sequence for good.
-// States of short convolutions: [layer][kStateRows][width] float32, what a token at place p gave in row p % kStateRows.
-// A pass writes its rows there and nowhere else, so that those it rejects are overwritten by the next, like keys.
+// States of layers without attention, one layer after the other: [kStateRows][width] float32, what a token at place p
+// gave in row p % kStateRows.  A pass writes its rows there, so that those it rejects are overwritten by the next, like
+// keys.  A delta rule's layer has two things more: its matrices [head][n / 16][dim][16] float32, and in 64 bytes of
+// their own an int64, how many tokens they hold (0: the matrices count as zeros).
 enum KvFormat : int { kKvF32 = 0, kKvF16 = 1, kKvInt8 = 2, kKvInt4 = 3, kKvNomad1 = 4, kKvNomad2 = 5, kKvNone = 6 };
 
 constexpr int kKvBlock = 128;
@@ -100,8 +102,10 @@ struct KvLayout {
   int window = 0, sinks = 0, ring = 0;  // ring: rows, a multiple of 16; 0 without exact recent keys
 
   int states = 0, state_width = 0;
+  size_t state_matrix = 0;  // float32 numbers of a delta rule's matrices
 
-  size_t state_bytes() const { return size_t(kStateRows) * state_width * 4; }
+  size_t ring_bytes() const { return size_t(kStateRows) * state_width * 4; }
+  size_t state_bytes() const { return ring_bytes() + (state_matrix ? state_matrix * 4 + 64 : 0); }
   size_t recent_rows() const { return ring ? size_t(ring) + kSinkRows : 0; }
   size_t recent_bytes() const { return recent_rows() * dim * 2; }
   size_t header_bytes() const { return states * state_bytes() + size_t(layers) * heads * recent_bytes(); }
@@ -119,8 +123,9 @@ struct KvLayout {
   }
   size_t block_bytes() const { return layer_start(layers); }
   int64_t capacity(size_t bytes) const {
-    if (!block_bytes()) return int64_t(1) << 40;  // no attention: nothing is kept
-    return bytes < header_bytes() ? 0 : int64_t((bytes - header_bytes()) / block_bytes()) * kKvBlock;
+    if (bytes < header_bytes()) return 0;
+    if (!block_bytes()) return int64_t(1) << 40;  // no attention: nothing is kept of a token
+    return int64_t((bytes - header_bytes()) / block_bytes()) * kKvBlock;
   }
 };
 

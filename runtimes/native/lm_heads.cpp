@@ -62,47 +62,18 @@ void Pass::activate(const Step& s, int piece) {
   s.fn == kXielu ? k_.xielu(x, n, vector(s.w)) : k_.glu[s.fn](x, ones.data(), n, x);
 }
 
+// out *= fn(x), all numbers of all rows as one line.
+void Pass::multiply(const Step& s, int piece) {
+  const size_t at = size_t(piece) * kPiece;
+  const int n = static_cast<int>(std::min<int64_t>(kPiece, int64_t(count(s)) * s.k - int64_t(at)));
+  k_.glu[s.fn](floats(s.x) + at, floats(s.out) + at, n, floats(s.out) + at);
+}
+
 void Pass::split(const Step& s, int row) {
   const size_t part = row / in_.heads, from = row % in_.heads;
   float* out = floats(s.out) + size_t(row) * s.n;
   std::memcpy(out, floats(s.x) + (from * s.times + part) * s.n, size_t(s.n) * 4);
   if (s.base >= 0) k_.add(out, floats(s.base) + from * s.n, s.n);
-}
-
-// One row, and what it leaves to tokens after it.  No row reads a state that another row of the pass writes (check).
-void Pass::convolve(const Step& s, int row) {
-  const int64_t *parents = plan(4), *visible = plan(3);
-  const Cache kv = cache(static_cast<int>(plan(2)[row]));
-  const size_t k = s.k;
-  const float* x = floats(s.x);
-  float *out = floats(s.out) + row * k, *own = kv.state(s.layer, plan(5)[row]);
-  for (size_t i = 0; i < k; ++i) own[i] = x[row * 3 * k + i] * x[row * 3 * k + 2 * k + i];
-  if (s.bias >= 0)
-    std::memcpy(out, vector(s.bias), k * 4);
-  else
-    std::fill_n(out, k, 0.f);
-  struct Before {
-    int64_t row, place;  // row -1: before the pass
-  } seen[kMaxTaps];
-  seen[s.length - 1] = {row, 0};
-  for (int j = s.length - 2; j >= 0; --j) {
-    const Before& later = seen[j + 1];
-    const bool root = later.row >= 0 && parents[later.row] < 0;
-    seen[j] = root            ? Before{-1, visible[later.row] - 1}
-              : later.row < 0 ? Before{-1, later.place - 1}
-                              : Before{parents[later.row], 0};
-  }
-  for (int j = 0; j < s.length; ++j) {  // the oldest first, whatever else is in the pass
-    const float* w = vector(s.w) + j * k;
-    if (seen[j].row >= 0) {
-      const float *b = x + seen[j].row * 3 * k, *v = b + 2 * k;
-      for (size_t i = 0; i < k; ++i) out[i] += w[i] * (b[i] * v[i]);
-    } else if (seen[j].place >= 0) {
-      const float* kept = kv.state(s.layer, seen[j].place);
-      for (size_t i = 0; i < k; ++i) out[i] += w[i] * kept[i];
-    }
-  }
-  for (size_t i = 0; i < k; ++i) out[i] *= x[row * 3 * k + k + i];
 }
 
 // What is done to the logits of one row and one tile, y [kTile]; beyond the columns they stay 0.

@@ -59,6 +59,8 @@ int Pass::next_phase(int members) {
   if (step_ && step_->op == Op::kLogits && in_.top) merge_best(*step_);
   if (step_ && step_->op == Op::kExperts && mixing_)
     if (const int chunks = open_experts(*step_, members)) return chunks;
+  if (step_ && step_->op == Op::kDelta && stage_)
+    if (const int chunks = open_delta(*step_)) return chunks;
   while (next_ < program_.steps.size()) {
     const Step& s = program_.steps[next_++];
     step_ = &s;
@@ -82,13 +84,15 @@ int Pass::next_phase(int members) {
         if (int64_t(rows) * (s.op == Op::kBlend ? s.k : std::max(s.n, s.k)) > kSerial && rows > 1) return rows;
         for (int r = 0; r < rows; ++r) run(r);
         continue;
-      case Op::kActivate: {
+      case Op::kActivate:
+      case Op::kMultiply: {
         const int pieces = activate_pieces(s);
         if (pieces * kPiece > kSerial) return pieces;
-        for (int i = 0; i < pieces; ++i) activate(s, i);
+        for (int i = 0; i < pieces; ++i) run(i);
         continue;
       }
       case Op::kExperts: return open_experts(s, members);
+      case Op::kDelta: return open_delta(s);
       case Op::kHeads: plan_queries(s); return s.heads + (s.shared ? 0 : s.kv);
       case Op::kAttend:
         plan_attention(s);
@@ -116,7 +120,9 @@ void Pass::run(int chunk) {
     case Op::kNorm: return norm(s, chunk);
     case Op::kActivate: return activate(s, chunk);
     case Op::kSplit: return split(s, chunk);
+    case Op::kMultiply: return multiply(s, chunk);
     case Op::kConvolve: return convolve(s, chunk);
+    case Op::kDelta: return delta(s, chunk);
     case Op::kBlend: return blend(s, chunk);
     case Op::kRoute: return route(s, chunk);
     case Op::kExperts: return experts(s, chunk);

@@ -15,6 +15,7 @@ namespace edgespec {
 
 constexpr int kSerial = 1 << 14;  // numbers that are not worth waking a second thread for
 constexpr int kPiece = 1 << 10;   // numbers of a chunk of activate: whole vectors
+constexpr int64_t kCommitted = -1;
 
 struct Tensor {
   const void* data = nullptr;
@@ -30,7 +31,8 @@ struct PassInputs {
   int64_t hidden_rows = 0, hidden_width = 0;
   const bool* gates = nullptr;
   int gate_count = 0;
-  const int64_t* moves = nullptr;  // [count][3]: slot, from, to
+  // [count][3]: slot, from, to.  From kCommitted: so many tokens of the slot are committed, its states may hold them.
+  const int64_t* moves = nullptr;
   int move_count = 0;
   uint8_t* kv = nullptr;  // [slots][kv_bytes]
   int slots = 0;
@@ -84,7 +86,7 @@ struct Visible {
 struct Scratch {
   std::vector<Memory> floats, acts;
   Memory expert_in, expert_mid, expert_acts, expert_out;
-  Memory queries, query_floats, query_bytes, query_tables, partial, found_ids, found_values;
+  Memory mixed, queries, query_floats, query_bytes, query_tables, partial, found_ids, found_values;
   std::vector<Visible> visible;
 };
 
@@ -109,8 +111,20 @@ class Pass {
   struct Piece {  // a row group of an expert
     int expert, first, count;
   };
+  struct Before {  // a token that a short convolution sees: a row of the pass, or -1 and its place
+    int64_t row, place;
+  };
+  struct Sequence {  // rows of one slot at a delta rule: what its state holds, shall hold, and the rows see
+    int slot, first, count;
+    int64_t applied, kept, visible;
+    int recalled;  // its first among all tokens that are recalled
+  };
+  struct Turn {  // a row goes on from one level's state, and leaves its own at another
+    int row, from, to;
+  };
 
   void check() const;
+  void check_states() const;
   int next_phase(int members);
   void count_phase();
   int cut(int units, int members);
@@ -142,12 +156,24 @@ class Pass {
   int activate_pieces(const Step& s) const;
   void activate(const Step& s, int piece);
   void split(const Step& s, int row);
+  void multiply(const Step& s, int piece);
+  void before(int row, int length, Before* seen) const;
   void blend(const Step& s, int row);
   void route(const Step& s, int row);
   void gather(const Step& s);
   int open_experts(const Step& s, int members);
   void experts(const Step& s, int chunk);
   void convolve(const Step& s, int row);
+  Sequence sequence(int layer, int first) const;
+  void order_rows();
+  void plan_states(const Step& s);
+  int open_delta(const Step& s);
+  void delta(const Step& s, int chunk);
+  void mix_one(const Step& s, const float* const* rows, const float* own, float* y) const;
+  void recall(const Step& s, int chunk);
+  void mix(const Step& s, int row);
+  void advance(const Step& s, int chunk);
+  float* mixed(int row) const { return mixed_ + size_t(row) * program_.state_width; }
   void finish_logits(const Step& s, int tile, int columns, float* y) const;
   void logits(const Step& s, int chunk);
   void best(const Step& s, int chunk);
@@ -187,6 +213,11 @@ class Pass {
   int splits_ = 1;
   int item_heads_ = 1;  // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;
+  int stage_ = 0;  // phase of a delta rule
+  int recalled_ = 0, levels_ = 1;
+  float* mixed_ = nullptr;  // [recalled + rows, state_width]
+  std::vector<Sequence> sequences_;
+  std::vector<Turn> turns_;
 };
 
 }  // namespace edgespec

@@ -14,29 +14,30 @@ using program_text::fail;
 constexpr int kBuffers = 64;
 
 const std::map<std::string, Op> kOps = {
-    {"embed", Op::kEmbed},       {"load", Op::kLoad},        {"store", Op::kStore},   {"gate", Op::kGate},
-    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},        {"heads", Op::kHeads},   {"attend", Op::kAttend},
-    {"linear", Op::kLinear},     {"glu", Op::kGlu},          {"silu", Op::kActivate}, {"activate", Op::kActivate},
-    {"split", Op::kSplit},       {"logits", Op::kLogits},    {"blend", Op::kBlend},   {"route", Op::kRoute},
-    {"experts", Op::kExperts},   {"convolve", Op::kConvolve}};
-const std::map<std::string, Fn> kFunctions = {{"silu", kSilu}, {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
-                                              {"relu", kRelu}, {"relu2", kRelu2}, {"xielu", kXielu}};
+    {"embed", Op::kEmbed},       {"load", Op::kLoad},         {"store", Op::kStore},   {"gate", Op::kGate},
+    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},         {"heads", Op::kHeads},   {"attend", Op::kAttend},
+    {"linear", Op::kLinear},     {"glu", Op::kGlu},           {"silu", Op::kActivate}, {"activate", Op::kActivate},
+    {"split", Op::kSplit},       {"logits", Op::kLogits},     {"blend", Op::kBlend},   {"route", Op::kRoute},
+    {"experts", Op::kExperts},   {"convolve", Op::kConvolve}, {"delta", Op::kDelta},   {"multiply", Op::kMultiply}};
+const std::map<std::string, Fn> kFunctions = {{"silu", kSilu},      {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
+                                              {"relu", kRelu},      {"relu2", kRelu2}, {"xielu", kXielu},
+                                              {"sigmoid", kSigmoid}};
 const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
-    {"w", &Step::w},           {"bias", &Step::bias},  {"norm", &Step::norm},     {"cos", &Step::cos},
-    {"sin", &Step::sin},       {"up", &Step::up},      {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
-    {"knorm", &Step::knorm},   {"gate", &Step::gate},  {"beta", &Step::beta},     {"positions", &Step::positions},
-    {"growth", &Step::growth}, {"vnorm", &Step::vnorm}};
+    {"w", &Step::w},           {"bias", &Step::bias},   {"norm", &Step::norm},     {"cos", &Step::cos},
+    {"sin", &Step::sin},       {"up", &Step::up},       {"upbias", &Step::upbias}, {"qnorm", &Step::qnorm},
+    {"knorm", &Step::knorm},   {"gate", &Step::gate},   {"beta", &Step::beta},     {"positions", &Step::positions},
+    {"growth", &Step::growth}, {"vnorm", &Step::vnorm}, {"rate", &Step::rate}};
 const std::map<std::string, int Step::*> kNumbers = {
     {"n", &Step::n},         {"k", &Step::k},           {"add", &Step::add},       {"rows", &Step::rows},
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
     {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
     {"times", &Step::times}, {"first", &Step::first},   {"length", &Step::length}, {"center", &Step::center},
     {"late", &Step::late},   {"other", &Step::other},   {"shared", &Step::shared}};
-const std::map<std::string, int Step::*> kBufferKeys = {{"x", &Step::x},     {"base", &Step::base}, {"act", &Step::act},
-                                                        {"out", &Step::out}, {"qx", &Step::qx},     {"kx", &Step::kx},
-                                                        {"vx", &Step::vx}};
+const std::map<std::string, int Step::*> kBufferKeys = {
+    {"x", &Step::x},   {"base", &Step::base}, {"act", &Step::act}, {"out", &Step::out}, {"qx", &Step::qx},
+    {"kx", &Step::kx}, {"vx", &Step::vx},     {"z", &Step::z},     {"a", &Step::a},     {"b", &Step::b}};
 const std::map<std::string, float Step::*> kReals = {{"eps", &Step::eps}, {"scale", &Step::scale}, {"cap", &Step::cap}};
 
 int integer(const std::string& line, const std::string& value) {
@@ -60,7 +61,7 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, int& w
     } else if (key == "fn") {
       const auto found = kFunctions.find(value);
       if (found == kFunctions.end())
-        fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh, relu, relu2 or xielu");
+        fail(line, "unknown fn " + value + ": expected silu, gelu, gelu_tanh, relu, relu2, sigmoid or xielu");
       step.fn = found->second;
     } else if (const auto weight = kWeights.find(key); weight != kWeights.end()) {
       step.*weight->second = integer(line, value);
@@ -137,11 +138,16 @@ Program Program::parse(const std::string& text) {
       if (dim ? dim != step.dim : step.shared) fail(line, dim ? "another size of heads" : "no such keys yet");
       dim = step.dim;
     }
-    if (step.op == Op::kConvolve) {
-      if (program.states && (program.state_width != step.k || program.state_length != step.length))
-        fail(line, "convolutions of different sizes");
-      program.state_width = step.k;
+    if (step.op == Op::kConvolve || step.op == Op::kDelta) {
+      const bool delta = step.op == Op::kDelta;
+      const int width = step.k + (delta ? 2 * round_up(step.heads, kTile) : 0);
+      const int matrix = delta ? step.heads * step.dim * step.n : 0;
+      if (program.states &&
+          (program.state_width != width || program.state_length != step.length || program.state_matrix != matrix))
+        fail(line, "convolutions or delta rules of different sizes");
+      program.state_width = width;
       program.state_length = step.length;
+      program.state_matrix = matrix;
       program.states = std::max(program.states, step.layer + 1);
     }
     program.steps.push_back(step);
@@ -170,6 +176,7 @@ void Program::describe(KvLayout& layout) const {
   if (same) layout.dims.clear();
   layout.states = states;
   layout.state_width = state_width;
+  layout.state_matrix = static_cast<size_t>(state_matrix);
 }
 
 Active Program::active(const bool* gates_on, int count) const {
@@ -179,7 +186,7 @@ Active Program::active(const bool* gates_on, int count) const {
   each(gates_on, [&](const Step& s) {
     found.embeds |= s.op == Op::kEmbed;
     found.loads |= s.op == Op::kLoad;
-    found.attends |= s.op == Op::kHeads || s.op == Op::kConvolve;
+    found.attends |= s.op == Op::kHeads || s.op == Op::kConvolve || s.op == Op::kDelta;
     if (s.op == Op::kStore) found.hidden = s.k;
     if (s.rows == 2) found.times = std::max(found.times, s.first + s.times);
     if (s.op != Op::kLogits) return;

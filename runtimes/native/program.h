@@ -31,6 +31,11 @@
 //                                          2 k], weights and then numbers
 //   experts act x gate up w kind n k times heads fn out add    of the experts that route chose (x, heads of times), w
 //                                          (fn(gate) * up), by their weights; gate, up [times * n, k], w [times * k, n]
+//   delta x k z a b length layer w bias rate norm eps heads kv dim n out    a gated delta rule: x [rows, k] = q, k [kv,
+//                                          dim], v [heads, n] before the short convolution w [length, k] and silu; a, b
+//                                          [rows, heads]: what decays and betas are made of, with bias and rate
+//                                          [heads]; out [rows, heads * n], each head normed and times silu(z)
+//   multiply x k fn out                     out *= fn(x), in place
 //   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
 //                                          p - window + 1 to p only, 0: all; cap: scores are cap * tanh(score / cap)
 //   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
@@ -45,7 +50,8 @@
 //   logits act w kind n k times first bias scale cap    an LM head: rows first * R to (first + times) * R of the
 //                                          output are (y + bias) * scale, as cap * tanh(that / cap) if there is a cap
 //
-// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square) or, for activate, xielu.
+// fn: silu, gelu (exact), gelu_tanh (its approximation by tanh), relu, relu2 (its square), sigmoid or, for activate,
+// xielu.
 // rows: 0 = all rows of the pass.  1 = the R rows that reach an LM head; quantize and norm pick them, linear has them
 // already.  2, for quantize = times * R rows of a buffer that holds such rows, from row first * R on.
 // w, bias, upbias, norm, beta, positions, cos, sin, growth, qnorm, knorm, vnorm, gate, up are indices of weight inputs,
@@ -68,6 +74,8 @@ enum class Op {
   kHeads,
   kAttend,
   kConvolve,
+  kDelta,
+  kMultiply,
   kLinear,
   kGlu,
   kActivate,
@@ -84,9 +92,9 @@ struct Step {
   Fn fn = kSilu;
   int w = -1, bias = -1, norm = -1, cos = -1, sin = -1, qnorm = -1, knorm = -1, vnorm = -1, gate = -1, up = -1,
       upbias = -1;
-  int beta = -1, positions = -1, growth = -1;
+  int beta = -1, positions = -1, growth = -1, rate = -1;
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
-  int qx = -1, kx = -1, vx = -1, center = 0, late = 0;
+  int qx = -1, kx = -1, vx = -1, z = -1, a = -1, b = -1, center = 0, late = 0;
   int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
   int index = 0, other = -1, skip = 0, length = 0, shared = 0;
   float eps = 0, scale = 1, cap = 0;
@@ -110,10 +118,11 @@ struct Program {
   std::vector<Step> steps;
   int gates = 0, layers = 0, kv_heads = 0, head_dim = 0;  // head_dim: of the largest
   std::vector<int> dims;                                  // sizes of heads, by layer
-  int states = 0, state_width = 0, state_length = 0;  // short convolutions: how many, channels, tokens that one sees
-  int hidden = 0;                                     // width of hidden states
-  int vocab = 0;                                      // columns of the first LM head, the model's own
-  int weights = 0;                                    // inputs that the steps name
+  // Layers without attention: how many, numbers of a token's row, tokens that a convolution sees, numbers of matrices.
+  int states = 0, state_width = 0, state_length = 0, state_matrix = 0;
+  int hidden = 0;   // width of hidden states
+  int vocab = 0;    // columns of the first LM head, the model's own
+  int weights = 0;  // inputs that the steps name
 
   // Throws std::invalid_argument with the line that cannot be read.
   static Program parse(const std::string& text);

@@ -27,12 +27,16 @@ void check_options(const std::string& line, const Step& s) {
               s.scale == 1,
           "scale out of place");
   require(line, s.op == Op::kHeads || std::isfinite(s.scale), "expected a finite scale");
-  require(line, blends || s.op == Op::kExperts || s.op == Op::kGlu || s.op == Op::kActivate || s.fn == kSilu,
+  require(line,
+          blends || s.op == Op::kExperts || s.op == Op::kGlu || s.op == Op::kActivate || s.op == Op::kMultiply ||
+              s.fn == kSilu,
           "fn out of place");
   require(line, s.fn != kXielu || s.op == Op::kActivate, "fn out of place");
   require(line, s.op != Op::kActivate || (s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone");
   require(line, s.op == Op::kHeads || (!s.late && s.growth < 0), "late or growth out of place");
-  require(line, s.op == Op::kConvolve || !s.length, "length out of place");
+  const bool delta = s.op == Op::kDelta;
+  require(line, s.op == Op::kConvolve || delta || !s.length, "length out of place");
+  require(line, delta || (s.z < 0 && s.a < 0 && s.b < 0 && s.rate < 0), "z, a, b or rate out of place");
   require(line, s.late <= 1, "expected late 0 or 1");
   require(line, s.op == Op::kGate || s.other < 0, "other out of place");
   require(line, s.op == Op::kHeads || (!s.shared && s.vnorm < 0), "shared or vnorm out of place");
@@ -149,6 +153,26 @@ void check(const std::string& line, const Program& p, const Step& s) {
       require(line, s.k > 0 && s.k <= kMaxWidth / 3 && s.w >= 0 && s.x != s.out, "expected k, w, and out beside x");
       require(line, s.length > 1 && s.length <= kMaxTaps, "expected a length of 2 to 16");
       floats(s.x, 3 * s.k);
+      floats(s.out, s.k);
+      break;
+    case Op::kDelta:
+      require(line, s.heads > 0 && s.kv > 0 && s.heads % s.kv == 0, "expected heads, and kv that divide them");
+      require(line, s.dim > 0 && s.dim % kTile == 0 && s.n > 0 && s.n <= kMaxHeadDim && s.n % kTile == 0,
+              "expected dim and n that are multiples of 16");
+      require(line, int64_t(s.heads) * s.dim * s.n <= kMaxWidth, "number out of range");
+      require(line, s.k == 2 * s.kv * s.dim + s.heads * s.n, "expected k to be that of q, k and v");
+      require(line, s.length > 1 && s.length <= kMaxTaps, "expected a length of 2 to 16");
+      require(line, s.w >= 0 && s.bias >= 0 && s.rate >= 0 && s.norm >= 0, "expected w, bias, rate and norm");
+      require(line, s.out != s.x && s.out != s.z && s.out != s.a && s.out != s.b, "expected out beside what is read");
+      floats(s.x, s.k);
+      floats(s.z, s.heads * s.n);
+      floats(s.a, s.heads);
+      floats(s.b, s.heads);
+      floats(s.out, s.heads * s.n);
+      break;
+    case Op::kMultiply:
+      require(line, s.k > 0 && s.x != s.out, "expected k, and out beside x");
+      floats(s.x, s.k);
       floats(s.out, s.k);
       break;
     case Op::kAttend:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS, TILE, KvFormat, head_bytes, padded, state_bytes
+from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS, TILE, KvFormat, head_bytes, padded, state_bytes, state_width
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
@@ -17,7 +17,8 @@ def read_cache(
 ) -> dict[str, NDArray[np.float32]]:
     """Keys and values of the first tokens, [kv_heads, tokens, head_dim] by name, and states.
 
-    The state of a convolution is its part in the last tokens that the next one sees, [1, at most taps - 1, hidden].
+    The state of a convolution is its part in the last tokens that the next one sees, [1, at most taps - 1, width];
+    those of a delta rule are [heads, key_dim, value_dim], of as many tokens as ``tokens_held`` says.
 
     Codes that need tables (int4, nomad) are returned as they are, [kv_heads, tokens, head_dim or sub-vectors].
     """
@@ -41,9 +42,24 @@ def read_cache(
 
 
 def _states(cache: NDArray[np.uint8], facts: ModelFacts, tokens: int) -> dict[str, NDArray[np.float32]]:
-    rows = cache[: state_bytes(facts)].view("<f4").reshape(len(facts.convolutions), STATE_ROWS, facts.hidden)
-    last = np.arange(max(0, tokens - facts.taps + 1), tokens) % STATE_ROWS
-    return {f"convolution.{at}": each[None, last].copy() for at, each in enumerate(rows)}
+    if not facts.convolutions:
+        return {}
+    width, last = state_width(facts), np.arange(max(0, tokens - facts.taps + 1), tokens) % STATE_ROWS
+    found: dict[str, NDArray[np.float32]] = {}
+    for at, layer in enumerate(cache[: state_bytes(facts)].view("<f4").reshape(len(facts.convolutions), -1)):
+        found[f"convolution.{at}"] = layer[: STATE_ROWS * width].reshape(1, STATE_ROWS, width)[:, last]
+        if heads := facts.delta:
+            shape = heads.values, heads.value_dim // TILE, heads.key_dim, TILE
+            tiles = layer[STATE_ROWS * width : -16].reshape(shape).transpose(0, 2, 1, 3)
+            found[f"delta.{at}"] = tiles.reshape(heads.values, heads.key_dim, heads.value_dim)
+    return found
+
+
+def tokens_held(cache: NDArray[np.uint8], facts: ModelFacts) -> NDArray[np.int64]:  # [bytes] -> [layers]
+    """How many tokens the states of each layer with a delta rule hold; a view."""
+    layers = len(facts.convolutions) if facts.delta else 0
+    rows = cache[: state_bytes(facts) if layers else 0].reshape(layers, -1 if layers else 64)
+    return rows[:, -64:-56].view(np.int64)[:, 0]
 
 
 def _keys(part: NDArray[np.uint8], name: str, dim: int) -> NDArray[np.float32]:

@@ -26,10 +26,11 @@ class NativeSlot(NativeRunner):
 
     def follow(self, tokens: Sequence[int]) -> int:
         same = super().follow(tokens)
-        if self._forgets and self._furthest - same > LONGEST_PASS:
-            # exact keys or states that the next rows would read have been overwritten: begin again
+        if (self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any():
+            # exact keys or states that the next rows would read have been overwritten, or hold more: begin again
             self._restart()
             same = 0
+        self._certain = same
         return same
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
@@ -151,6 +152,8 @@ class NativeSlot(NativeRunner):
         skip: SkipSet | None = None,
     ) -> Pass:
         n, past, facts = len(tokens), len(self.tokens), self.model.facts
+        if facts.delta and (visible < past).any():
+            return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if facts.convolutions and max(self._furthest, past + n) - int(visible.min()) + facts.taps > STATE_ROWS:
             return self._hypotheses_in_turn(tokens, visible, parents, skip)
         if self.kv.ring and past + n - int(visible.min()) > LONGEST_PASS:
@@ -206,10 +209,12 @@ class NativeSlot(NativeRunner):
         """Forget the text."""
         self.tokens.clear()
         self._furthest = 0
+        self._held[:] = 0
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
     def _fill(self, chunk: NDArray[np.int64]) -> None:
         self._plan(chunk, len(self.tokens))
+        self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
         self._launch(len(chunk), rows=0)

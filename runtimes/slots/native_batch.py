@@ -16,7 +16,7 @@ from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.native import NativeSlot
-from edgespec.runtimes.slots.native_runner import PARENT, SLOT
+from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT
 from edgespec.runtimes.slots.shared import Bound, Model
 
 
@@ -159,13 +159,17 @@ class BatchSlot(NativeSlot):
         return plan
 
     def take_moves(self) -> list[tuple[int, int, int]]:
-        """What ``keep`` left to the next pass, (slot, from, to); the caller carries it out."""
+        """What the next pass does first, (slot, from, to); the caller carries it out."""
         moves, self._moves = self._moves, []
+        if self.model.facts.delta:
+            moves = [*moves, (0, COMMITTED, self._committed())]
         return [(self.number, *move[1:]) for move in moves]
 
 
 class _Runner(NativeSlot):
     """Runs gathered plans over the caches of all slots; it has no sequence of its own."""
+
+    commits = False
 
     def __init__(self, model: Model, *, context: int | None) -> None:
         self._gathered = np.zeros((6, 0), np.int64)

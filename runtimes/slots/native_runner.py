@@ -11,18 +11,24 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import BLOCK
-from edgespec.runtimes.slots.kv_reader import read_cache
+from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS
+from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.native_gates import Gates
 from edgespec.runtimes.slots.shared import Bound, Model
 from edgespec.runtimes.slots.slot import Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
+COMMITTED = -1  # a move from here: so many tokens are committed, states may hold them
 TOP, READ_CODES, WINDOW, SINKS = 0, 4, 5, 6  # among the controls
 
 
 class NativeRunner(Slot):
-    """The cache of a slot and running passes over it; ``NativeSlot`` says which."""
+    """The cache of a slot and running passes over it; ``NativeSlot`` says which.
+
+    ``commits``: passes are told how many tokens are committed, which the states of delta rules hold afterwards.
+    """
+
+    commits = True
 
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
@@ -36,9 +42,11 @@ class NativeRunner(Slot):
         self._bind("hidden_in", Bound(np.zeros((0, model.facts.hidden), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
-        self._no_moves = self._bind("moves", Bound(np.zeros((0, 3), np.int64)))
+        commits = [(0, COMMITTED, 0)] if self.commits and model.facts.delta else []
+        self._no_moves = self._bind("moves", Bound(np.array(commits, np.int64).reshape(-1, 3)))
         self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
         self._forgets = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys and states are not kept
+        self._certain = 0  # tokens that will not be taken back
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
         self._cache: Bound | None = None
         self._skip: SkipSet | None = None
@@ -72,6 +80,7 @@ class NativeRunner(Slot):
         assert self._cache is not None
         self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
         self.tokens, self._moves = [0] * tokens, []
+        self._held[:] = self._certain = tokens
         self._furthest = max(self._furthest, tokens)
 
     def held(self) -> list[NDArray[Any]]:
@@ -95,10 +104,19 @@ class NativeRunner(Slot):
     # -- one pass ----------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
-        """Carry out what ``keep`` left to the next pass."""
-        if self._moves:
+        """Carry out what ``keep`` left to the next pass; not between ``forward`` and ``keep``."""
+        if (self._held < len(self.tokens)).any():  # by a row that is forgotten
+            self._plan(np.zeros(1, np.int64), len(self.tokens))
+            self._launch(1, rows=0)
+        elif self._moves:
             self._plan(np.zeros(0, np.int64), len(self.tokens))
             self._launch(0, rows=0)
+
+    @property
+    def _held(self) -> NDArray[np.int64]:  # [layers with a delta rule]
+        """How many tokens the states of each layer hold, in place."""
+        assert self._cache is not None
+        return tokens_held(self._cache.array[0], self.model.facts)
 
     def _plan(self, tokens: NDArray[np.int64], past: int) -> NDArray[np.int64]:  # [n] -> [6, n]
         """The plan of a chain after ``past`` tokens, bound; callers change what differs."""
@@ -129,8 +147,9 @@ class NativeRunner(Slot):
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
         self._gates[self._at.hidden] = hidden
+        self._no_moves.array[:, 2] = self._committed()
         if self._moves:
-            self._bind("moves", Bound(np.array(self._moves, np.int64)))
+            self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
         top, given = int(self._control[TOP]), count * times
         logits = model.buffer("logits", (0 if top else given, columns or self.columns), np.float32)
         ids = model.buffer("ids", (given, top), np.int64)
@@ -144,6 +163,13 @@ class NativeRunner(Slot):
             self._bind("moves", self._no_moves)
         best = (ids.array, values.array) if top else None
         return Pass(logits.array, stream.array if hidden else None, best)
+
+    def _committed(self) -> int:
+        """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
+        if not self.revocable:
+            return len(self.tokens)
+        facts, end = self.model.facts, int(self._bound["plan"].array[PLACE].max(initial=-1)) + 1
+        return min(len(self.tokens), max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
 
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""

@@ -24,7 +24,7 @@ def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
     foreign = slot.model.part.origin == "optimum"
     sizes = sizes or (FOREIGN_SIZES if foreign else SIZES)
     prefix_length = min(FOREIGN_PREFIX, slot.context // 2) if foreign else PREFIX
-    held, longest = list(slot.tokens), max(sizes)
+    held, longest, slot.revocable = list(slot.tokens), max(sizes), True
     arbitrary = np.random.default_rng(7).integers(0, slot.vocab_size, max(prefix_length, longest)).tolist()
     known = held if len(held) >= prefix_length else [*held, *arbitrary]
     text = np.array(known[-longest:], np.int64)  # [longest]
@@ -35,13 +35,14 @@ def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
             plain.append(_digest(slot.forward(text[at : at + 1]).logits[0]))
             slot.keep([0])
         for size in sizes:
-            slot.follow(prefix)
+            slot.prefill(prefix[slot.follow(prefix) :])
             rows = slot.forward(text[:size]).logits  # [size, vocab]
             if [_digest(row) for row in rows] != plain[:size]:
                 return False
         return True
     finally:
         slot.follow(held)
+        slot.revocable = False
 
 
 def _digest(row: NDArray[np.float32]) -> bytes:  # [vocab]

@@ -30,6 +30,7 @@ class Slot(ABC):
     """
 
     trees = True
+    revocable = False  # see edgespec.decoding.target.Revocable
 
     def __init__(self, model: Model, context: int | None) -> None:
         facts = model.facts

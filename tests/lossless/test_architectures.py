@@ -23,8 +23,8 @@ from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
 from tests.support.heads import make_heads
 
-PROMPTS = ("The harbour lights came on", "the boat that", "There was nothing left to do but wait. She had")
-TOKENS = 64
+PROMPTS = ("the boat that", "There was nothing left to do but wait. She had")
+TOKENS = 48
 HEADS = ("medusa", "blockwise", "paradecode")
 METHODS = ("ngram", "self-spec", "swift", "speculative", *HEADS, "chain")
 # one configuration of each, with windows, caps and the like where it has any; swift needs three layers

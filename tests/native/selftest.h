@@ -122,7 +122,7 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
 }
 
 inline constexpr const char* kKindNames[] = {"q4", "q8", "c8", "f32"};
-inline constexpr const char* kFnNames[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2"};
+inline constexpr const char* kFnNames[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"};
 inline constexpr const char* kFormatNames[] = {"f32", "f16", "int8", "int4", "nomad1", "nomad2", "none"};
 
 // A block of 128 keys or values.

@@ -154,6 +154,7 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
 double exact_fn(int fn, double x) {
   if (fn == kGelu) return 0.5 * x * std::erfc(-x * std::sqrt(0.5));
   if (fn == kGeluTanh) return 0.5 * x * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
+  if (fn == kSigmoid) return 1 / (1 + std::exp(-x));
   return fn == kRelu ? std::max(x, 0.) : std::max(x, 0.) * std::max(x, 0.);
 }
 
@@ -207,7 +208,8 @@ void accuracy_steps(const Kernels& kernels, Random random, Worst& worst) {
     for (int fn = kGelu; fn < kFns; ++fn) {
       Floats z(kTile);
       kernels.glu[fn](y.get(), ones.get(), kTile, z.get());
-      if (fn != kRelu2 || x < 0) worst.offer("functions_large", x > 0 ? std::fabs(z[3] - x) : std::fabs(z[3]));
+      if (fn != kSigmoid && (fn != kRelu2 || x < 0))
+        worst.offer("functions_large", x > 0 ? std::fabs(z[3] - x) : std::fabs(z[3]));
     }
   }
   Floats y(kTile);
@@ -315,6 +317,29 @@ void accuracy_attention(const Kernels& kernels, Random random, Worst& worst) {
   }
 }
 
+void accuracy_delta(const Kernels& kernels, Random random, Worst& worst) {
+  constexpr int kDim = 128;
+  const Floats from = normals(random, kDim * kTile), q = normals(random, kDim), k = normals(random, kDim, 0.1f),
+               v = normals(random, kTile), a = normals(random, kTile, 4.f), rate = normals(random, kTile), zeros(kTile);
+  Floats to(kDim * kTile), out(kTile), decay(kTile), beta(kTile), positive(kTile);
+  for (int c = 0; c < kTile; ++c) positive[c] = std::fabs(rate[c]);
+  kernels.decays(a.get(), a.get(), zeros.get(), positive.get(), kTile, decay.get(), beta.get());
+  kernels.delta(from.get(), to.get(), kDim, q.get(), k.get(), v.get(), 0.75f, 0.5f, out.get());
+  for (int c = 0; c < kTile; ++c) {
+    const double exact = std::exp(-double(positive[c]) * std::log1p(std::exp(double(a[c]))));
+    worst.offer("decays", std::fabs(decay[c] - exact));
+    worst.offer("decays", std::fabs(beta[c] - 1 / (1 + std::exp(-double(a[c])))));
+    double known = 0, read = 0, size = 0;
+    for (int i = 0; i < kDim; ++i) known += 0.75 * from[i * kTile + c] * k[i];
+    for (int i = 0; i < kDim; ++i) {
+      const double state = 0.75 * from[i * kTile + c] + 0.5 * k[i] * (v[c] - known);
+      read += state * q[i];
+      size += std::fabs(state * q[i]);
+    }
+    worst.offer("delta", std::fabs(out[c] - read) / size);
+  }
+}
+
 }  // namespace
 
 void print_accuracy(const Kernels& kernels) {
@@ -323,6 +348,7 @@ void print_accuracy(const Kernels& kernels) {
   accuracy_functions(kernels, Random(5), worst);
   accuracy_attention(kernels, Random(6), worst);
   accuracy_steps(kernels, Random(8), worst);
+  accuracy_delta(kernels, Random(9), worst);
   worst.print();
 }
 

@@ -241,6 +241,32 @@ void hash_attention(const Kernels& kernels, Random random) {
     }
 }
 
+void hash_delta(const Kernels& kernels, Random random) {
+  for (const int dim : {16, 64, 128}) {
+    Hash hash;
+    const Floats from = normals(random, size_t(dim) * kTile), q = normals(random, dim), k = normals(random, dim, 0.1f),
+                 v = normals(random, kTile), w = normals(random, size_t(3) * dim);
+    Floats to(size_t(dim) * kTile), out(kTile), mixed(dim);
+    kernels.delta(from.get(), to.get(), dim, q.get(), k.get(), v.get(), 0.9f, 0.3f, out.get());
+    hash.add(to);
+    hash.add(out);
+    const float* rows[] = {nullptr, q.get(), k.get()};
+    kernels.convolve(rows, w.get(), 3, dim, mixed.get());
+    hash.add(mixed);
+    hash.print("delta,convolve/dim=" + std::to_string(dim));
+  }
+  for (const int n : {3, 16, 20}) {
+    Hash hash;
+    const Floats a = normals(random, n, 5.f), b = normals(random, n, 5.f), bias = normals(random, n);
+    Floats rate = normals(random, n), decay(n), beta(n);
+    for (float& one : rate) one = std::fabs(one);
+    kernels.decays(a.get(), b.get(), bias.get(), rate.get(), n, decay.get(), beta.get());
+    hash.add(decay);
+    hash.add(beta);
+    hash.print("decays/n=" + std::to_string(n));
+  }
+}
+
 }  // namespace
 
 void print_hashes(const Kernels& kernels) {
@@ -248,6 +274,7 @@ void print_hashes(const Kernels& kernels) {
   hash_rows(kernels, Random(2));
   hash_attention(kernels, Random(3));
   hash_functions(kernels, Random(7));
+  hash_delta(kernels, Random(10));
 }
 
 }  // namespace edgespec

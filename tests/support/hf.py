@@ -54,7 +54,7 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "olmoe", "qwen3_moe")
+_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "olmoe", "qwen3_5_text", "qwen3_moe")
 NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] in _NATIVE_ONLY}
 """Configurations with layers that stock operators cannot compute."""
 LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
@@ -109,8 +109,9 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
     makes it larger.
     """
     generator = np.random.Generator(np.random.PCG64(seed))
-    by_offset = config["model_type"].startswith("gemma") and config["model_type"] != "gemma4_text"
-    offset = 0.0 if by_offset else 1.0  # gemma's norms multiply by 1 + weight
+    # norms of these multiply by 1 + weight
+    by_offset = config["model_type"].startswith(("gemma", "qwen3_5")) and config["model_type"] != "gemma4_text"
+    offset = 0.0 if by_offset else 1.0
     made: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():
         noise = generator.standard_normal(shape)
@@ -123,8 +124,10 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
             values = 0.8 + 0.1 * noise
         elif kind == "bias":
             values = 0.3 * noise
+        elif module == "linear_attn":  # A_log and dt_bias: states that are forgotten slowly
+            values = 0.7 * noise - (2.0 if kind == "A_log" else 0.0)
         elif "norm" in module or module.startswith("ln_"):
-            values = offset + 0.15 * noise + (boost - 1 if module in _POST_NORMS else 0)
+            values = ("linear_attn" in name or offset) + 0.15 * noise + (boost - 1 if module in _POST_NORMS else 0)
         elif module in _OUTER:
             values = scale / math.sqrt(shape[1]) * noise
         else:
@@ -157,6 +160,7 @@ _CLASSES = {
     "starcoder2": "Starcoder2ForCausalLM",
     "falcon": "FalconForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "qwen3_5_text": "Qwen3_5ForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",

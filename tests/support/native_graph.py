@@ -177,7 +177,7 @@ def kv_bytes(kv: KvFormat, head: tuple[int, int], tokens: int) -> int:
     heads, dim = head
     if not heads:
         return 64
-    facts = SimpleNamespace(convolutions=[], hidden=0, kv_heads=heads, dims=[dim])
+    facts = SimpleNamespace(convolutions=[], delta=None, hidden=0, kv_heads=heads, dims=[dim])
     return kv.nbytes(cast(ModelFacts, facts), tokens)
 
 

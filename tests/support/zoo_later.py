@@ -199,6 +199,25 @@ LATER: dict[str, Case] = {
                full_attn_idxs=[0, 2], block_auto_adjust_ff_dim=False, tie_embedding=False),
         seed=3,
     ),
+    # Three delta rules to one gated attention; two value heads a key head, a quarter of each head turned.
+    "qwen3_5_delta": Case(
+        config("qwen3_5_text", num_hidden_layers=4, num_key_value_heads=2, head_dim=32, linear_num_key_heads=2,
+               linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=32, linear_conv_kernel_dim=4,
+               rope_parameters={**PLAIN, "partial_rotary_factor": 0.25, "mrope_section": [2, 1, 1],
+                                "mrope_interleaved": True}, tie_word_embeddings=True),
+        dtype="bfloat16",
+        long=True,
+        seed=11,
+    ),
+    # Attention first, biases, three heads each with a key of its own, convolutions of three tokens.
+    "qwen3_5_biases": Case(
+        config("qwen3_5_text", num_key_value_heads=1, head_dim=16, attention_bias=True, linear_num_key_heads=3,
+               linear_num_value_heads=3, linear_key_head_dim=32, linear_value_head_dim=16, linear_conv_kernel_dim=3,
+               layer_types=["full_attention", "linear_attention", "linear_attention"],
+               rope_parameters={**PLAIN, "partial_rotary_factor": 0.5, "mrope_section": [2, 1, 1]},
+               tie_word_embeddings=False),
+        seed=4,
+    ),
     # Layers that read the keys of others, two head sizes, an embedding in each layer; MLPs twice as wide where shared.
     "gemma4_shared": Case(
         config("gemma4_text", num_hidden_layers=6, num_key_value_heads=2, head_dim=16, global_head_dim=32,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgespec.drafters.registry import AR
 from edgespec.runtimes.files.attention import default_attention, exact_attention
-from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, padded_dim
+from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, padded_dim, state_width
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
@@ -66,7 +66,11 @@ def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = Fa
     tokens = min(use.context, facts.context)
     attended, dim = facts.heads * max(facts.dims), padded_dim(facts)
     floats = facts.hidden + attended + (facts.intermediate if form == "w8a8" else 0)
-    floats += 4 * facts.hidden if facts.convolutions else 0
+    if heads := facts.delta:  # what the rule reads and gives, and what is behind its convolution, of the last pass too
+        inner = max(heads.values * heads.value_dim, attended)
+        floats += heads.mixed + 2 * inner + 2 * heads.values + 2 * state_width(facts)
+    elif facts.convolutions:
+        floats += 4 * facts.hidden
     floats += facts.hidden + 2 * facts.layer_embedding if facts.layer_embedding else 0
     if mixed := facts.experts:  # rows among those sent to experts: what goes in, between, and out
         floats += mixed.chosen * (facts.hidden + mixed.inner) + mixed.count

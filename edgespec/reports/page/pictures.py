@@ -51,10 +51,13 @@ def speeds(rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> str:
 
 
 def lines(points: Mapping[str, Mapping[int, float]], title: str, across: str, up: str, log: bool = False) -> str:
-    """One line a name, through its points."""
+    """One line a name, through its points, which stand at whole numbers."""
+    from matplotlib.ticker import MaxNLocator
+
     picture = _Picture(2.6, title, across, up)
     for name, found in points.items():
         picture.axes.plot(list(found), list(found.values()), marker="o", markersize=3, label=name)
+    picture.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if log:
         picture.axes.set_xscale("log", base=2)
         picture.axes.set_xticks(places := sorted({at for found in points.values() for at in found}), map(str, places))

@@ -84,6 +84,7 @@ def write_page(
         "text_method": best["method"] if best else AR,
         "settings": settings,
         "threads": engine.model.threads,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
         "command": command,
         "foreign": foreign,
         "version": __version__,

@@ -28,9 +28,8 @@ ISA_FLAGS = {
     "isa_neon": ("-march=armv8.2-a+dotprod",),
     "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
 }
-SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "attention",
-           "dispatch",
-           "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon", "isa_i8mm")  # fmt: skip
+SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent", "attention",
+           "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon", "isa_i8mm")  # fmt: skip
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
@@ -68,6 +67,10 @@ BOUNDS = {
     "relu_below": 0,
     "relu2": 1.2e-7,
     "relu2_below": 0,
+    "sigmoid": 5e-7,
+    "sigmoid_below": 5e-7,  # absolute, x <= 0
+    "decays": 1e-6,  # absolute
+    "delta": 1e-6,  # of the sum of what is added up
     "xielu": 1e-6,  # of the larger of x and the result
     "softcap": 1.5e-6,
     "softcap_large": 0,  # absolute

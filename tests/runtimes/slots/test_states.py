@@ -1,10 +1,12 @@
-"""States of short convolutions: after any rounds of guesses they are what one token after the other leaves.
+"""States of short convolutions and delta rules: after any rounds of guesses they are what single tokens leave.
 
-In chains to the bit; attention adds up the rows of a tree in another order, so that those differ in their last bits.
+In chains to the bit; attention adds up the rows of a tree in another order, so that what stands behind it differs in
+its last bits.  `python -m tests.runtimes.slots.test_states 10000` runs so many rounds of each kind.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 
 import numpy as np
@@ -21,8 +23,9 @@ from tests.conftest import Written
 
 Write = Callable[..., Written]
 pytestmark = pytest.mark.usefixtures("native")
-NAMES = ["lfm2_conv", "lfm2_biases"]
+NAMES = ["lfm2_conv", "lfm2_biases", "qwen3_5_delta", "qwen3_5_biases"]
 SKIP = SkipSet(attention=(1,), mlp=(2,))
+ROUNDS = int(os.environ.get("EDGESPEC_ROUNDS", "300")) // 2
 
 
 def opened(writer: Write, name: str, form: Format = "fp32") -> NativeSlot:
@@ -41,8 +44,14 @@ def path_of(parents: np.ndarray, leaf: int) -> list[int]:
 def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
     """The mistake that this file is about: the state of a rejected guess, in the place of the last kept token's."""
     assert slot._cache is not None
+    facts, tokens = slot.model.facts, len(slot.tokens)
+    if facts.delta:
+        slot.tokens += [0] * (guess - kept)
     slot._settle()
-    facts = slot.model.facts
+    if facts.delta:
+        del slot.tokens[tokens:]
+        slot._held[:] = tokens
+        return
     rows = slot._cache.array[0, : state_bytes(facts)].view("<f4").reshape(-1, STATE_ROWS, facts.hidden)
     rows[:, kept % STATE_ROWS] = rows[:, guess % STATE_ROWS]
 
@@ -80,24 +89,32 @@ def rounds(
             single.keep([0])
         assert guessing.tokens == single.tokens
         if number % 20 == 19:
-            held = single.snapshot()
-            assert any(key.startswith("convolution") for key in held)
-            for key, rows in guessing.snapshot().items():
-                np.testing.assert_allclose(rows, held[key], rtol=0, atol=error, err_msg=key)
+            compare(guessing, single, error)
+
+
+def compare(guessing: NativeSlot, single: NativeSlot, error: float) -> None:
+    """Everything that is kept of the text; to the bit before the first attention."""
+    facts, held = single.model.facts, single.snapshot()
+    assert any(key.startswith("delta" if facts.delta else "convolution") for key in held)
+    first = min({*range(facts.layers)} - {*facts.convolutions})
+    for key, rows in guessing.snapshot().items():
+        kind, at = key.split(".")[:2]
+        exact = kind in ("convolution", "delta") and facts.convolutions[int(at)] < first
+        np.testing.assert_allclose(rows, held[key], rtol=0, atol=0 if exact else error, err_msg=key)
 
 
 @pytest.mark.parametrize("form, trees", [("fp32", False), ("int4", False), ("fp32", True)])
 @pytest.mark.parametrize("name", NAMES)
 def test_rejected_guesses_leave_nothing(writer: Write, name: str, form: Format, trees: bool) -> None:
-    for seed in range(3):
-        rounds(opened(writer, name, form), opened(writer, name, form), 250, seed, trees)
+    for seed in range(2):
+        rounds(opened(writer, name, form), opened(writer, name, form), ROUNDS, seed, trees)
 
 
 @pytest.mark.parametrize("trees", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_guess_left_in_a_state_is_found(writer: Write, name: str, trees: bool) -> None:
     with pytest.raises(AssertionError, match="the logits of row"):
-        rounds(opened(writer, name), opened(writer, name), 250, 0, trees, spoilt=True)
+        rounds(opened(writer, name), opened(writer, name), 150, 0, trees, spoilt=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,3 +184,20 @@ def test_stock_operators_are_refused(writer: Write) -> None:
     assert choose_operators("auto", part).kind == "native"
     with pytest.raises(BundleError, match="needs native operators, but stock operators cannot run it"):
         choose_operators("stock", part)
+
+
+def main() -> None:
+    """Many rounds of each kind, with bundles in a temporary folder."""
+    import subprocess
+    import sys
+
+    rounds_each = sys.argv[1] if len(sys.argv) > 1 else "10000"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n0", __file__, "-k", "leave_nothing"],
+        check=True,
+        env={**os.environ, "EDGESPEC_ROUNDS": rounds_each},
+    )
+
+
+if __name__ == "__main__":
+    main()
