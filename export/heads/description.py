@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
@@ -68,6 +68,11 @@ class HeadsFile(BaseModel):
     own: bool = False
     ranks: dict[str, list[list[float]]] = Field(default_factory=dict)
     training: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _fits(self) -> HeadsFile:
+        _ = self.groups  # whose own bounds hold here too
+        return self
 
     @property
     def groups(self) -> tuple[HeadGroup, ...]:

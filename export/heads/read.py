@@ -87,15 +87,15 @@ def _published(path: Path, tensors: Mapping[str, NDArray[np.float32]]) -> Traine
     if weight is None or numbers != set(range(len(numbers))):
         raise ExportError(f"{path}: expected heads 0, 1, ..., got {sorted(numbers)}", "download it again")
     own = found.get("medusa.0.lm_head.weight")
-    vocab = own.shape[0] if own else int(_configuration(path).get("vocab_size") or 0)
-    file = HeadsFile(
-        kind="medusa",
-        count=len(numbers),
-        hidden=weight.shape[0],
-        vocab=vocab,
-        own=own is not None,
-        training={"published": path.name},
-    )
+    described = {
+        "kind": "medusa",
+        "count": len(numbers),
+        "hidden": (*weight.shape, 0)[0],
+        "vocab": (*own.shape, 0)[0] if own else _configuration(path).get("vocab_size") or 0,
+        "own": own is not None,
+        "training": {"published": path.name},
+    }
+    file = validated(HeadsFile, described, path, ExportError, "download it again")
     heads = TrainedHeads(file, found)
     _check_shapes(heads, path)
     return heads

@@ -18,9 +18,11 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from typing import IO, Any
 
-SECONDS = {"render": 5, "tokenizer": 20}  # of processor time for one request
+RENDER_SECONDS = 5  # of processor time for one conversation
+TOKENIZER_SECONDS = 4, 16  # for a small tokenizer, with one more a MiB, and for the largest
 WAIT = 120  # seconds of the clock, where processor time is not limited
 MEMORY, OUTPUT = 3 << 29, 1 << 24  # bytes that the process may have; characters of a conversation
 _PARTS = ("a", " ", "1", "\n", "aB ", "x.", "\u4e00")
@@ -47,7 +49,7 @@ def render_apart(template: str, values: Mapping[str, Any]) -> str:
     if not _possible():
         return _render(template, values)
     with _lock:
-        return _running().ask(("render", template, dict(values)))
+        return _running().ask(("render", template, dict(values)), RENDER_SECONDS)
 
 
 def try_tokenizer(path: str) -> None:
@@ -59,7 +61,8 @@ def try_tokenizer(path: str) -> None:
     if _possible():
         process = _Process()
         try:
-            process.ask(("tokenizer", path))
+            few, most = TOKENIZER_SECONDS
+            process.ask(("tokenizer", path), min(most, few + (Path(path).stat().st_size >> 20)))
         finally:
             process.close()
 
@@ -87,7 +90,7 @@ class _Process:
     def alive(self) -> bool:
         return self.owner == os.getpid() and self._child.poll() is None
 
-    def ask(self, request: tuple[Any, ...]) -> str:
+    def ask(self, request: tuple[Any, ...], seconds: int) -> str:
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None
@@ -95,7 +98,7 @@ class _Process:
         timer.daemon = True
         timer.start()
         try:
-            _write(stdin, marshal.dumps(request))
+            _write(stdin, marshal.dumps((seconds, *request)))
             answer = _read(stdout)
         except OSError:
             answer = None
@@ -103,7 +106,7 @@ class _Process:
             timer.cancel()
         if answer is None:
             self.close()
-            raise ApartError(f"it needs more than {SECONDS[request[0]]} s of processor time or {MEMORY >> 20} MiB")
+            raise ApartError(f"it needs more than {seconds} s of processor time or {MEMORY >> 20} MiB")
         found = json.loads(answer)
         if "error" in found:
             raise ApartError(found["error"])
@@ -158,8 +161,8 @@ def _serve() -> None:
     """In the child: answer until there is nobody to ask."""
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     while (asked := _read(stdin)) is not None:
-        kind, *given = marshal.loads(asked)
-        _limit(SECONDS[kind])
+        seconds, kind, *given = marshal.loads(asked)
+        _limit(seconds)
         try:
             answer = {"text": _render(*given) if kind == "render" else _probe(*given)}
         except ApartError as error:

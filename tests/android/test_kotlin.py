@@ -6,6 +6,7 @@ One file, so that one process builds it, once.
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,14 @@ SPREAD = 4  # formats that share the ways; native int4 has all of them, and by t
 ON_ARM, CORE = 8, "cortex-a76"
 ARM_GREEDY, ARM_SEEDED = ("ngram", "speculative", "medusa"), ("self-spec", "blockwise", "paradecode")
 LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so"}
+
+# functions of the C library, beside the C++ library's own, that Android 8 has
+BIONIC = """
+    abort calloc fma fmaf free getauxval getenv ldexp ldexpf malloc memchr memcmp memcpy memmove memset nearbyint
+    nearbyintf pthread_create pthread_join pthread_mutex_lock pthread_mutex_unlock pthread_once realloc sched_yield
+    sqrt sqrtf strcmp strlen strtof strtol __cxa_atexit __cxa_finalize __memcpy_chk __stack_chk_fail
+"""
+OF_GCC = {"__getauxval"}  # its own run-time library asks for it, where the NDK's has another way
 
 
 def write_golden(bundles: Callable[..., Path], path: Path) -> int:
@@ -57,20 +66,39 @@ def test_every_method_writes_what_python_writes(bundles: Callable[..., Path], tm
     assert ran.skipped == 0, ran.output
 
 
-@pytest.mark.usefixtures("native")
-def test_an_arm_core_writes_the_tokens_of_this_one(bundles: Callable[..., Path], tmp_path: Path) -> None:
-    need_maven()
+@pytest.fixture(scope="module")
+def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The native operators for arm64."""
     arm64.need_compiler()
+    return arm64.cross_compile(tmp_path_factory.mktemp("arm"))
+
+
+def test_the_library_asks_for_nothing_that_android_lacks(arm_library: Path) -> None:
+    said = apk.run("aarch64-linux-gnu-nm", "-D", "--undefined-only", arm_library)
+    wanted = re.findall(r" [Uw] (\w+)@(\w+)", said)
+    assert wanted
+    system = {name for name, version in wanted if version.startswith("GLIBC_")}
+    assert "memcpy" in system
+    assert system - OF_GCC <= set(BIONIC.split()), "Android 8 has no such functions"
+    segments = apk.run("aarch64-linux-gnu-readelf", "-lW", arm_library)
+    aligned = [int(line.split()[-1], 16) for line in segments.splitlines() if line.split()[:1] == ["LOAD"]]
+    assert aligned
+    assert all(one % (1 << 14) == 0 for one in aligned), "phones with pages of 16 KiB do not load it"
+
+
+@pytest.mark.usefixtures("native")
+def test_an_arm_core_writes_the_tokens_of_this_one(
+    arm_library: Path, bundles: Callable[..., Path], tmp_path: Path
+) -> None:
+    need_maven()
     java = arm64.need_java()
     ways = [{"method": name} for name in ARM_GREEDY] + [{"method": name, **SEEDED} for name in ARM_SEEDED]
     requests = [(settings, PROMPTS[at]) for at, settings in enumerate(ways)]
     made = serve(bundles("native", "int4"), "native", requests, ON_ARM)
     path = tmp_path / "golden.json"
     path.write_text(json.dumps({"bundles": [made]}), "utf-8")
-    for name in ("root", "objects"):
-        (tmp_path / name).mkdir()
-    library = arm64.cross_compile(tmp_path / "objects")
-    code, said = replay(path, library, arm64.java(java, CORE, tmp_path / "root"))
+    (tmp_path / "root").mkdir()
+    code, said = replay(path, arm_library, arm64.java(java, CORE, tmp_path / "root"))
     assert code == 0, said
     assert said.startswith(f"aarch64 native int4: {ON_ARM * len(ways)} tokens of {len(ways)} requests"), said
 

@@ -50,9 +50,12 @@ def test_chat_ends_with_its_input(command: Command, chatty: Path) -> None:
 
 
 def test_chat_without_room(command: Command, chatty: Path) -> None:
-    result = command("run", chatty, "--chat", "--context", 60, stdin="a\nb\n")
-    assert result.code == 1
-    assert "the context 60" in result.err
+    slid = command("run", chatty, "--chat", "--context", 60, stdin="a\nb\n")
+    assert slid.code == 0
+    assert "the context is full: the oldest 2 messages are not seen now" in slid.err
+    never = command("run", chatty, "--chat", "--context", 10, stdin="a\nb\n")
+    assert never.code == 1
+    assert "the context 10" in never.err
 
 
 def test_a_session_goes_on_in_another_process(command: Command, chatty: Path, tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ def test_all(command: Command) -> None:
         ("hunyuan_alpha", None, ["norms of each head after rotation"]),
         ("ministral3_growth", None, ["queries grow beyond position 64"]),
         ("lfm2_conv", None, ["short convolutions of 3 tokens in 3 of 4 layers"]),
+        ("qwen3_5_delta", None, ["gated delta rules in 3 of 4 layers", "4 states of 16 x 32", "gates on the output"]),
         (
             "gemma4_shared",
             None,

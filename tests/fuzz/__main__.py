@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -15,10 +16,9 @@ from collections import Counter
 from pathlib import Path
 from random import Random
 
-from tests.fuzz.judge import CLASSES, verdict_of
-from tests.fuzz.seeds import make_seeds, mutant
-
-BAD = ("traceback", "hang", "memory", "crash")
+from tests.fuzz.cases import Case, cases, make_case
+from tests.fuzz.judge import BAD, CLASSES, Verdict, verdict_of
+from tests.fuzz.seeds import Change, make_seeds, mutant
 
 
 def main() -> int:
@@ -30,46 +30,87 @@ def main() -> int:
     parser.add_argument("--only", choices=("bundle", "source"), help="what is mutated; default: both")
     parser.add_argument("--all", action="store_true", help="say of each how it ended, not only of those that end badly")
     parser.add_argument("--keep", type=Path, help="folder where mutants that end badly are kept")
-    parser.add_argument("--log", type=Path, help="a line of JSON for each that ends badly")
+    parser.add_argument("--cases", action="store_true", help="first replay what failed once (tests/fuzz/cases)")
+    parser.add_argument("--log", type=Path, help="a line of JSON for each")
     options = parser.parse_args()
     import_all()
     counts: Counter[tuple[str, str]] = Counter()
-    places: Counter[str] = Counter()
     end = time.monotonic() + 60 * options.minutes
     with tempfile.TemporaryDirectory(prefix="edgespec-fuzz-") as name:
-        work = Path(name)
-        os.environ["EDGESPEC_CACHE"] = str(work / "cache")
-        seeds = make_seeds(work / "seeds")
-        for kind, folders in seeds.items():
-            for folder in folders:
-                if (verdict := verdict_of(kind, folder)).kind != "ran":
-                    raise SystemExit(f"{folder.name}: not even the seed runs: {verdict}")
-                shutil.rmtree(folder.with_suffix(".bundle"), ignore_errors=True)
+        bench = Bench(Path(name))
+        if options.cases:
+            wrong = [f"{case['seed']}, {case['what']}: {found}" for case in cases() if (found := bench.differs(case))]
+            say(json.dumps({"cases": len(list(cases())), "wrong": wrong}))
         number = options.first
         while number < options.first + options.count and time.monotonic() < end:
             rng = Random(options.seed << 32 | number)
-            kind = options.only or rng.choice(("bundle", "bundle", "source"))
-            folder = work / "mutant"
-            done = mutant(rng.choice(seeds[kind]), folder, rng)
-            verdict = verdict_of(kind, folder)
+            kind = options.only or rng.choice(("bundle", "bundle", "bundle", "bundle", "source"))
+            seed = rng.choice(bench.seeds[kind])
+            done, verdict = bench.judged(kind, seed, rng)
             counts[kind, verdict.kind] += 1
-            if verdict.kind in BAD or options.all:
-                places[f"{verdict.kind} {verdict.detail.split(':')[0]}"] += 1
-                line = {"number": number, "kind": kind, "done": done[:300], "ended": verdict.kind, "as": verdict.detail}
+            line = {
+                "number": number, "seed": f"{kind} {seed.name}", "done": [(what, how[:200]) for what, how in done],
+                "ended": verdict.kind, "as": verdict.detail.replace(name, ""),
+            }  # fmt: skip
+            if options.all or verdict.kind in BAD:
                 say(json.dumps(line))
-                if options.log:
-                    with options.log.open("a", encoding="utf-8") as log:
-                        log.write(json.dumps(line) + "\n")
-                if options.keep and verdict.kind in BAD:
-                    shutil.copytree(folder, options.keep / f"{kind}-{options.seed}-{number}", symlinks=True)
-            for path in (folder, folder.with_suffix(".bundle"), work / "cache"):
-                shutil.rmtree(path, ignore_errors=True)
+            if options.log:
+                with options.log.open("a", encoding="utf-8") as log:
+                    log.write(json.dumps(line) + "\n")
+            if options.keep and verdict.kind in BAD:
+                shutil.copytree(bench.mutant, options.keep / f"{kind}-{options.seed}-{number}", symlinks=True)
             number += 1
-    report = {kind: {name: counts[kind, name] for name in CLASSES} for kind in ("bundle", "source")}
-    say(json.dumps(report))
-    for place, count in places.most_common():
-        say(f"{count:6d}  {place}")
+    say(json.dumps({kind: {name: counts[kind, name] for name in CLASSES} for kind in ("bundle", "source")}))
     return int(any(counts[kind, name] for kind, name in counts if name in BAD))
+
+
+class Bench:
+    """Seeds, and a place where their mutants are judged.
+
+    What using a sound seed leaves in the cache stays there; what a mutant adds is removed.
+
+    Args:
+        work: folder for all of it.
+
+    Attributes:
+        seeds: bundles and sources.
+        mutant: folder of the last mutant.
+    """
+
+    def __init__(self, work: Path) -> None:
+        self._cache = work / "cache"
+        os.environ["EDGESPEC_CACHE"] = str(self._cache)
+        self.mutant = work / "mutant"
+        self.seeds = make_seeds(work / "seeds")
+        for kind, folders in self.seeds.items():
+            for folder in folders:
+                self._clear()
+                shutil.copytree(folder, self.mutant)
+                if (verdict := verdict_of(kind, self.mutant)).kind != "ran":
+                    raise SystemExit(f"{folder.name}: not even the seed runs: {verdict}")
+        self._kept = set(self._cache.glob("*/*"))
+
+    def judged(self, kind: str, seed: Path, rng: Random) -> tuple[list[Change], Verdict]:
+        """What was done to make a mutant of a seed, and how using it ended."""
+        self._clear()
+        done = mutant(seed, self.mutant, rng)
+        verdict = verdict_of(kind, self.mutant)
+        for path in set(self._cache.glob("*/*")) - self._kept:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return done, verdict
+
+    def differs(self, case: Case) -> str:
+        """How using a kept case ends, if otherwise than it says."""
+        self._clear()
+        kind, name = case["seed"].split()
+        make_case(case, next(seed for seed in self.seeds[kind] if seed.name == name), self.mutant)
+        verdict = verdict_of(kind, self.mutant)
+        says = case["says"]
+        fine = verdict.kind == "ran" if says is None else verdict.kind == "clean" and says in verdict.detail
+        return "" if fine else f"{verdict.kind} {verdict.detail}"
+
+    def _clear(self) -> None:
+        shutil.rmtree(self.mutant, ignore_errors=True)
 
 
 def import_all() -> None:
@@ -79,8 +120,12 @@ def import_all() -> None:
         for found in pkgutil.walk_packages(package.__path__, f"edgespec.{room}."):
             if not found.name.startswith("edgespec.export.training"):  # torch
                 importlib.import_module(found.name)
-    for name in ("onnxruntime", "tokenizers", "jinja2.sandbox", "rich.table", "safetensors.numpy", "optuna"):
+    for name in (
+        *("onnxruntime", "tokenizers", "jinja2.sandbox", "safetensors.numpy", "optuna"),
+        *("rich.table", "rich.markup", "rich.theme", "rich.styled", "rich.panel", "rich.columns"),
+    ):
         importlib.import_module(name)
+    gc.freeze()  # what children share is not looked at in each of them
 
 
 def say(text: str) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from math import prod
 from random import Random
+from typing import Any
 
 import onnx
 from onnx import TensorProto, helper
@@ -191,24 +193,105 @@ GRAPH: tuple[Change, ...] = (_tensor, _tensor, _node, _node, _node, _giant, _por
 
 
 def mutated_safetensors(data: bytes, rng: Random) -> tuple[bytes, str]:
-    """The header's JSON, its length, or the bytes."""
-    if len(data) < 8 or rng.random() < 0.3:
+    """The header's JSON, its length, what its tensors are, or the bytes."""
+    if len(data) < 8 or rng.random() < 0.25:
         return mutated_bytes(data, rng)
     length = int.from_bytes(data[:8], "little")
-    header, said = mutated_json(data[8 : 8 + length], rng)
-    size = len(header) if rng.random() < 0.85 else rng.choice(NUMBERS)
-    return struct.pack("<q", size) + header + data[8 + length :], f"header: {said}"
+    header, rest = data[8 : 8 + length], data[8 + length :]
+    if rng.random() < 0.5:
+        header, said = mutated_json(header, rng)
+        size = len(header) if rng.random() < 0.85 else rng.choice(NUMBERS)
+        return struct.pack("<q", size) + header + rest, f"header: {said}"
+    value = json.loads(header)
+    said = _sound_header(value, rng)
+    header = json.dumps(value).encode()
+    return struct.pack("<q", len(header)) + header + rest, f"header: {said}"
+
+
+def _sound_header(value: dict[str, Any], rng: Random) -> str:
+    """A change that the format allows, so that whoever reads the tensors sees it."""
+    name, other = rng.choices([name for name in value if name != "__metadata__"], k=2)
+    one = value[name]
+    size = one["data_offsets"][1] - one["data_offsets"][0]
+    how = rng.choice(("swap", "rename", "reshape", "flat", "type", "drop"))
+    if how == "swap":
+        value[name], value[other] = value[other], value[name]
+    elif how == "rename":
+        value[rng.choice((name + ".weight", name.replace("0", "99"), name.replace("weight", "bias"), "", "x"))] = one
+    elif how == "reshape":
+        one["shape"] = rng.choice((one["shape"][::-1], [*one["shape"], 1], [1, *one["shape"]]))
+    elif how == "flat":
+        one |= {"dtype": "U8", "shape": [size]}
+    elif how == "type":
+        sizes = {"I64": 8, "F64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "I8": 1, "BOOL": 1, "F8_E4M3": 1}
+        kind = rng.choice(list(sizes))
+        one |= {"dtype": kind, "shape": [*one["shape"][:-1], -1]}
+        rows = max(1, prod(one["shape"][:-1]))
+        one["shape"][-1] = size // sizes[kind] // rows
+    else:
+        del value[name]
+    return f"{how} of {name[-40:]}"
 
 
 def mutated_gguf(data: bytes, rng: Random) -> tuple[bytes, str]:
     """A number of the header, or its bytes; the tensors' data are the least of it."""
-    head = bytearray(data[: 1 << 15])
-    if rng.random() < 0.5:
-        return flipped(bytes(head), rng) + data[1 << 15 :], "bits of the header"
-    at = rng.choice((8, 16, *(rng.randrange(24, len(head) - 8) for _ in range(8))))
-    kind, number = rng.choice((("<i", 4), ("<q", 8))), rng.choice(NUMBERS)
-    head[at : at + kind[1]] = struct.pack("<Q", number & (2**64 - 1))[: kind[1]]
-    return bytes(head) + data[1 << 15 :], f"{number} at {at}"
+    if rng.random() < 0.2:
+        return flipped(data[: 1 << 15], rng) + data[1 << 15 :], "bits of the header"
+    places = gguf_numbers(data)
+    # the tokens' lengths are most: every kind of number is as likely as any other
+    kind = rng.choice(sorted({kind for kind, _, _ in places}))
+    _, at, size = rng.choice([place for place in places if place[0] == kind])
+    near = int.from_bytes(data[at : at + size], "little") + rng.choice((-1, 1, 2, 31))
+    number = rng.choice((*NUMBERS, near, near, near, near))
+    written = struct.pack("<Q", number & (2**64 - 1))[:size]
+    return data[:at] + written + data[at + size :], f"{kind} at {at}: {number}"
+
+
+def gguf_numbers(data: bytes) -> list[tuple[str, int, int]]:
+    """Kind, offset and size of every number of a header (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
+    sizes = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+    text, array = 8, 9
+    places = [("version", 4, 4), ("tensors", 8, 8), ("entries", 16, 8)]
+    at = 24
+
+    def number(kind: str, size: int) -> int:
+        nonlocal at
+        if at + size > len(data):  # mutated before: counts that nothing follows have no end
+            raise ValueError("cut off")
+        places.append((kind, at, size))
+        at += size
+        return int.from_bytes(data[at - size : at], "little")
+
+    def string(kind: str) -> None:
+        nonlocal at
+        at += number(kind, 8)
+
+    def value(kind: int, name: str) -> None:
+        nonlocal at
+        if kind == text:
+            string(name + " length")
+        elif kind == array:
+            kind, count = number("element type", 4), number("element count", 8)
+            if kind in (text, array):
+                for _ in range(count):
+                    value(kind, "element")
+            else:
+                number("element", sizes[kind])
+                at += sizes[kind] * (count - 1)
+        else:
+            number(name, sizes[kind])
+
+    tensors, entries = (int.from_bytes(data[start : start + 8], "little") for start in (8, 16))
+    for _ in range(entries):
+        string("key length")
+        value(number("type", 4), "value")
+    for _ in range(tensors):
+        string("name length")
+        for _ in range(number("dimensions", 4)):
+            number("dimension", 8)
+        number("tensor type", 4)
+        number("tensor offset", 8)
+    return places
 
 
 def mutated_lines(data: bytes, rng: Random) -> tuple[bytes, str]:

@@ -66,7 +66,8 @@ def _change(value: Any, rng: Random) -> str:
         found = value
         for step in other:
             found = found[step]
-        holder[key] = json.loads(json.dumps(found))
+        text = json.dumps(found)
+        holder[key] = json.loads(text) if len(text) < 1 << 22 else None  # copies of copies have no end
     elif how == "deep":
         made: Any = old
         for _ in range(rng.choice((3, 40, 100, 900))):

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
+import struct
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from random import Random
 
+from gguf import GGMLQuantizationType
+
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.bundle import sha256
-from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.files.operators import WantedOperators
 from tests.fuzz import mutate_binary as binary
+from tests.fuzz.cases import follow_hashes, put
 from tests.fuzz.mutate_json import mutated_json
-from tests.support import hf
+from tests.support import hf, packed, spm
 from tests.support.adapters import write_adapter
 from tests.support.foreign import write_export
 from tests.support.gguf_files import write_gguf
@@ -26,19 +27,30 @@ from tests.support.heads import make_heads
 TARGET = "builtin:shakespeare"
 SMALL = "llama_tied_gqa"
 Mutator = Callable[[bytes, Random], tuple[bytes, str]]
-MUTATORS: tuple[tuple[str, int, Mutator], ...] = (  # which files, how often, by what
-    ("edgespec.json", 10, mutated_json),
-    ("*model.weights.json", 5, mutated_json),
-    ("*.onnx", 4, binary.mutated_graph),
-    ("*tokenizer.json", 2, mutated_json),
-    ("*tokenizer.json", 2, binary.tokenizer_bomb),
-    ("*.json", 3, mutated_json),
-    ("*.jinja", 3, binary.mutated_template),
-    ("*.safetensors", 6, binary.mutated_safetensors),
-    ("*.gguf", 6, binary.mutated_gguf),
-    ("*head_vocab.bin", 2, binary.mutated_lines),
-    ("*.data", 1, binary.mutated_bytes),
+MUTATORS: tuple[tuple[str, str, int, Mutator], ...] = (  # which files, what they are, how often, by what
+    ("edgespec.json", "manifest", 10, mutated_json),
+    ("*model.weights.json", "index of weights", 5, mutated_json),
+    ("*.native.onnx", "native program", 3, binary.mutated_graph),
+    ("*.onnx", "graph", 3, binary.mutated_graph),
+    ("*tokenizer.json", "tokenizer", 3, mutated_json),
+    ("*tokenizer.json", "tokenizer", 1, binary.tokenizer_bomb),
+    ("*tokenizer.model", "tokenizer", 6, binary.mutated_bytes),
+    ("*.safetensors.index.json", "index of shards", 4, mutated_json),
+    ("*adapter_config.json", "adapter", 4, mutated_json),
+    ("*adapter_model.safetensors", "adapter", 6, binary.mutated_safetensors),
+    ("*edgespec_heads.json", "heads", 4, mutated_json),
+    ("*heads.safetensors", "heads", 6, binary.mutated_safetensors),
+    ("draft/*.safetensors", "draft", 6, binary.mutated_safetensors),
+    ("draft/*.json", "draft", 3, mutated_json),
+    ("kv/*.safetensors", "tables of keys", 6, binary.mutated_safetensors),
+    ("*config.json", "configuration", 4, mutated_json),
+    ("*.jinja", "template", 3, binary.mutated_template),
+    ("*.safetensors", "weights (safetensors)", 4, binary.mutated_safetensors),
+    ("*.gguf", "GGUF", 6, binary.mutated_gguf),
+    ("*head_vocab.bin", "vocabulary of heads", 2, binary.mutated_lines),
+    ("*.data", "weights (data)", 1, binary.mutated_bytes),
 )
+LINKS = "files and links"
 CHAT = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% if tools %}{{ tools | tojson }}{% endif %}"
 
 
@@ -62,80 +74,71 @@ def make_seeds(folder: Path) -> dict[str, list[Path]]:
         Exporter(options).run()
         (options.output / "chat_template.jinja").write_text(CHAT, "utf-8")
         made["bundle"].append(options.output)
-    checkpoint = hf.write_checkpoint(folder / "sources" / "folder", hf.CONFIGS[SMALL], 0, chat_template=CHAT)
-    adapted = folder / "sources" / "adapter"
-    shutil.copytree(checkpoint, adapted)
-    write_adapter(adapted, hf.CONFIGS[SMALL])
-    gguf = folder / "sources" / "gguf"
-    gguf.mkdir()
-    write_gguf(gguf / "model.gguf", SMALL)
-    headed = folder / "sources" / "heads"
-    shutil.copytree(checkpoint, headed)
-    shutil.copytree(make_heads(folder / "small-heads", "medusa", str(checkpoint), count=2), headed / "heads")
-    shards = hf.write_checkpoint(folder / "sources" / "shards", hf.CONFIGS[SMALL], 0, shards=2)
-    foreign = write_export(folder / "sources" / "foreign", hf.CONFIGS[SMALL], 0)
-    Exporter(ExportOptions(model=str(foreign), output=folder / "bundles" / "optimum", threads=1)).run()
-    made["bundle"].append(folder / "bundles" / "optimum")
-    made["source"] += [checkpoint, adapted, gguf, headed, shards, foreign]
+    made["source"] = _sources(folder / "sources")
+    options = ExportOptions(model=str(folder / "sources" / "foreign"), output=folder / "bundles" / "optimum", threads=1)
+    Exporter(options).run()
+    made["bundle"].append(options.output)
     return made
 
 
-def mutant(seed: Path, folder: Path, rng: Random) -> str:
-    """A copy of a seed with one to three changes, whose manifest has the files' new hashes; returns what was done."""
+def _sources(folder: Path) -> list[Path]:
+    config = hf.CONFIGS[SMALL]
+    plain = hf.write_checkpoint(folder / "folder", config, 0, chat_template=CHAT)
+    hf.write_checkpoint(folder / "shards", config, 0, shards=2)
+    write_export(folder / "foreign", config, 0)
+
+    def copied(name: str) -> Path:
+        return Path(shutil.copytree(plain, folder / name))
+
+    write_adapter(copied("adapter"), config)
+    shutil.copytree(plain, copied("draft") / "draft")
+    for kind in ("medusa", "blockwise", "paradecode"):
+        headed = copied(kind)
+        make_heads(headed / f"heads-{kind}", kind, str(plain), count=2)
+    for kind in ("gptq4", "fp8_blocks"):
+        packed.pack_checkpoint(copied(kind), *packed.KINDS[kind])
+    for name, types in (("gguf", GGMLQuantizationType.F32), ("gguf-q4", GGMLQuantizationType.Q4_0)):
+        (folder / name).mkdir()
+        write_gguf(folder / name / "model.gguf", SMALL, kind=types)
+    sentencepiece = hf.write_checkpoint(folder / "sentencepiece", config | {"vocab_size": 512}, 0)
+    (sentencepiece / "tokenizer.json").unlink()
+    (sentencepiece / "tokenizer.model").write_bytes(spm.train("llama", 500))
+    return sorted(path for path in folder.iterdir() if path.is_dir())
+
+
+Change = tuple[str, str]
+"""What was changed (a second word of ``MUTATORS``, or ``LINKS``), and how."""
+
+
+def mutant(seed: Path, folder: Path, rng: Random) -> list[Change]:
+    """A copy of a seed with one to three changes, whose manifest has the files' new hashes."""
     shutil.copytree(seed, folder)
     said = [_change(folder, rng) for _ in range(rng.choice((1, 1, 1, 2, 3)))]
-    _follow_hashes(folder)
-    return "; ".join(said)
+    follow_hashes(folder)
+    return said
 
 
-def _change(folder: Path, rng: Random) -> str:
+def _change(folder: Path, rng: Random) -> Change:
     if rng.random() < 0.04:
-        return _files(folder, rng)
+        file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+        other = rng.choice(("gone", "folder", "outside", "loop", "private", "pipe"))
+        put(file, other)
+        return LINKS, f"{file.name}: {other}"
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    able = [(name, weight, how) for pattern, weight, how in MUTATORS for name in names if fnmatch(name, pattern)]
+    able = [(name, what, often, how) for name in names for what, often, how in mutators(name)]
     if not able:
-        return "nothing is left"
-    name, _, how = rng.choices(able, [weight for _, weight, _ in able])[0]
+        return LINKS, "nothing is left"
+    name, what, _, how = rng.choices(able, [often for _, _, often, _ in able])[0]
     file = folder / name
     try:
         data, said = how(file.read_bytes(), rng)
-    except (
-        ValueError,
-        LookupError,
-        TypeError,
-        OSError,
-        RecursionError,
-    ):  # mutated before
+    except (ValueError, LookupError, TypeError, OSError, RecursionError, struct.error):  # mutated before
         data, said = binary.mutated_bytes(file.read_bytes(), rng)
     file.write_bytes(data)
-    return f"{name}: {said}"
+    return what, f"{name}: {said}"
 
 
-def _files(folder: Path, rng: Random) -> str:
-    file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
-    how = rng.choice(("gone", "folder", "outside", "loop", "private", "pipe"))
-    file.unlink()
-    if how == "folder":
-        file.mkdir()
-    elif how == "outside":
-        file.symlink_to("/etc/hostname")
-    elif how == "loop":
-        file.symlink_to(file.name)
-    elif how == "private":
-        file.write_bytes(b"x")
-        file.chmod(0)
-    elif how == "pipe":
-        os.mkfifo(file)
-    return f"{file.name}: {how}"
-
-
-def _follow_hashes(folder: Path) -> None:
-    try:
-        data = json.loads((folder / MANIFEST).read_bytes())
-        for name, entry in data["files"].items():
-            if (folder / name).is_file():
-                entry |= {"size": (folder / name).stat().st_size, "sha256": sha256(folder / name)}
-        text = json.dumps(data)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return
-    (folder / MANIFEST).write_text(text, "utf-8")
+def mutators(name: str) -> list[tuple[str, int, Mutator]]:
+    """What a file is, how often it is changed, and by what: of the first word that fits it, and those of its kind."""
+    fitting = [(what, often, how) for pattern, what, often, how in MUTATORS if fnmatch(name, pattern)]
+    return [one for one in fitting if one[0] == fitting[0][0]]

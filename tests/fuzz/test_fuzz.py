@@ -1,4 +1,4 @@
-"""A short run of mutants, each in a process of its own under limits, ends in nothing worse than a clear error."""
+"""What failed once, and a short run of mutants, each in a process of its own under limits: clear errors at worst."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ SEED, COUNT = 20, 40
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the judge counts processor time and memory as Linux does")
 def test_mutants_of_bundles_and_sources() -> None:
-    command = [sys.executable, "-m", "tests.fuzz", "--seed", str(SEED), "--count", str(COUNT)]
+    command = [sys.executable, "-m", "tests.fuzz", "--cases", "--seed", str(SEED), "--count", str(COUNT)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    lines = done.stdout.splitlines()
     assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(next(line for line in done.stdout.splitlines() if line.startswith('{"bundle"')))
+    kept = json.loads(next(line for line in lines if line.startswith('{"cases"')))
+    assert (kept["wrong"], kept["cases"] > 50) == ([], True)
+    report = json.loads(next(line for line in lines if line.startswith('{"bundle"')))
     assert sum(count for kind in report.values() for count in kind.values()) == COUNT
     assert all(kind["ran"] + kind["clean"] == sum(kind.values()) for kind in report.values())

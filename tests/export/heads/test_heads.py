@@ -122,6 +122,16 @@ def test_published_layouts(tmp_path: Path, prefix: str, own: bool) -> None:
         np.testing.assert_array_equal(got, tensors[f"{prefix}{i}.0.linear.weight"])
 
 
+@pytest.mark.parametrize(
+    "shape, config", [((), "{}"), ((4, 4), '{"vocab_size": []}'), ((4, 4), '{"vocab_size": -5}'), ((0, 0), "{}")]
+)
+def test_published_heads_of_no_size(tmp_path: Path, shape: tuple[int, ...], config: str) -> None:
+    (tmp_path / "config.json").write_text(config, "utf-8")
+    save_file({"0.0.linear.weight": np.zeros(shape, np.float32)}, tmp_path / "medusa_lm_head.safetensors")
+    with pytest.raises(ExportError, match="medusa_lm_head"):
+        read_heads(tmp_path)
+
+
 def test_published_heads_that_do_not_fit(tmp_path: Path) -> None:
     file = tmp_path / "medusa_lm_head.safetensors"
     save_file({"0.0.linear.weight": np.zeros((8, 8), np.float32)}, file)

@@ -50,7 +50,7 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "old, new, message",
     [
-        ("fn=gelu", "fn=swish", "unknown fn swish: expected silu, gelu, gelu_tanh, relu, relu2 or xielu"),
+        ("fn=gelu", "fn=swish", "unknown fn swish: expected silu, gelu, gelu_tanh, relu, relu2, sigmoid or xielu"),
         ("fn=gelu rows=0", "fn=gelu rows=2", "rows out of place"),
         ("fn=gelu rows=0", "fn=xielu", "expected w for xielu alone"),
         ("fn=gelu rows=0", "fn=relu2 w=2", "expected w for xielu alone"),
@@ -60,6 +60,10 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
         ("store x=1", "convolve x=1 k=8 length=1 w=2 out=0", "expected a length of 2 to 16"),
         ("store x=1", "convolve x=1 k=8 length=3 out=0", "expected k, w, and out beside x"),
         ("store x=1", "store length=2 x=1", "length out of place"),
+        ("store x=1", "store rate=2 x=1", "z, a, b or rate out of place"),
+        ("store x=1", "delta x=1 k=32 heads=2 kv=1 dim=8 n=16 out=0", "expected dim and n that are multiples of 16"),
+        ("store x=1", "delta x=1 k=32 heads=2 kv=1 dim=16 n=16 out=0", "expected k to be that of q, k and v"),
+        ("store x=1", "multiply x=0 k=32 fn=sigmoid out=0", "expected k, and out beside x"),
         ("store x=1", "store growth=2 x=1", "late or growth out of place"),
         ("activate x=0 k=32", "activate x=0 k=33", "no such buffer, or too narrow"),
         ("activate x=0", "activate x=5", "no such buffer, or too narrow"),

@@ -161,6 +161,27 @@ def test_far_behind_it_begins_again(writer: Write) -> None:
         slot.forward(np.zeros(LONGEST_PASS + 1, np.int64))
 
 
+@pytest.mark.parametrize("revocable", [False, True])
+def test_a_delta_rule_never_goes_on_from_more_than_the_text(writer: Write, revocable: bool) -> None:
+    """What a state holds cannot be cut back: the text is read again, unless its tokens were kept apart from it."""
+    slot, fresh = opened(writer, "qwen3_5_delta"), opened(writer, "qwen3_5_delta")
+    text = np.random.default_rng(8).integers(0, slot.vocab_size, 220)
+    slot.revocable = revocable
+    slot.prefill(text[:200].tolist())
+    for at in range(200, 212):
+        slot.forward(text[at : at + 1])
+        slot.keep([0])
+    assert set(slot._held) == {200 if revocable else 211}
+    lengths = (204 if revocable else 211, 203, 150)
+    for length in lengths:  # where the state has not gone yet, and where it has been
+        reused = slot.follow(text[:length].tolist())
+        assert reused == (length if length == lengths[0] else 0)
+        slot.prefill(text[reused:length].tolist())
+        fresh.prefill(text[fresh.follow(text[:length].tolist()) : length].tolist())
+        expected = fresh.forward(text[length : length + 3]).logits
+        np.testing.assert_array_equal(slot.forward(text[length : length + 3]).logits, expected)
+
+
 def test_slots_of_a_batch_have_states_of_their_own(writer: Write) -> None:
     model = writer("native", NAMES[0]).model("native")
     batch, alone = NativeBatch(model, 3), [opened(writer, NAMES[0]) for _ in range(3)]
