@@ -113,8 +113,7 @@ def slots_of(engine: Engine) -> Iterator[Slot]:
     sessions = [session for batch in batches for session in batch.pool._idle] if batches else engine.sessions._idle
     for session in sessions:
         yield session.target
-        if session._draft_slot is not None:
-            yield session._draft_slot
+        yield from (slot for slot, _ in session._drafts.values())
 
 
 def decode(engine: Engine, prompt: list[int], arguments: argparse.Namespace, rounds: int | None = None) -> Stats:

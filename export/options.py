@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import METHODS, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import ExportError
+from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import Format, Precision
 from edgespec.runtimes.files.operators import WantedOperators
@@ -31,7 +32,8 @@ class ExportOptions:
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
         the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the draft's LM head; 0 =
         all, None = as many as pay (``planning/speed/cut.py``). devices: those to write graphs for. device_precisions:
-        of activations there; none = fp32. adapter: LoRA adapter to merge into the target.
+        of activations there; none = fp32. adapter: LoRA adapter to merge into the target. drafter: folder of
+        a drafter conditioned on hidden states, for ``eagle``.
     """
 
     model: str
@@ -58,6 +60,14 @@ class ExportOptions:
     devices: Sequence[DeviceName] = ()
     device_precisions: Sequence[Precision] = ()
     adapter: str | None = None
+    drafter: str | None = None
+
+    @property
+    def its_drafter(self) -> str | None:
+        """The drafter: as given, or the one that an embedded model comes with if ``eagle`` is wanted."""
+        own = f"{self.model}-eagle"
+        known = EAGLE in self.methods and own.removeprefix(BUILTIN) in builtin_drafters()
+        return self.drafter or (own if known and self.model.startswith(BUILTIN) else None)
 
     def wanted(self) -> list[str]:
         """All methods of the bundle, in the usual order.
@@ -79,6 +89,13 @@ class ExportOptions:
             raise ExportError("method speculative needs a draft model", "add --draft MODEL2")
         if self.draft is not None and SPECULATIVE not in methods:
             raise ExportError("--draft was given, but not --method speculative", "add --method speculative")
+        if EAGLE in methods and self.its_drafter is None:
+            raise ExportError(
+                "method eagle needs a drafter",
+                "train one with `edgespec train eagle MODEL -o DIR`, then add --drafter DIR",
+            )
+        if self.drafter is not None and EAGLE not in methods:
+            raise ExportError("--drafter was given, but not --method eagle", "add --method eagle")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
         if self.draft_vocab and SPECULATIVE not in methods:

@@ -14,11 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
-from edgespec.drafters.registry import SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, SPECULATIVE, needing
+from edgespec.errors import ExportError
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
+from edgespec.export.drafters.measure import measure_drafter
+from edgespec.export.drafters.read import Drafter, read_drafter
+from edgespec.export.drafters.write import drafter_bytes, write_drafter
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.heads.choice import HeadChoice, choose_heads
 from edgespec.export.heads.vocab import frequent_tokens
@@ -36,7 +40,7 @@ from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.planning.speed.cut import first_ids, paying_size
-from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import SCHEMA, Layout, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -51,6 +55,7 @@ class InProgress:
     written: WrittenModel  # as it was before attention and devices added to it
     target: ModelPart
     draft: ModelPart | None
+    drafter: ModelPart | None
     slot: Slot  # with the target
     tokens: list[int]  # what is measured on
     parity: dict[str, Any] = field(default_factory=dict)
@@ -90,9 +95,16 @@ class Exporter:
         trained = {}
         if isinstance(self.target, EmittedModel):
             trained = choose_heads(options.model, options.heads, self.methods, self.target.arch, self.codec)
+        self.drafter: Drafter | None = None
+        if options.its_drafter is not None:
+            if not isinstance(self.target, EmittedModel):
+                raise ExportError("--drafter needs graphs of edgespec's own, and this model's are optimum's")
+            self.drafter = read_drafter(resolve(options.its_drafter), self.target.arch)
+            self.notes += [f"drafter: {note}" for note in self.drafter.notes]
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
-        self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"))
+        tapped = self.drafter.tapped if self.drafter else ()
+        self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
         self.target.equip(self.heads)
         self._cut_draft()
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
@@ -133,7 +145,7 @@ class Exporter:
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        plan = describe_export(self.target, self.choice, self.methods, self.draft, self.options.operators)
+        plan = self._sizes()
         return plan | {"model": str(self.path), "notes": self.notes}
 
     def run(self) -> Manifest:
@@ -160,14 +172,18 @@ class Exporter:
         if self.draft is not None:
             (folder / "draft").mkdir()
             draft = self.draft.write(self._writing(folder, draft=True)).part
+        drafter = None
+        if self.drafter is not None:
+            self.progress("weights", 0, 1, "drafter")
+            drafter = write_drafter(folder, self.drafter, self.choice, written.part.layout)
         copy_tokenizer(self.target.source.path, folder, self.codec)
         graph = choose_operators(self.options.operators, written.part).graph(written.part, strict=True)
         slot = open_slot(Model(folder, written.part, graph, self.options.threads))
         most = max(MIN_TOKENS, min(MEASURED_TOKENS, self.target.facts.context // 2))
-        return InProgress(folder, written, written.part, draft, slot, self.codec.encode(self.text)[:most])
+        return InProgress(folder, written, written.part, draft, drafter, slot, self.codec.encode(self.text)[:most])
 
     def _writing(self, folder: Path, draft: bool) -> Writing:
-        gated = not draft and bool(set(needing("layers", "heads")) & set(self.methods))
+        gated = not draft and bool(set(needing("layers", "heads", "drafter")) & set(self.methods))
 
         def texts(context: int) -> NDArray[np.int64]:  # [S, T]
             return quantizer_texts(self.codec, self.text, context)
@@ -203,6 +219,12 @@ class Exporter:
         made.methods, made.costs = measurer.measure(made.folder, made.slot, made.tokens, made.draft)
         if (part := made.methods.get(SPECULATIVE)) and part.notes:
             self.notes.append(part.notes)
+        if self.drafter is not None and made.drafter is not None:
+            self.progress("acceptance", 0, 1, "the drafter against the target")
+            found = measure_drafter(self.drafter, made.folder, made.drafter, made.slot, made.tokens, options.threads)
+            made.methods[EAGLE] = found.method(made.costs, self.text_name, digest(self.text))
+            self.notes += found.notes
+            self.progress("acceptance", 1, 1, "the drafter against the target")
 
     def _learn_attention(self, made: InProgress) -> None:
         """What was asked for of other attentions, learnt and measured."""
@@ -231,12 +253,13 @@ class Exporter:
 
     def _manifest(self, made: InProgress) -> Manifest:
         assert made.costs is not None
-        sizes = describe_export(self.target, self.choice, self.methods, self.draft, self.options.operators)
+        sizes = self._sizes()
         return Manifest(
             schema_version=SCHEMA,
             edgespec_version=__version__,
             target=made.target,
             draft=made.draft,
+            drafter=made.drafter,
             methods=made.methods,
             tokenizer=self.tokenizer,
             parity=made.parity,
@@ -244,6 +267,16 @@ class Exporter:
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},
             provenance=self._provenance(),
         )
+
+    def _sizes(self) -> dict[str, Any]:
+        """The export as a JSON object."""
+        operators = self.options.operators
+        found = describe_export(self.target, self.choice, self.methods, self.draft, operators)
+        if self.drafter is not None:
+            layout: Layout = "stock" if operators == "stock" else "native"
+            found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, layout)
+            found["kv_bytes_per_token"] += self.drafter.arch.facts.kv_bytes_per_token
+        return found
 
     def _provenance(self) -> dict[str, Any]:
         options, source = self.options, self.target.source.path
@@ -254,6 +287,7 @@ class Exporter:
             "revision": options.revision,
             "adapter": None if options.adapter is None else Path(options.adapter).resolve().name,
             "draft": None if options.draft is None else Path(options.draft).name,
+            "drafter": None if self.drafter is None else Path(str(options.its_drafter)).name,
             "notes": self.notes or None,
             "seed": options.seed,
             **self.target.provenance(),

@@ -7,11 +7,12 @@ said under ``provenance.assumed``, and left out where a number would be a guess:
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
-from edgespec.drafters.registry import SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
@@ -22,10 +23,11 @@ from edgespec.export.bundle.model_part import (
     check_operators,
     open_described,
 )
+from edgespec.export.drafters.write import head_format as head_format_of
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
-from edgespec.export.planning.heads import PlannedHeads, assumed_draft, planned_heads
+from edgespec.export.planning.heads import PlannedHeads, assumed_draft, assumed_drafter, planned_heads
 from edgespec.export.planning.model import PlannedModel
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
@@ -93,7 +95,8 @@ def planned_bundle(
     name = str(model)
     speculative = UNWRITTEN if SPECULATIVE in methods else None
     options = ExportOptions(name, Path(), methods, form, quantizer, head_format, draft or speculative, context,
-                            head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices)  # fmt: skip
+                            head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices,
+                            drafter=UNWRITTEN if EAGLE in methods else None)  # fmt: skip
     wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
     path = resolve(name, revision, weights=False)
     arch = _opened(path, context)
@@ -105,7 +108,15 @@ def planned_bundle(
     skip = _skip_set(arch.facts.layers)
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
     target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
-    target.with_heads(its_heads, gated=bool(set(needing("layers", "heads")) & set(wanted)))
+    drafter: PlannedModel | None = None
+    if EAGLE in wanted:
+        its_own, tapped = assumed_drafter(arch)
+        drafter = PlannedModel(its_own, replace(choice, head=head_format_of(choice)), layout, (), None, "drafter/")
+        drafter.as_draft()
+        files |= drafter.files()
+        assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
+        its_heads = replace(its_heads, tapped=tapped)
+    target.with_heads(its_heads, gated=bool(set(needing("layers", "heads", "drafter")) & set(wanted)))
     target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
     check_coded_keys(arch.facts, cast(Sequence[Attention], attention))
     target.for_devices(skip if SELF_SPEC in wanted else None)
@@ -124,15 +135,16 @@ def planned_bundle(
         assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
     if attention and (first := attention[0]) not in ("f32", "f16"):
         assumed.append(f"{first} keys and values pass the quality gate")
-    kv = arch.facts.kv_bytes_per_token + (other.arch.facts.kv_bytes_per_token if other else 0)
+    kv = sum(model.arch.facts.kv_bytes_per_token for model in (target, other, drafter) if model)
     return Manifest(
         schema_version=SCHEMA,
         edgespec_version=__version__,
         target=target.part,
         draft=other.part if other else None,
+        drafter=drafter.part if drafter else None,
         methods={method: _method(method, its_heads, skip, arch.facts.layers) for method in wanted},
         tokenizer=_tokenizer(arch),
-        memory={"weight_bytes": _weights(target, other), "kv_bytes_per_token": kv},
+        memory={"weight_bytes": _weights(target, other, drafter), "kv_bytes_per_token": kv},
         provenance={
             "model": path.resolve().name if path.exists() and Path(name).exists() else name,
             "planned": True,
@@ -229,10 +241,11 @@ def _skip_set(layers: int) -> SkipSetPart:
     return SkipSetPart(attention=middle, mlp=middle)
 
 
-def _weights(target: PlannedModel, draft: PlannedModel | None) -> dict[str, int]:
+def _weights(target: PlannedModel, draft: PlannedModel | None, drafter: PlannedModel | None) -> dict[str, int]:
     """As in an export's manifest."""
     alone, heads = target.weights()
-    found = {"target": alone} | ({"draft": draft.weights()[0]} if draft else {})
+    others = {"draft": draft, "drafter": drafter}
+    found = {"target": alone} | {name: model.weights()[0] for name, model in others.items() if model}
     return found | ({"heads": heads} if heads else {})
 
 

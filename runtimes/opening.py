@@ -51,15 +51,16 @@ def share_target(model: Model, strict: bool) -> Model:
     return model.relaxed() if isinstance(model, DeviceModel) and model.strict and not strict else model
 
 
-def open_draft(bundle: Bundle, options: LoadOptions, operators: OperatorChoice) -> Model:
-    """The draft model; on the CPU where it has no graphs for the device.
+def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: OperatorChoice) -> Model:
+    """The draft model or the drafter; on the CPU where it has no graphs for the device.
 
     Args:
         bundle: where it is.
+        name: ``draft`` or ``drafter``.
         options: how the target was loaded.
         operators: those of the target.
     """
-    part = bundle.part("draft")
+    part = bundle.part(name)
     if any(graph.device == options.device != "cpu" for graph in part.graphs.values()):
         return DeviceModel(bundle.path, part, options.device, False, options.device_precision)
     # a small draft is done before a second thread has woken up

@@ -191,14 +191,16 @@ def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str
 
 
 def _pays(row: dict[str, Any]) -> bool:
-    """Whether a method is surely faster than plain decoding."""
-    return bool(row["speedup_low"] > 1 and row["method"] != "plain")
+    """Whether a method is surely faster than plain decoding; one pair has no interval, and shows nothing."""
+    return bool(row["pairs"] > 1 and row["speedup_low"] > 1 and row["method"] != "plain")
 
 
 def _headline(rows: list[dict[str, Any]]) -> str:
     best = max(rows, key=lambda row: row["speedup"])
     if _pays(best):
         return f"{best['method']} is {best['speedup']:.1f} times as fast as plain decoding"
+    if best["pairs"] == 1:
+        return "one pair of runs: too few to say what is fastest"
     return "no method is faster than plain decoding here"
 
 

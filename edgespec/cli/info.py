@@ -43,7 +43,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         "reason": choice.reason,
         "layout": manifest.target.layout,
         "repacked_bytes": sum(
-            repacked_bytes(bundle, part) for part in (manifest.target, manifest.draft) if part is not None
+            repacked_bytes(bundle, part) for part in (manifest.target, manifest.draft, manifest.drafter) if part
         ),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
     }
@@ -91,6 +91,10 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         if manifest.draft.origin == "optimum":
             what += ", exported by optimum"
         rows.insert(2, ("draft", what + _cut(manifest.draft)))
+    if manifest.drafter:
+        drafter, tapped = manifest.drafter.facts, manifest.target.tapped
+        what = f"{drafter.architecture}, {drafter.parameters / 1e6:.2f}M parameters, after layers {tapped}"
+        rows.insert(2, ("drafter", what + _cut(manifest.drafter)))
     source = {key: str(value) for key, value in manifest.provenance.items() if key not in _SHOWN}
     rows.append(("provenance", ", ".join(f"{key} {value[:12]}" for key, value in source.items()) or "-"))
     table = Table(box=None, show_header=False)

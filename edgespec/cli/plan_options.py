@@ -12,7 +12,7 @@ from edgespec.planning.profile.record import Profile
 from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
 from edgespec.runtimes.options import LoadOptions
 
-DRAFT = "draft"  # folder of a draft that is still to be trained
+DRAFT, DRAFTER = "draft", "drafter"  # folders of what is still to be trained
 
 
 def is_bundle(source: str) -> bool:
@@ -79,7 +79,7 @@ def model_options(
     """
     from edgespec.export.planned import planned_bundle
 
-    wanted = tuple(methods) or needing("text", "layers", "heads", *(("draft",) if draft else ()))
+    wanted = tuple(methods) or needing("text", "layers", "heads", "drafter", *(("draft",) if draft else ()))
     found = []
     for form in formats or FORMATS:
         planned = planned_bundle(source, form=form, methods=wanted, draft=draft, context=context, revision=revision)
@@ -87,6 +87,11 @@ def model_options(
             name: f"needs trained heads: edgespec train {name} {source} -o {name}-heads"
             for name in planned.methods
             if METHODS[name].needs == "heads"
+        }
+        needs |= {
+            name: f"needs a drafter: edgespec train {name} {source} -o {DRAFTER}"
+            for name in planned.methods
+            if METHODS[name].needs == "drafter"
         }
         if SPECULATIVE in planned.methods and draft is None:
             needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
@@ -104,6 +109,8 @@ def export_command(option: Option, method: str) -> str | None:
         words += ["--method", method]
     if METHODS[method].needs == "heads":
         words += ["--heads", f"{method}-heads"]
+    if METHODS[method].needs == "drafter":
+        words += ["--drafter", DRAFTER]
     if METHODS[method].needs == "draft":
         words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]
     return " ".join(words)

@@ -15,7 +15,7 @@ import click
 from edgespec.cli.common import emit_json, json_option, progress
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 
-METHODS = ("medusa", "blockwise", "paradecode", "draft")
+METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 
 
 @click.command("train", cls=GroupedCommand)
@@ -56,10 +56,18 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft")
 @group(
     "Heads (medusa, blockwise, paradecode)",
     click.option(
-        "--heads", type=int, default=4, show_default=True, help="medusa, blockwise: guesses beyond the next token."
+        "--heads",
+        type=int,
+        default=4,
+        show_default=True,
+        help="medusa, blockwise: guesses beyond the next token; eagle: steps deep.",
     ),
     click.option("--own-lm-heads", is_flag=True, help="medusa: an LM head for each head, instead of the model's."),
-    click.option("--inner", type=int, help="blockwise: width of the hidden layer.  [default: heads * hidden]"),
+    click.option(
+        "--inner",
+        type=int,
+        help="blockwise: width of the hidden layer; eagle: of its MLP.  [default: heads * hidden; the model's]",
+    ),
     click.option("--exits", help="paradecode: after how many layers, as 8,16,24.  [default: each quarter]"),
 )
 @group(
@@ -101,13 +109,14 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft")
 )
 @json_option
 def command(method: Any, model: str, output: Path | None, exits: str | None, as_json: bool, **rest: Any) -> None:
-    """Train heads or a draft for a model.
+    """Train heads, a draft or a drafter for a model.
 
-    METHOD is medusa, blockwise, paradecode or draft.  MODEL, which stays as it is, is a local folder, a hub id, or
-    builtin:NAME.  Interrupted, the same command goes on where it was.
+    METHOD is medusa, blockwise, paradecode, draft or eagle.  MODEL, which stays as it is, is a local folder, a hub id,
+    or builtin:NAME.  Interrupted, the same command goes on where it was.
 
     \b
     edgespec train medusa builtin:shakespeare --self-distill 256 -o heads
+    edgespec train eagle ./model --self-distill 20000 -o drafter
     edgespec train draft ./model --data my-texts.jsonl --self-distill 2000 -o draft
     edgespec train paradecode ./model --exits 8,16,24 --data my-text.txt -o exits --plot loss.png
     accelerate launch -m edgespec train medusa ./model --self-distill 20000 --precision bf16 -o heads
@@ -156,7 +165,9 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
     click.echo(f"{output}: {method} for {model}, {steps} steps on {trained.windows} windows in {seconds:.0f} s")
     for line in _results(found):
         click.echo(line)
-    how = {"draft": "--method speculative --draft"}.get(method, f"--method {method} --heads")
+    how = {"draft": "--method speculative --draft", "eagle": "--method eagle --drafter"}.get(
+        method, f"--method {method} --heads"
+    )
     click.echo(f"next: edgespec export {shlex.quote(model)} {how} {shlex.quote(str(output))}")
 
 

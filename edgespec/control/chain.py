@@ -82,7 +82,7 @@ class Compose(Wrapper):
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """The winner learns from its proposal; the others learn where the text has gone."""
         elsewhere = Verdict((), verdict.next_token)
-        row = _row(output, verdict.path[-1] + 1 if verdict.path else 0)
+        row = _row(output, [0, *(node + 1 for node in verdict.path)])
 
         def observe(drafter: Drafter) -> None:
             if drafter is self._winner:
@@ -129,8 +129,9 @@ class Compose(Wrapper):
         self.failed[drafter.name] = f"left out: {why}"
 
 
-def _row(output: Pass, row: int) -> Pass:
-    """The pass as if it had been over this row alone."""
-    at = slice(row, row + 1)
+def _row(output: Pass, kept: list[int]) -> Pass:
+    """The pass as if it had been over the last of the kept rows alone; what was tapped, of all of them."""
+    at = slice(kept[-1], kept[-1] + 1)
     best = None if output.best is None else (output.best[0][at], output.best[1][at])
-    return Pass(output.logits[at], None if output.hidden is None else output.hidden[at], best)
+    taps = None if output.taps is None else output.taps[kept]
+    return Pass(output.logits[at], None if output.hidden is None else output.hidden[at], best, taps=taps)

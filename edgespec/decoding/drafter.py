@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from edgespec.decoding.monitor import Control
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
@@ -32,8 +35,8 @@ class Drafter:
     """Guesses what follows; it never owns a loop over rounds (``loop.decode`` does).
 
     A drafter overrides ``propose``, and whatever else it needs.  The loop calls ``watch``, ``bind`` and ``begin`` when
-    a request starts; ``propose``, ``observe`` and ``timed`` in every round.  An exception in any of them costs the
-    request its drafter, never its text.
+    a request starts, then reads the prompt; ``propose``, ``observe`` and ``timed`` in every round.  An exception in any
+    of them costs the request its drafter, never its text.
 
     Attributes:
         name: the method, as the bundle and the command line call it.
@@ -61,6 +64,11 @@ class Drafter:
         return False
 
     @property
+    def wants_taps(self) -> bool:
+        """Whether it needs what is tapped of the target, of every token: see ``known`` and ``absorb``."""
+        return False
+
+    @property
     def next_bucket(self) -> int | None:
         """The ``Proposal.bucket`` that comes next; None = not known before it proposes."""
         return None
@@ -80,6 +88,13 @@ class Drafter:
 
     def begin(self, tokens: list[int]) -> None:
         """Its prompt; read only."""
+
+    def known(self, tokens: list[int]) -> int:
+        """The prompt is about to be read: of how many of its first tokens nothing tapped is needed."""
+        return len(tokens)
+
+    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
+        """Tokens ``first`` and on of the prompt were read: what was tapped of them, [n, k * hidden], to be copied."""
 
     def require(self, speed: float) -> None:
         """Offer only proposals predicted to reach this speed; plain decoding's is 1."""
@@ -145,6 +160,17 @@ class Wrapper(Drafter):
     def wants_hidden(self) -> bool:
         """Whether one of them does."""
         return any(drafter.wants_hidden for drafter in self.inside)
+
+    @property
+    def wants_taps(self) -> bool:
+        """Whether one of them does."""
+        return any(drafter.wants_taps for drafter in self.inside)
+
+    def known(self, tokens: list[int]) -> int:
+        return min([len(tokens), *(drafter.known(tokens) for drafter in self.inside)])
+
+    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
+        self.tell("absorb", lambda drafter: drafter.absorb(first, taps))
 
     def watch(self, control: Control) -> None:
         self.tell("watch", lambda drafter: drafter.watch(control))

@@ -41,6 +41,21 @@ class Guard(Wrapper):
             self._drop("wants_hidden", error)
             return False
 
+    @property
+    def wants_taps(self) -> bool:
+        try:
+            return bool(self.inside) and self.inside[0].wants_taps
+        except Exception as error:
+            self._drop("wants_taps", error)
+            return False
+
+    def known(self, tokens: list[int]) -> int:
+        try:
+            return super().known(tokens)
+        except Exception as error:
+            self._drop("known", error)
+            return len(tokens)
+
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
     # that failed below a self-draft, its next pass will say so.
     def tell(self, where: str, call: Callable[[Drafter], None]) -> None:

@@ -20,7 +20,7 @@ from edgespec.decoding.request import DecodeOptions, Finish, PassRequest, Round
 from edgespec.decoding.rows import RowSampler
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, Target
+from edgespec.decoding.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, TappedTarget, Target
 from edgespec.decoding.verify import keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
@@ -121,20 +121,38 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
         raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; {known}")
 
 
+def _read(target: Target, tokens: list[int], guard: Guard) -> int:
+    """Read the prompt, but for its last token, into the slot; returns how many tokens were there already.
+
+    A drafter that looks at what is tapped of the target is shown it of every token that it does not know yet: those
+    are read again, if need be.
+    """
+    tapped = target if isinstance(target, TappedTarget) and guard.wants_taps else None
+    reused = target.follow(tokens[: min(len(tokens) - 1, guard.known(tokens) if tapped else len(tokens))])
+    if tapped:
+        tapped.tap_sink = guard.absorb
+    try:
+        if reused < len(tokens) - 1:
+            target.prefill(tokens[reused:-1])
+    finally:
+        if tapped:
+            tapped.tap_sink = None
+    return reused
+
+
 def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats) -> Rounds:
     """The rounds of a valid request."""
     params, eos, context = options.sampling, options.eos, target.context
     noise, observer = Noise(params.seed), Observer(stats, options, target)
-    reused = target.follow(tokens[:-1])
-    if reused < len(tokens) - 1:
-        target.prefill(tokens[reused:-1])
-    observer.prefilled(len(tokens), reused)
     guard = Guard(drafter, stats, eos, target)
     guard.watch(stats.monitor.control)
     guard.bind(params, noise)
     guard.begin(tokens)
     observer.begun()
+    reused = _read(target, tokens, guard)
+    observer.prefilled(len(tokens), reused)
     heads = target if isinstance(target, HeadTarget) else None
+    tapped = target if isinstance(target, TappedTarget) else None
 
     # where greedy decoding looks at nothing else, the logits need not leave the LM head
     bare = params.plain_greedy and not options.logprobs and options.accept.rule != "top-k"
@@ -151,6 +169,8 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         observer.proposed(proposal, guesses, guard)
         if heads:
             heads.keep_hidden = guard.wants_hidden
+        if tapped:
+            tapped.keep_taps = guard.wants_taps
         pending[0] = tokens[-1]
         rows = np.concatenate((pending, proposal.tokens)) if guesses else pending  # [1 + n]
         parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -72,12 +72,15 @@ class Pass:
             the target was told to keep it (``HeadTarget.keep_hidden``), else None.
         best: (int64 [r], float32 [r]): the likeliest token of each row and its logit, where only that was asked for.
         chance: float32 [r], its probability; where the target chooses by itself.
+        taps: float32 [n, k * hidden], the residual stream of every row after the layers that are tapped, side by side;
+            where the target was told to keep them (``TappedTarget.keep_taps``).
     """
 
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32] | None = None
     best: tuple[NDArray[np.int64], NDArray[np.float32]] | None = None
     chance: NDArray[np.float32] | None = None
+    taps: NDArray[np.float32] | None = None
 
 
 @runtime_checkable
@@ -203,6 +206,21 @@ class HeadTarget(Target, Protocol):
             hidden: float32 [r, hidden], rows of a residual stream before the final norm.
             top: 0 = all logits, else only the best so many tokens of each row.
         """
+        ...
+
+
+TapSink = Callable[[int, NDArray[np.float32]], None]  # first row, and taps [n, k * hidden] of it and the next ones
+
+
+@runtime_checkable
+class TappedTarget(Target, Protocol):
+    """A target whose residual stream can be tapped between layers, for a drafter that is conditioned on it."""
+
+    keep_taps: bool  # fill Pass.taps from now on
+    tap_sink: TapSink | None  # called with the taps of every chunk of a prefill, views that are valid during the call
+
+    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The residual stream of tokens [n] before the first layer -> float32 [n, hidden], a copy."""
         ...
 
 

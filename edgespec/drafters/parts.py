@@ -24,7 +24,7 @@ class Parts:
         bundle: its folder; read only.
         manifest: its manifest.
         target: the session's target.
-        draft: opens the session's draft model, at the first call.
+        draft: opens the session's ``draft`` model or ``drafter``, at the first call.
         costs: a cost model of this machine, for the measured verify curve.
         store: n-grams of texts read earlier; None = none were given.
     """
@@ -32,6 +32,6 @@ class Parts:
     bundle: Path
     manifest: Manifest
     target: Slot
-    draft: Callable[[], Slot]
+    draft: Callable[[str], Slot]
     costs: Callable[[], CostModel]
     store: NGramStore | None = None

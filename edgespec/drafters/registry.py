@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import DraftOptions
     from edgespec.drafters.parts import Parts
 
-Needs = Literal["text", "draft", "layers", "heads"]
-AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
+Needs = Literal["text", "draft", "layers", "heads", "drafter"]
+AR, NGRAM, SPECULATIVE, SELF_SPEC, EAGLE = "ar", "ngram", "speculative", "self-spec", "eagle"
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -30,7 +30,8 @@ class Method:
         help: what it does, in a few words.
         builder: ``module:function``; called as ``function(parts, part, options)`` for a drafter, and imported by then.
         needs: what a bundle must have for it: ``text``, nothing, so that it works in every bundle; ``draft``, a draft
-            model; ``layers``, a graph whose layers can be left out; ``heads``, trained heads, and such a graph.
+            model; ``layers``, a graph whose layers can be left out; ``heads``, trained heads, and such a graph;
+            ``drafter``, one conditioned on hidden states, and such a graph.
         gamma: most guesses a round; None = the bundle's, at least 6.
         at_once: guessing costs the same however many guesses it makes.
         searches: it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device.
@@ -74,6 +75,9 @@ METHODS: dict[str, Method] = {
     "medusa": Method("heads, a tree", f"{_HERE}.medusa:build", "heads", at_once=True, priors=priors.MEDUSA),
     "blockwise": Method("heads, a block", f"{_HERE}.blockwise:build", "heads", at_once=True, priors=priors.BLOCKWISE),
     "paradecode": Method("early exits", f"{_HERE}.paradecode:build", "heads"),
+    EAGLE: Method(
+        "a drafter conditioned on hidden states", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.EAGLE
+    ),
 }
 
 

@@ -152,4 +152,4 @@ class DraftModel(Drafter):
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftModel:
     """Drafting by the bundle's draft model."""
-    return DraftModel(parts.draft(), parts.target.vocab_size, branch=options.branch)
+    return DraftModel(parts.draft("draft"), parts.target.vocab_size, branch=options.branch)

@@ -99,7 +99,7 @@ class LoadedBundle:
             model = open_target(bundle, run.device, precision, name, self.strict, run.threads, kv)
         self._model: Model | None = model
         self._process = os.getpid()
-        self._draft: Model | None = None
+        self._drafts: dict[str, Model] = {}
         self.approximations = [] if target.format == "fp32" else [f"{target.format} weights", "8-bit activations"]
         if isinstance(model, DeviceModel):
             self.approximations += model.approximations
@@ -161,7 +161,7 @@ class LoadedBundle:
         if settings.proposer is None:
             # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
             known = None if settings.sampling.seeded_rejection else self.predictions
-            without = () if self.device == "cpu" else searching()  # see check_device
+            without = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
             choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
             check_device(self.device, choice)
             return choice
@@ -254,12 +254,13 @@ class LoadedBundle:
         """Free the model and all that lies on it, at once; see ``Engine.close``."""
         with self.lock:
             self.sessions.close()
-            self._model = self._draft = None
+            self._model = None
+            self._drafts.clear()
             if self._off_device is not None:
                 self._off_device.close()
         trim_memory()
 
-    def _draft_model(self) -> Model:
-        if self._draft is None:
-            self._draft = open_draft(self.bundle, self.options, self.operators)
-        return self._draft
+    def _draft_model(self, name: str) -> Model:
+        if name not in self._drafts:
+            self._drafts[name] = open_draft(self.bundle, name, self.options, self.operators)
+        return self._drafts[name]

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from edgespec.decoding.settings import DraftOptions
-from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, searching
+from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
 from edgespec.planning.expectations import exported, where
@@ -166,8 +166,15 @@ def check_device(device: str, choice: MethodChoice) -> None:
     """Refuse a method that needs graphs which nobody can have written beforehand.
 
     Raises:
-        InvalidRequest: one that chooses its layers as it goes, anywhere but on the CPU.
+        InvalidRequest: one that chooses its layers as it goes, or is conditioned on hidden states, anywhere but on
+            the CPU.
     """
+    conditioned = [name for name in choice.methods if name in needing("drafter")]
+    if device != "cpu" and conditioned:
+        raise InvalidRequest(
+            f"method {conditioned[0]} reads hidden states of the model, which stay on device {device}",
+            "use another method, or device cpu",
+        )
     refused = [name for name in choice.methods if name in searching()]
     if device != "cpu" and refused:
         raise InvalidRequest(

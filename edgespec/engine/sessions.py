@@ -49,7 +49,7 @@ class Session:
         bundle: Path,
         manifest: Manifest,
         model: Model,
-        draft: Callable[[], Model],
+        draft: Callable[[str], Model],
         context: int,
         times: Times,
         store: NGramStore | None = None,
@@ -59,8 +59,7 @@ class Session:
         self._manifest, self._draft, self._times, self._calibrated = manifest, draft, times, calibrated
         self.target = target or open_slot(model, context=context)
         self._most_rows = self.target.chunk
-        self._draft_slot: Slot | None = None
-        self._draft_rows = 0
+        self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
         self._begin_draft: Callable[[Slot], None] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
@@ -143,12 +142,12 @@ class Session:
     @chunk.setter
     def chunk(self, rows: int) -> None:
         self.target.chunk = min(rows, self._most_rows)
-        if self._draft_slot is not None:
-            self._draft_slot.chunk = min(rows, self._draft_rows)
+        for slot, most in self._drafts.values():
+            slot.chunk = min(rows, most)
 
     def slots(self) -> dict[str, Slot]:
-        """The slots there are: the target's, and the draft's once a method has asked for it."""
-        return {"target": self.target} | ({"draft": self._draft_slot} if self._draft_slot else {})
+        """The slots there are: the target's, and those of a draft and a drafter once a method has asked for them."""
+        return {"target": self.target} | {name: slot for name, (slot, _) in self._drafts.items()}
 
     def open_draft_with(self, take_up: Callable[[Slot], None]) -> None:
         """Do this with the draft's slot as soon as a method asks for it."""
@@ -157,24 +156,23 @@ class Session:
     @property
     def kv_bytes(self) -> int:
         """Bytes of KV allocated."""
-        return self.target.kv_bytes + (self._draft_slot.kv_bytes if self._draft_slot else 0)
+        return self.target.kv_bytes + sum(slot.kv_bytes for slot, _ in self._drafts.values())
 
     def close(self) -> None:
         """Free the slots and all that the drafters hold, whoever still has this session."""
-        for slot in (self.target, self._draft_slot):
-            if slot is not None:
-                slot.close()
+        for slot in (self.target, *(slot for slot, _ in self._drafts.values())):
+            slot.close()
         vars(self).clear()
 
-    def _open_draft(self) -> Slot:
-        if self._draft_slot is None:
-            self._draft_slot = open_slot(self._draft())
-            if self._begin_draft is not None:
-                self._begin_draft(self._draft_slot)
+    def _open_draft(self, name: str) -> Slot:
+        if name not in self._drafts:
+            slot = open_slot(self._draft(name))
+            if name == "draft" and self._begin_draft is not None:
+                self._begin_draft(slot)
                 self._begin_draft = None
-            self._draft_rows = self._draft_slot.chunk
-            self._draft_slot.chunk = min(self._draft_rows, self.target.chunk)
-        return self._draft_slot
+            self._drafts[name] = slot, slot.chunk
+            slot.chunk = min(slot.chunk, self.target.chunk)
+        return self._drafts[name][0]
 
     def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
         """Where control starts from: what the export measured, corrected by calibration and a few passes here and now.

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.decoding.settings import Settings
-from edgespec.drafters.registry import AR, AUTO, SPECULATIVE
+from edgespec.drafters.registry import AR, AUTO, EAGLE, SPECULATIVE
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
@@ -241,10 +241,11 @@ def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
 
 
 def extra_bytes(engine: Engine, method: str) -> int:
-    """Memory that a method needs beyond plain decoding's: a draft's weights and KV, or the weights of heads."""
+    """Memory that a method needs beyond plain decoding's: weights and KV of a draft, or the weights of heads."""
     manifest, target = engine.bundle.manifest, engine.bundle.manifest.target
-    if method == SPECULATIVE and manifest.draft is not None:
-        weights = manifest.files[manifest.draft.weights].size
-        return weights + manifest.draft.facts.kv_bytes_per_token * engine.sessions.longest()
+    draft = {SPECULATIVE: manifest.draft, EAGLE: manifest.drafter}.get(method)
+    if draft is not None:
+        weights = manifest.files[draft.weights].size
+        return weights + draft.facts.kv_bytes_per_token * engine.sessions.longest()
     groups = manifest.methods[method].heads if method in manifest.methods else ()
     return sum(group_bytes(target, one, target.layout == "native") for one in target.heads if one.name in groups)

@@ -47,6 +47,7 @@ class Architecture:
             ("halves"), with its neighbour ("neighbours"), or as halves, but the other way round ("reversed").
             Everything behind the architecture sees halves: rows of q and k are read in another order.
         head_bias: the LM head has a bias.
+        given: columns of the rows that a drafter's passes are given; 0 = passes begin with tokens.
     """
 
     model_type: ClassVar[str]
@@ -74,6 +75,7 @@ class Architecture:
     rope_share: ClassVar[float] = 1.0
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
     head_bias: ClassVar[bool] = False
+    given: int = 0
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)

@@ -266,3 +266,19 @@ class Ops(Protocol[X]):
     def head(self, x: X, norm: Norm, head: Linear) -> X:
         """Final norm and LM head on the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
         ...
+
+
+class DrafterOps(Ops[X], Protocol[X]):
+    """What decoders conditioned on another model's hidden states need beside."""
+
+    def given(self, first: int, width: int) -> X:
+        """Columns of the rows that a drafter's pass is given -> [1, T, width]."""
+        ...
+
+    def either(self, fused: Callable[[], X], recycled: Callable[[], X]) -> X:
+        """A drafter's residual stream: from hidden states of the target, or from its own -> [1, T, hidden]."""
+        ...
+
+    def join(self, *parts: X) -> X:
+        """Norms side by side -> [1, T, sum of their widths]."""
+        ...

@@ -32,7 +32,8 @@ class ShapeOps:
         query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
         self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
                         "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
-                        "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden}  # fmt: skip
+                        "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden,
+                        "fc": facts.hidden}  # fmt: skip
 
         if facts.delta is not None:
             values, inner = facts.delta.values, facts.delta.values * facts.delta.value_dim
@@ -44,6 +45,16 @@ class ShapeOps:
         if positions is not None:
             self.found[positions] = self.facts.context, self.facts.hidden
         return self.facts.hidden
+
+    def given(self, first: int, width: int) -> int:
+        return width
+
+    def either(self, fused: Callable[[], int], recycled: Callable[[], int]) -> int:
+        fused()
+        return recycled()
+
+    def join(self, *parts: int) -> int:
+        return sum(parts)
 
     def embedded(self, weight: str, scale: float) -> int:
         return self.facts.hidden

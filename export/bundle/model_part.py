@@ -13,7 +13,16 @@ from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT
-from edgespec.runtimes.files.manifest import Attention, Format, Graph, HeadVocab, Layout, ModelFacts, ModelPart
+from edgespec.runtimes.files.manifest import (
+    Attention,
+    DecoderPart,
+    Format,
+    Graph,
+    HeadVocab,
+    Layout,
+    ModelFacts,
+    ModelPart,
+)
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
@@ -122,7 +131,7 @@ def stock_graphs(facts: ModelFacts, gated: bool, draft: bool, hidden: bool, pref
     if facts.native_only:  # see check_operators
         return {}
     if draft:
-        return {"plain": Graph(file=prefix + MAIN)}
+        return {"plain": Graph(file=prefix + MAIN, hidden=hidden)}
     strict = Graph(file=prefix + MAIN, gated=gated, padded=True, hidden=hidden)
     return {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
 
@@ -156,4 +165,6 @@ def model_part(
         heads=list(plan.groups),
         head_vocab=head_vocab,
         cut=plan.only,
+        tapped=list(plan.tapped),
+        decoder=DecoderPart(kind="eagle", columns=arch.given) if arch.given else None,
     )

@@ -67,6 +67,7 @@ class GraphOps(GraphPieces):
                 self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
         self._attention = self._emitter([arch.rule(layer) for layer in self.layers])
         self._kv_names: tuple[str, str] = ("", "")
+        self._taps: dict[int, str] = {}  # the residual stream after so many layers
 
     @property
     def layers(self) -> Sequence[int]:
@@ -84,7 +85,7 @@ class GraphOps(GraphPieces):
         declare("rows", INT64, ["R"])
         groups = len(self.plan.groups) if self.hidden else 0
         if self.hidden:
-            declare("hidden_in", FLOAT, [1, "H", facts.hidden])
+            declare("hidden_in", FLOAT, [1, "H", self.arch.given or facts.hidden])
             declare("gate_embed", BOOL, [])
             self.graph.output("hidden", FLOAT, self.x_dims)
         if groups:
@@ -119,6 +120,16 @@ class GraphOps(GraphPieces):
         return self.choose(
             "gate_embed", "stream", self.arch.facts.hidden, lambda: self.same(x), lambda: self.same("hidden_in")
         )
+
+    def given(self, first: int, width: int) -> str:
+        start, end, axis = (self.graph.constant(f"int_{i}", np.array([i], np.int64)) for i in (first, first + width, 2))
+        return self.graph.node("Slice", ["hidden_in", start, end, axis])
+
+    def either(self, fused: Callable[[], str], recycled: Callable[[], str]) -> str:
+        return self.choose("gate_embed", "stream", self.arch.facts.hidden, fused, recycled)
+
+    def join(self, *parts: str) -> str:
+        return self.graph.node("Concat", list(parts), axis=-1)
 
     def embedded(self, weight: str, scale: float) -> str:
         raise UnsupportedModel("embeddings of each layer need native operators")
@@ -158,6 +169,8 @@ class GraphOps(GraphPieces):
 
     def sublayer(self, kind: Kind, layer: int, x: str, body: Callable[[str], str], scale: str | None = None) -> str:
         graph = self.graph
+        if kind == "attention":
+            self._tap(x, layer)
         kv = [f"present.{layer}.{name}" for name in ("key", "value")] if kind == "attention" else []
         if not self.gates:
             self._kv_names = (kv[0], kv[1]) if kv else ("", "")
@@ -184,6 +197,10 @@ class GraphOps(GraphPieces):
         graph, plan = self.graph, self.plan
         if self.hidden:
             graph.node("Identity", [x], ["hidden"])
+            self._tap(x, self.arch.facts.layers)
+        if self._taps:
+            graph.node("Concat", [self._taps[layer] for layer in plan.tapped], ["taps"], axis=-1)
+            graph.output("taps", FLOAT, [1, "T", len(plan.tapped) * self.arch.facts.hidden])
         h = self.norm(graph.node("Gather", [x, "rows"], axis=1), norm)  # [1, R, hidden]
         head = cut_head(head) if plan.only else head
         logits = head_logits(self, h, head) if self.hidden and plan.groups else self.lm_head(h, head)
@@ -193,6 +210,11 @@ class GraphOps(GraphPieces):
         return "logits"
 
     # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _tap(self, x: str, layers: int) -> None:
+        """Keep the residual stream after so many layers, where it is tapped."""
+        if self.hidden and layers in self.plan.tapped:
+            self._taps[layers] = x
 
     def _lookup(self, weight: str) -> str:
         """Rows of the embedding -> [1, T, hidden]."""

@@ -25,18 +25,20 @@ class HeadChoice:
     Attributes:
         trained: by method.
         tokens: int64 [size], what their cut LM head scores; None = the whole vocabulary.
+        tapped: where a drafter looks at the model.
     """
 
     trained: dict[str, TrainedHeads]
     tokens: NDArray[np.int64] | None = None
+    tapped: tuple[int, ...] = ()
 
     @property
     def plan(self) -> HeadPlan | None:
         """What the graphs have; None = nothing."""
-        if not self.trained:
+        if not (self.trained or self.tapped):
             return None
         groups = tuple(group for heads in self.trained.values() for group in heads.groups)
-        return HeadPlan(groups, cut=self.tokens is not None)
+        return HeadPlan(groups, cut=self.tokens is not None, tapped=self.tapped)
 
     def extend(self, arch: Architecture) -> None:
         """Put the heads' tensors beside the model's own."""

@@ -34,6 +34,7 @@ from edgespec.runtimes.text.codec import TextCodec
 SCHEMA = 1
 DESCRIPTION, TENSORS = "edgespec_heads.json", "heads.safetensors"
 CUT, CUT_BIAS = "lm_head.cut.weight", "lm_head.cut.bias"  # names of the cut LM head among a checkpoint's tensors
+FUSE = "fc.weight"  # what fuses hidden states for a drafter
 HeadKind = Literal["medusa", "blockwise", "paradecode"]
 
 
@@ -108,11 +109,13 @@ class HeadPlan:
         groups: of heads, in the order of their gates.
         cut: there is a cut LM head (``CUT``) for them.
         only: the cut LM head is the only one: a draft model.
+        tapped: after how many layers a drafter looks at the residual stream, in its order.
     """
 
     groups: tuple[HeadGroup, ...] = ()
     cut: bool = False
     only: bool = False
+    tapped: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,8 +153,8 @@ def cut_head(head: Linear) -> Linear:
 
 
 def is_head(name: str, arch: Architecture) -> bool:
-    """Whether a matrix is an LM head of any kind, and so has the format of LM heads."""
-    return name in (arch.head.weight, CUT) or name.endswith(".lm_head.weight")
+    """Whether a matrix is an LM head of any kind, or fuses hidden states, and so has the format of LM heads."""
+    return name in (arch.head.weight, CUT, FUSE) or name.endswith(".lm_head.weight")
 
 
 # -- whose heads these are ---------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import (
@@ -44,6 +45,14 @@ class Normed:
 
 
 @dataclass(frozen=True)
+class Given:
+    """Columns of what the pass is given, read when they are needed."""
+
+    first: int
+    width: int
+
+
+@dataclass(frozen=True)
 class Product:
     """A matrix product that waits for what happens to it; ``part`` of the matrices that share its input."""
 
@@ -61,7 +70,7 @@ class Mixture:
     activation: Activation
 
 
-Value = Floats | Normed | Acts | Product | Mixture
+Value = Floats | Normed | Acts | Product | Given | Mixture
 
 
 class NativeOps:
@@ -73,7 +82,7 @@ class NativeOps:
 
     def __init__(self, storage: StoragePlan) -> None:
         self.arch, self.storage, self.plan = storage.arch, storage, storage.heads
-        self.gates = Gates(self.arch.facts.layers, len(self.plan.groups))
+        self.gates = Gates(self.arch.facts.layers, len(self.plan.groups), bool(self.plan.tapped))
         self.program = ProgramWriter(storage)
         self.graph = self.program.graph
         self._inside = False  # a sub-layer
@@ -91,6 +100,28 @@ class NativeOps:
         self._look_up(weight, out, more)
         program.gate_all(self.gates.embed)
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
+        return out
+
+    def given(self, first: int, width: int) -> Value:
+        return Given(first, width)
+
+    def either(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
+        out = self.program.floats("x", self.arch.facts.hidden)
+        self._inside = True  # a norm waits for what reads it
+        self.program.gated(self.gates.embed, lambda: self._write(fused(), out))
+        self.program.gated(self.gates.load, lambda: self._write(recycled(), out))
+        self._inside = False
+        self._ready.clear()
+        return out
+
+    def join(self, *parts: Value) -> Value:
+        rows = [part if isinstance(part, Normed) else self._as_floats(part, "given") for part in parts]
+        floats = [part.x if isinstance(part, Normed) else part for part in rows]
+        out, at = self.program.floats("joined", sum(x.width for x in floats)), 0
+        for part, x in zip(rows, floats, strict=True):
+            norm = self.program.norm(part.norm) if isinstance(part, Normed) else {"norm": -1}
+            self.program.step("norm", x=x.id, **norm, k=x.width, out=out.id, n=out.width, at=at)
+            at += x.width
         return out
 
     def embedded(self, weight: str, scale: float) -> Value:
@@ -205,6 +236,9 @@ class NativeOps:
         if not isinstance(x, Floats):
             raise ExportError("native operators expect a residual stream")
 
+        if kind == "attention":
+            self._tap(x, layer)
+
         def steps() -> None:
             y = body(x)
             if isinstance(y, Normed):
@@ -227,11 +261,30 @@ class NativeOps:
         return x
 
     def head(self, x: Value, norm: Norm, head: Linear) -> Value:
-        emit_heads(self.program, self._as_floats(x, "x"), norm, head, self.plan, self.gates)
+        floats = self._as_floats(x, "x")
+        self._tap(floats, self.arch.facts.layers)
+        emit_heads(self.program, floats, norm, head, self.plan, self.gates)
         self.program.close(self.gates.count)
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _tap(self, x: Floats, layers: int) -> None:
+        """Give the residual stream after so many layers, where it is tapped."""
+        for at in [i for i, tapped in enumerate(self.plan.tapped) if tapped == layers]:
+            store = partial(self.program.step, "store", x=x.id, k=x.width, at=(1 + at) * x.width)
+            self.program.gated(self.gates.taps, store)
+
+    def _write(self, x: Value, out: Floats) -> None:
+        """A value into a buffer."""
+        if isinstance(x, Given):
+            self.program.step("load", out=out.id, k=x.width, at=x.first)
+        elif isinstance(x, Normed):
+            self._norm(x, out)
+        elif isinstance(x, Product):
+            self._multiply(x, out, add=False)
+        else:
+            raise ExportError("native operators expect what a pass is given, its norm or a product")
 
     def _look_up(self, weight: str, out: Floats, more: dict[str, int | float]) -> None:
         """Rows of the embedding into a buffer."""
@@ -252,6 +305,10 @@ class NativeOps:
         """A value as float32, computing what still waits."""
         if isinstance(x, Floats):
             return x
+        if isinstance(x, Given):
+            out = self.program.floats(f"given {x.first}", x.width)
+            self._write(x, out)
+            return out
         if isinstance(x, Product):
             out = self.program.floats(use, self.storage.width(x.parts[x.part]))
             self._multiply(Product(x.x, (x.parts[x.part],), 0), out, add=False)

@@ -182,13 +182,13 @@ class ProgramWriter:
             "kv": (TensorProto.UINT8, ["S", "B"]),
             "control": (TensorProto.INT64, [CONTROLS]),
             "tables": (TensorProto.FLOAT, ["N"]),
-            "hidden_in": (TensorProto.FLOAT, ["H", hidden]),
+            "hidden_in": (TensorProto.FLOAT, ["H", self.arch.given or hidden]),
         }
         outputs: dict[str, tuple[int, list[int | str]]] = {
             "logits": (TensorProto.FLOAT, ["L", "V"]),
             "ids": (TensorProto.INT64, ["K", "top"]),
             "values": (TensorProto.FLOAT, ["K", "top"]),
-            "hidden": (TensorProto.FLOAT, ["G", hidden]),
+            "hidden": (TensorProto.FLOAT, ["G", "W" if self.storage.heads.tapped else hidden]),
         }
         for name, (kind, dims) in inputs.items():
             graph.input(name, kind, dims)

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.drafters.eagle3 import Eagle3
 from edgespec.export.heads.description import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile
 from edgespec.export.heads.read import read_description, read_heads
 from edgespec.export.source.extended import ExtendedCheckpoint
 from edgespec.export.source.source import BUILTIN, ConfigOnly, resolve_heads
-from edgespec.export.training.options import TrainOptions, choose_exits, draft_shape
+from edgespec.export.training.options import TrainOptions, choose_exits, choose_taps, draft_shape
 from edgespec.runtimes.files.manifest import HeadGroup, ModelFacts
 
 
@@ -43,16 +44,19 @@ class PlannedHeads:
     Attributes:
         groups: by method.
         assumed: in words, what is not there yet.
+        tapped: where a drafter looks at the model.
     """
 
     groups: dict[str, tuple[HeadGroup, ...]]
     assumed: list[str] = field(default_factory=list)
+    tapped: tuple[int, ...] = ()
 
     def plan(self, cut: bool) -> HeadPlan | None:
         """What the graphs have; None = nothing.  ``cut``: heads share a cut LM head."""
-        if not self.groups:
+        if not (self.groups or self.tapped):
             return None
-        return HeadPlan(tuple(group for groups in self.groups.values() for group in groups), cut=cut)
+        groups = tuple(group for groups in self.groups.values() for group in groups)
+        return HeadPlan(groups, cut=cut, tapped=self.tapped)
 
     def extend(self, arch: Architecture, rows: int | None) -> None:
         """Put the tensors beside the model's own; ``rows``: of a cut LM head, None = there is none."""
@@ -140,6 +144,22 @@ def assumed_draft(target: Architecture) -> Architecture:
         "tie_word_embeddings": True,
     }
     return architecture(ConfigOnly(target.source.path, config))
+
+
+def assumed_drafter(target: Architecture) -> tuple[Eagle3, tuple[int, ...]]:
+    """A drafter of the shape that ``edgespec train eagle`` gives by default, and where it looks at the target."""
+    facts, tapped = target.facts, choose_taps(target.facts.layers)
+    config: dict[str, Any] = {
+        "vocab_size": facts.vocab,
+        "hidden_size": facts.hidden,
+        "intermediate_size": facts.intermediate,
+        "num_hidden_layers": 1,
+        "num_attention_heads": facts.heads,
+        "num_key_value_heads": facts.kv_heads,
+        "head_dim": facts.head_dim,
+        "max_position_embeddings": facts.context,
+    }
+    return Eagle3(ConfigOnly(target.source.path, config), len(tapped), facts.context), tapped
 
 
 def _described(name: str) -> HeadsFile:

@@ -38,7 +38,12 @@ PIECE_BYTES = 16 << 20  # float32 bytes converted at once: large enough for BLAS
 
 def builtin_names() -> list[str]:
     """Names of the embedded models, usable as ``builtin:NAME``."""
-    return _builtin_with("config.json")
+    return [name for name in _builtin_with("config.json") if name not in builtin_drafters()]
+
+
+def builtin_drafters() -> list[str]:
+    """Names of the embedded drafters, usable as ``builtin:NAME`` where a drafter is asked for."""
+    return [name for name in _builtin_with("edgespec_draft.json") if name not in _builtin_with("tokenizer.json")]
 
 
 def builtin_heads() -> list[str]:
@@ -65,7 +70,7 @@ def resolve(model: str, revision: str | None = None, weights: bool = True) -> Pa
     """
     if model.startswith(BUILTIN):
         name = model.removeprefix(BUILTIN)
-        if name not in (*builtin_names(), *builtin_heads()):
+        if name not in (*builtin_names(), *builtin_heads(), *builtin_drafters()):
             known = f"embedded models: {', '.join(builtin_names())}; heads: {', '.join(builtin_heads())}"
             raise ExportError(f"no embedded model {name!r}", known)
         return Path(str(resources.files("edgespec") / "builtin" / name))

@@ -44,6 +44,18 @@ class NativePlan(StoragePlan):
 
     def embedded(self, weight: str, scale: float) -> None: ...
 
+    def given(self, first: int, width: int) -> None: ...
+
+    def either(self, fused: Callable[[], _Waiting | None], recycled: Callable[[], _Waiting | None]) -> None:
+        self.inside = True
+        self._ready(fused())
+        self._ready(recycled())
+        self.inside = False
+
+    def join(self, *parts: _Waiting | None) -> None:
+        for part in parts:
+            self._ready(part)
+
     def norm(self, x: _Waiting | None, norm: Norm) -> _Waiting | None:
         self._ready(x)
         if self.inside:

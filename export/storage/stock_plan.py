@@ -39,6 +39,14 @@ class StockPlan(StoragePlan):
 
     def embedded(self, weight: str, scale: float) -> None: ...
 
+    def given(self, first: int, width: int) -> None: ...
+
+    def either(self, fused: Callable[[], None], recycled: Callable[[], None]) -> None:
+        fused()
+        recycled()
+
+    def join(self, *parts: None) -> None: ...
+
     def norm(self, x: None, norm: Norm) -> None:
         self._norm(norm)
 

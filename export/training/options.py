@@ -11,12 +11,13 @@ from typing import Any, Literal
 from edgespec.errors import TrainingError
 from edgespec.runtimes.files.manifest import ModelFacts
 
-Method = Literal["medusa", "blockwise", "paradecode", "draft"]
-METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft")
+Method = Literal["medusa", "blockwise", "paradecode", "draft", "eagle"]
+METHODS: tuple[Method, ...] = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 Loss = Literal["kl", "ce"]
 Precision = Literal["no", "bf16", "fp16"]
 
-RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5e-3, "draft": 5e-3}  # at width 64
+RATES: dict[Method, float] = {"medusa": 1e-2, "blockwise": 1e-2, "paradecode": 5e-3, "draft": 5e-3,
+                            "eagle": 4e-3}  # at width 64  # fmt: skip
 HEAD_DECAY = 0.8  # weight of head i in the loss is HEAD_DECAY ** i, as Medusa's authors train
 PROMPT = 16  # tokens of a held-out text that are given, not measured
 MULTIPLE = 32  # sizes of a draft are multiples of it: a block of int4 levels
@@ -29,21 +30,21 @@ class TrainOptions:
     """One training.
 
     Attributes:
-        method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to
-        write. data: texts to train on. self_distill: texts that the target writes itself, besides or instead.
-        greedy_share: share of them that go on greedily after some drawn tokens. heads: guesses of medusa and
-        blockwise. own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width of the hidden
-        layer; None = heads * hidden. exits: paradecode: after how many layers; empty = about a quarter, half and
-        three quarters. draft_layers, draft_hidden, draft_intermediate, draft_heads: shape of the draft; None = about
-        a quarter of the target's width. loss: ``kl`` from the target's own distribution, or ``ce`` of the text.
-        ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a step, over all processes. length: tokens
-        of a window; None = 256 or the context. epochs: passes over the windows, unless ``steps`` are given. lr: peak
-        of the rate; None = the method's. warmup: share of the steps in which the rate rises; then it falls as a
-        cosine. held_out: texts that accuracy is measured on. new_tokens: of each, beyond the prompt. precision: of
-        the passes. gradient_checkpointing: recompute logits (a draft: also its layers) in the backward pass.
-        save_every: steps between checkpoints. seed: of everything. threads: of torch on a CPU; None = torch's choice.
-        overwrite: replace finished heads. restart: forget an unfinished training. revision: of a hub model. plot: a
-        PNG to draw.
+        method: what is trained. model: the frozen target: folder, hub id or ``builtin:NAME``. output: folder to write.
+        data: texts to train on. self_distill: texts that the target writes itself, besides or instead. greedy_share:
+        share of them that go on greedily after some drawn tokens. heads: guesses of medusa and blockwise; how many
+        steps deep eagle is trained. own_lm_heads: medusa: each head gets an LM head of its own. inner: blockwise: width
+        of the hidden layer, eagle: of its MLP; None = heads * hidden, or the target's. exits: paradecode: after how
+        many layers; empty = about a quarter, half and three quarters. draft_layers, draft_hidden, draft_intermediate,
+        draft_heads: shape of the draft; None = about a quarter of the target's width. loss: ``kl`` from the target's
+        own distribution, or ``ce`` of the text. ce_share: draft: share of ``ce`` in a ``kl`` loss. batch: windows a
+        step, over all processes. length: tokens of a window; None = 256 or the context. epochs: passes over the
+        windows, unless ``steps`` are given. lr: peak of the rate; None = the method's. warmup: share of the steps in
+        which the rate rises; then it falls as a cosine. held_out: texts that accuracy is measured on. new_tokens: of
+        each, beyond the prompt. precision: of the passes. gradient_checkpointing: recompute logits (a draft: also its
+        layers) in the backward pass. save_every: steps between checkpoints. seed: of everything. threads: of torch on a
+        CPU; None = torch's choice. overwrite: replace finished heads. restart: forget an unfinished training. revision:
+        of a hub model. plot: a PNG to draw.
     """
 
     method: Method
@@ -119,8 +120,8 @@ def check_options(options: TrainOptions) -> None:
         raise TrainingError(f"--exits is for paradecode, not for {options.method}")
     if options.own_lm_heads and options.method != "medusa":
         raise TrainingError(f"--own-lm-heads is for medusa, not for {options.method}")
-    if (options.inner is not None) and options.method != "blockwise":
-        raise TrainingError(f"--inner is for blockwise, not for {options.method}")
+    if (options.inner is not None) and options.method not in ("blockwise", "eagle"):
+        raise TrainingError(f"--inner is for blockwise and eagle, not for {options.method}")
     shape = ("draft_hidden", "draft_intermediate", "draft_heads")
     if options.method != "draft" and (given := [name for name in shape if getattr(options, name) is not None]):
         raise TrainingError(f"--{given[0].replace('_', '-')} is for draft, not for {options.method}")
@@ -158,6 +159,12 @@ def choose_exits(wanted: Sequence[int], layers: int) -> tuple[int, ...]:
             f"--exits: expected numbers from 1 to {layers - 1} (the model has {layers} layers), got {beyond[0]}"
         )
     return exits
+
+
+def choose_taps(layers: int) -> tuple[int, ...]:
+    """After how many of so many layers a drafter looks: early, in the middle and late, as EAGLE-3's authors do."""
+    early, late = (2, layers - 3) if layers >= 8 else (1, layers - 1)
+    return tuple(sorted({early, layers // 2, late} - {0}))
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,8 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
     tensors = {name: _half(name, value.detach().cpu().numpy()) for name, value in learner.tensors().items()}
     if method == "draft":
         return _draft(tensors, learner.described(), source, report)
+    if method == "eagle":
+        return _described(tensors, learner.described(), source, report)
     facts = source.arch.facts
     fields = {"hidden": facts.hidden, "vocab": facts.vocab, **source.fingerprints, **learner.described(), **report}
     file = HeadsFile.model_validate(fields)
@@ -47,12 +49,20 @@ def finished_files(learner: Learner, source: Source, report: Mapping[str, Any], 
 def _draft(
     tensors: dict[str, NDArray[np.float16]], config: Mapping[str, Any], source: Source, report: Mapping[str, Any]
 ) -> Writers:
-    files: Writers = {"model.safetensors": _safetensors(tensors)}
+    files: Writers = {}
     for name in TOKENIZER_FILES:
         if name != "config.json" and (source.path / name).is_file():
             files[name] = _copy(source.path / name)
     if source.codec.converted:
         files["tokenizer.json"] = _text(source.codec.tokenizer.to_str())
+    return files | _described(tensors, config, source, report)
+
+
+def _described(
+    tensors: dict[str, NDArray[np.float16]], config: Mapping[str, Any], source: Source, report: Mapping[str, Any]
+) -> Writers:
+    """Weights, how they were trained, and at last config.json."""
+    files: Writers = {"model.safetensors": _safetensors(tensors)}
     about = {"schema_version": 1, **source.fingerprints, **report}
     files[DRAFT_REPORT] = _text(json.dumps(about, indent=1) + "\n")
     files["config.json"] = _text(json.dumps(config, indent=2) + "\n")

@@ -14,6 +14,7 @@ from edgespec import __version__
 from edgespec.errors import TrainingError
 from edgespec.export.training.data import Windows, files_digest, read_texts, split_texts, without
 from edgespec.export.training.draft import Draft
+from edgespec.export.training.eagle import Eagle
 from edgespec.export.training.learners import Blockwise, Exits, Learner, Medusa
 from edgespec.export.training.loop import History, Progress, run_steps, shared
 from edgespec.export.training.measure import draft_acceptance, rank_shares
@@ -22,6 +23,7 @@ from edgespec.export.training.options import (
     TrainOptions,
     check_options,
     choose_exits,
+    choose_taps,
     draft_shape,
     window_length,
 )
@@ -225,6 +227,10 @@ def make_learner(target: Target, options: TrainOptions) -> Learner:
         inner = options.inner or options.heads * facts.hidden
         generator = torch.Generator().manual_seed(options.seed)
         return Blockwise(target, options.loss, recompute, options.heads, inner, generator)
+    if options.method == "eagle":
+        return Eagle(
+            target, options.loss, recompute, choose_taps(facts.layers), options.heads, options.inner, options.seed
+        )
     if options.method == "paradecode":
         return Exits(target, options.loss, recompute, options.exits)
     return Draft(target, options.loss, recompute, draft_shape(options, facts), options.ce_share, options.seed)

@@ -49,10 +49,8 @@ class Bundle:
         folder = Path(path)
         manifest = read_manifest(folder)
         bundle = cls(folder, manifest)
-        named = _named(manifest.target)
-        if manifest.draft:
-            named += _named(manifest.draft)
-        for name in named:
+        parts = [part for part in (manifest.target, manifest.draft, manifest.drafter) if part]
+        for name in [name for part in parts for name in _named(part)]:
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
         for name, entry in manifest.files.items():
@@ -70,15 +68,16 @@ class Bundle:
                     f"{file}: altered: expected SHA-256 {entry.sha256[:12]}..., got {got[:12]}...",
                     "export it again, or pass --no-check if you changed it on purpose",
                 )
-        for part in filter(None, (manifest.target, manifest.draft)):
+        for part in parts:
             _check_size(folder, part, manifest.files[part.weights].size)
         return bundle
 
     def part(self, name: str) -> ModelPart:
-        """The model called ``target`` or ``draft``."""
-        part = self.manifest.target if name == "target" else self.manifest.draft
+        """The model called ``target``, ``draft`` or ``drafter``."""
+        part: ModelPart | None = getattr(self.manifest, name)
         if part is None:
-            raise BundleError(f"{self.path}: has no {name} model", "export with `--method speculative --draft MODEL2`")
+            how = "--method speculative --draft MODEL2" if name == "draft" else "--method eagle --drafter DRAFTER"
+            raise BundleError(f"{self.path}: has no {name} model", f"export with `{how}`")
         return part
 
 
@@ -87,7 +86,8 @@ def _check_size(folder: Path, part: ModelPart, size: int) -> None:
     f = part.facts
     per_layer = f.hidden * (f.head_dim * 2 * (f.heads + f.kv_heads) + 2 * f.intermediate)
     each = f.hidden + f.layers * f.layer_embedding
-    least = (f.layers * per_layer + f.vocab * each) // 2 if part.origin == "edgespec" else f.kv_bytes_per_token
+    rows = part.head_vocab.size if part.decoder and part.head_vocab else f.vocab  # a drafter has no embedding
+    least = (f.layers * per_layer + rows * each) // 2 if part.origin == "edgespec" else f.kv_bytes_per_token
     if size < least:
         raise BundleError(
             f"{folder / MANIFEST}: the facts are those of a model of at least {least} bytes, but {part.weights} has "

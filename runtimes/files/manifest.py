@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import (
     MOST_GUESSES,
-    MOST_WIDTH,
     Count,
     Guesses,
-    Layer,
     Layers,
     Memory,
     Parity,
@@ -24,12 +22,19 @@ from edgespec.runtimes.files.bounds import (
     Times,
     Token,
     Tokens,
-    Vocab,
 )
 from edgespec.runtimes.files.facts import DeltaHeads as DeltaHeads
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
-from edgespec.runtimes.files.facts import Part as _Part
+from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.json_file import read_json, validated
+from edgespec.runtimes.files.manifest_parts import Attention as Attention
+from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGate
+from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart
+from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
+from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
+from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
+from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
+from edgespec.runtimes.files.manifest_parts import Learnt as Learnt
 
 SCHEMA = 2
 MANIFEST = "edgespec.json"
@@ -39,24 +44,12 @@ Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Precision = Literal["fp32", "fp16"]
 Origin = Literal["edgespec", "optimum"]
-Learnt = Literal["int4", "nomad1", "nomad2"]
-Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 
-def _inside(path: str) -> str:
-    pure = PurePosixPath(path)
-    if not path or pure.is_absolute() or ".." in pure.parts or any(odd in path for odd in "\\:\0"):
-        raise ValueError(f"path {path!r} leaves the bundle: only relative paths inside the folder are allowed")
-    return path
-
-
-InsidePath = Annotated[str, AfterValidator(_inside)]
-
-
-class SkipSetPart(_Part):
+class SkipSetPart(Part):
     """Layers whose attention / MLP a self-draft leaves out."""
 
     attention: Layers = Field(default_factory=list)
@@ -69,7 +62,7 @@ def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
         raise ValueError(f"skip: names a layer that a model of {facts.layers} does not have")
 
 
-class Graph(_Part):
+class Graph(Part):
     """One ONNX file of a model.
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
@@ -93,65 +86,7 @@ def graph_name(device: str, precision: Precision, which: str = "") -> str:
     return f"{name}/{which}" if which else name
 
 
-class AttentionGate(_Part):
-    """How far an attention format is from exact keys, teacher-forced on text that nothing was learnt from.
-
-    ``perplexity_change``: relative, 0.01 = 1 % higher; ``agreement``: share of equal likeliest tokens.
-    """
-
-    perplexity_change: float
-    agreement: Share
-    passed: bool
-
-
-class AttentionPart(_Part):
-    """How native operators keep keys and values of a model: the default, and what coded keys were learnt with.
-
-    ``tables``: a safetensors file with the entries ``learnt`` (docs/attention.md); ``gates``: by attention, measured on
-    ``positions`` positions with up to ``depth`` tokens before them.
-    """
-
-    default: Attention
-    tables: InsidePath | None = None
-    learnt: list[Learnt] = Field(default_factory=list)
-    gates: dict[Attention, AttentionGate] = Field(default_factory=dict)
-    positions: Count = 0
-    depth: Count = 0
-    text: str | None = None
-    text_sha256: str | None = None
-
-
-class HeadGroup(_Part):
-    """Heads beside the LM head that a graph can compute from hidden states; one gate switches a group.
-
-    A group turns a row of hidden states after the final norm, h, into ``count`` rows for an LM head:
-
-    * medusa: y_i = h + silu(W_i h + b_i)  (arXiv 2401.10774);
-    * blockwise: y_i = h + (W' silu(W h + b) + b')_i, W [inner, hidden], W' [count * hidden, inner]  (arXiv 1811.03115);
-    * exit: y = T h, where the residual stream of layer ``layer`` stands in for the last one's  (arXiv 2506.03700).
-
-    ``own``: each has an LM head of its own; else they share the model's, or the cut one where there is one.
-    """
-
-    name: str
-    kind: Literal["medusa", "blockwise", "exit"]
-    count: Guesses
-    inner: int = Field(default=0, ge=0, le=MOST_WIDTH)
-    own: bool = False
-    layer: Layer = Field(default=0, description="of an exit: layers that have run")
-
-
-class HeadVocab(_Part):
-    """The tokens that a cut LM head scores, in the order of its rows.
-
-    ``file``: their ids, little-endian int32 [size], ascending.  Other tokens are never guessed, which is lossless.
-    """
-
-    file: InsidePath
-    size: Vocab
-
-
-class ModelPart(_Part):
+class ModelPart(Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
     ``layout``: the operators whose layout the weights have; for the others they are repacked, by ``index``.
@@ -173,6 +108,8 @@ class ModelPart(_Part):
     head_vocab: HeadVocab | None = Field(default=None, description="of heads; of a draft: of its only LM head")
     cut: bool = Field(default=False, description="the only LM head is the cut one: a draft")
     origin: Origin = "edgespec"
+    tapped: Layers = Field(default_factory=list, description="of a target: after how many layers it can be tapped")
+    decoder: DecoderPart | None = Field(default=None, description="of a drafter conditioned on the target")
 
     @model_validator(mode="after")
     def _fits(self) -> ModelPart:
@@ -201,6 +138,10 @@ class ModelPart(_Part):
             raise ValueError(f"head_vocab: {self.head_vocab.size} tokens of a vocabulary of {facts.vocab}")
         if self.cut and not self.head_vocab:
             raise ValueError("cut: without head_vocab")
+        if any(layer > facts.layers for layer in self.tapped):
+            raise ValueError(f"tapped: after more than {facts.layers} layers")
+        if self.decoder and self.decoder.columns <= facts.hidden:
+            raise ValueError(f"decoder: {self.decoder.columns} columns, of which the embedding has {facts.hidden}")
         return self
 
     @property
@@ -209,7 +150,7 @@ class ModelPart(_Part):
         return next(name for name in MAIN_GRAPHS if name in self.graphs)
 
 
-class Measured(_Part):
+class Measured(Part):
     """A measured acceptance: P(accepted | offered) by draft position, and on what it was measured."""
 
     acceptance: Shares = Field(min_length=1)
@@ -218,7 +159,7 @@ class Measured(_Part):
     text_sha256: str
 
 
-class MethodPart(_Part):
+class MethodPart(Part):
     """Parameters of one decoding method."""
 
     gamma: Guesses = 4
@@ -241,7 +182,7 @@ class MethodPart(_Part):
     notes: str | None = None
 
 
-class TokenizerFacts(_Part):
+class TokenizerFacts(Part):
     """Token ids the runtime needs without opening the tokenizer."""
 
     bos: Token | None = None
@@ -249,14 +190,14 @@ class TokenizerFacts(_Part):
     chat_template: bool = False
 
 
-class FileEntry(_Part):
+class FileEntry(Part):
     """Size in bytes and SHA-256 of one file."""
 
     size: Count
     sha256: str
 
 
-class GoldenVector(_Part):
+class GoldenVector(Part):
     """A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same."""
 
     prompt: Tokens
@@ -264,13 +205,14 @@ class GoldenVector(_Part):
     tokens: Tokens
 
 
-class Manifest(_Part):
+class Manifest(Part):
     """The whole manifest."""
 
     schema_version: int
     edgespec_version: str
     target: ModelPart
     draft: ModelPart | None = None
+    drafter: ModelPart | None = None
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
     parity: Parity = Field(default_factory=dict)
@@ -287,6 +229,11 @@ class Manifest(_Part):
             _check_skip(method.skip, facts)
             if lost := [head for head in method.heads if head not in groups]:
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
+        if drafter := self.drafter:
+            own, columns = drafter.facts, (1 + len(self.target.tapped)) * facts.hidden
+            sizes = own.hidden, own.vocab, drafter.decoder.columns if drafter.decoder else 0
+            if sizes != (facts.hidden, facts.vocab, columns):
+                raise ValueError("drafter: of another hidden size, vocabulary or number of taps than the target")
         if any(token >= facts.vocab for golden in self.golden for token in (*golden.prompt, *golden.tokens)):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
         return self

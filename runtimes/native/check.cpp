@@ -138,9 +138,9 @@ void Pass::check() const {
       if (s.positions >= 0 && static_cast<size_t>(last) >= in_.weights[s.positions].bytes / (size_t(s.k) * 4))
         fail("position " + std::to_string(last) + " is beyond the table of positions");
     } else if (s.op == Op::kLoad) {
-      if (in_.hidden_rows != in_.rows || in_.hidden_width != s.k)
+      if (in_.hidden_rows != in_.rows || in_.hidden_width != program_.given)
         fail("hidden states [" + std::to_string(in_.hidden_rows) + ", " + std::to_string(in_.hidden_width) +
-             "]: expected [" + std::to_string(in_.rows) + ", " + std::to_string(s.k) + "]");
+             "]: expected [" + std::to_string(in_.rows) + ", " + std::to_string(program_.given) + "]");
     } else if (s.op == Op::kHeads && s.rotary) {
       const size_t angles = std::min(in_.weights[s.cos].bytes, in_.weights[s.sin].bytes) / (size_t(s.rotary) * 2);
       if (static_cast<size_t>(last) >= angles)

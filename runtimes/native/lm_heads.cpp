@@ -8,17 +8,31 @@
 
 namespace edgespec {
 
-void Pass::load(const Step& s) { std::memcpy(floats(s.out), in_.hidden, size_t(in_.rows) * s.k * 4); }
+void Pass::load(const Step& s) {
+  for (int r = 0; r < in_.rows; ++r)
+    std::memcpy(floats(s.out) + size_t(r) * s.k, in_.hidden + r * in_.hidden_width + s.at, size_t(s.k) * 4);
+}
 
-void Pass::store(const Step& s) const { std::memcpy(out_.hidden, floats(s.x), size_t(in_.rows) * s.k * 4); }
+void Pass::store(const Step& s) const {
+  for (int r = 0; r < in_.rows; ++r)
+    std::memcpy(out_.hidden + size_t(r) * active_.hidden + s.at, floats(s.x) + size_t(r) * s.k, size_t(s.k) * 4);
+}
 
 void Pass::norm(const Step& s, int row) {
   const float* x = floats(s.x) + source(s, row) * s.k;
-  float* out = floats(s.out) + size_t(row) * s.k;
-  if (!s.add) return normed(s, x, out);
+  float* out = floats(s.out) + size_t(row) * (s.n ? s.n : s.k) + s.at;
+  if (!s.norms()) {
+    std::memcpy(out, x, size_t(s.k) * 4);
+    return;
+  }
+  if (!s.add && !s.n) return normed(s, x, out);
   thread_local std::vector<float> kept;
   kept.resize(s.k + 16);
   normed(s, x, kept.data());
+  if (s.n) {  // vectors may write past a row's end: not into the columns of others
+    std::memcpy(out, kept.data(), size_t(s.k) * 4);
+    return;
+  }
   k_.add(out, kept.data(), s.k);
   if (s.scale != 1)
     for (int i = 0; i < s.k; ++i) out[i] *= s.scale;

@@ -102,7 +102,9 @@ bool flag_attribute(const KernelInfo* info, const char* name) {
 //   cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded), then the weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
 // times
-//   the rows that the LM heads switched on give for each; hidden float [T, D] (no rows if not asked for by the gates).
+//   the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the gates;
+//   W: columns of the
+// stores that they leave on).
 struct Decoder {
   Program program;
   bool constant = false;  // the weights are initializers: where they lie need be asked only once
@@ -218,7 +220,8 @@ void run(Decoder& decoder, KernelContext* context) {
   out.logits = static_cast<float*>(output(context, 0, {top ? 0 : heads, active.columns}));
   out.top_ids = static_cast<int64_t*>(output(context, 1, {heads, top}));
   out.top_values = static_cast<float*>(output(context, 2, {heads, top}));
-  out.hidden = static_cast<float*>(output(context, 3, {active.hidden ? in.rows : 0, program.hidden}));
+  out.hidden = static_cast<float*>(
+      output(context, 3, {active.hidden ? in.rows : 0, active.hidden ? active.hidden : program.hidden}));
 
   auto scratch = decoder.take();
   struct Work {

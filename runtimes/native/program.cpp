@@ -34,7 +34,7 @@ const std::map<std::string, int Step::*> kNumbers = {
     {"heads", &Step::heads}, {"kv", &Step::kv},         {"dim", &Step::dim},       {"rotary", &Step::rotary},
     {"layer", &Step::layer}, {"window", &Step::window}, {"index", &Step::index},   {"skip", &Step::skip},
     {"times", &Step::times}, {"first", &Step::first},   {"length", &Step::length}, {"center", &Step::center},
-    {"late", &Step::late},   {"other", &Step::other},   {"shared", &Step::shared}};
+    {"late", &Step::late},   {"other", &Step::other},   {"shared", &Step::shared}, {"at", &Step::at}};
 const std::map<std::string, int Step::*> kBufferKeys = {
     {"x", &Step::x},   {"base", &Step::base}, {"act", &Step::act}, {"out", &Step::out}, {"qx", &Step::qx},
     {"kx", &Step::kx}, {"vx", &Step::vx},     {"z", &Step::z},     {"a", &Step::a},     {"b", &Step::b}};
@@ -112,7 +112,8 @@ Program Program::parse(const std::string& text) {
     if (step.op == Op::kSplit || step.op == Op::kLogits) step.rows = 2;
     if (step.op == Op::kGate) program.gates = std::max({program.gates, step.index + 1, step.other + 1});
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
-    if (step.op == Op::kLoad || step.op == Op::kStore) {
+    if (step.op == Op::kLoad) program.given = std::max(program.given, step.at + step.k);
+    if ((step.op == Op::kLoad || step.op == Op::kStore) && !step.at) {
       if (program.hidden && program.hidden != step.k) fail(line, "hidden states of different widths");
       program.hidden = step.k;
     }
@@ -187,7 +188,7 @@ Active Program::active(const bool* gates_on, int count) const {
     found.embeds |= s.op == Op::kEmbed;
     found.loads |= s.op == Op::kLoad;
     found.attends |= s.op == Op::kHeads || s.op == Op::kConvolve || s.op == Op::kDelta;
-    if (s.op == Op::kStore) found.hidden = s.k;
+    if (s.op == Op::kStore) found.hidden = std::max(found.hidden, s.at + s.k);
     if (s.rows == 2) found.times = std::max(found.times, s.first + s.times);
     if (s.op != Op::kLogits) return;
     // every row of the output is written, by one of them

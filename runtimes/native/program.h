@@ -5,15 +5,16 @@
 //   acts id width              quantized (or copied) activations [rows, width]
 //   embed w kind n k out bias scale positions    rows of a matrix -> floats, times scale, plus the row's position's row
 //                                          of positions [P, k]; bias: the rows' scales, for r8
-//   load out k                 rows of the input hidden_in -> floats
-//   store x k                  floats -> the output hidden
+//   load out k at              columns at to at + k of the input hidden_in -> floats
+//   store x k at               floats -> columns at to at + k of the output hidden, as wide as the stores that are on
 //   gate index other skip      if gate `index` is off, and gate `other` where one is named, leave out the next `skip`
 //                              steps
 //   quantize x norm beta center eps k kind out rows times first    (normed) floats -> what a matrix of that kind
 //                                          multiplies
-//   norm x norm beta center eps k out add rows scale    normed floats -> floats; add=1: to what is there, and the sum
-//                                          times scale.  center=1: less the mean first, which makes it a layer norm, if
-//                                          need be without weights; beta: added at last
+//   norm x norm beta center eps k out add rows scale n at    normed floats -> floats; n: columns at to at + k of a
+//                                          buffer n wide, which may be a copy, without norm.  add=1: to what is there,
+//                                          and the sum times scale.  center=1: less the mean first, which makes it a
+//                                          layer norm, if need be without weights; beta: added at last
 //   heads act w kind k bias dim heads kv rotary cos sin growth qnorm knorm vnorm late eps layer scale shared
 //                                          q, k, v of a layer; keys are rotated and appended to the cache with the
 //                                          values, queries wait for attend.  late=1: norms come after the rotation;
@@ -96,7 +97,7 @@ struct Step {
   int n = 0, k = 0, x = -1, base = -1, act = -1, out = -1, add = 0, rows = 0, times = 1, first = 0;
   int qx = -1, kx = -1, vx = -1, z = -1, a = -1, b = -1, center = 0, late = 0;
   int heads = 0, kv = 0, dim = 0, rotary = 0, layer = 0, window = 0;
-  int index = 0, other = -1, skip = 0, length = 0, shared = 0;
+  int index = 0, other = -1, skip = 0, length = 0, shared = 0, at = 0;
   float eps = 0, scale = 1, cap = 0;
 
   bool norms() const { return norm >= 0 || center; }
@@ -120,7 +121,8 @@ struct Program {
   std::vector<int> dims;                                  // sizes of heads, by layer
   // Layers without attention: how many, numbers of a token's row, tokens that a convolution sees, numbers of matrices.
   int states = 0, state_width = 0, state_length = 0, state_matrix = 0;
-  int hidden = 0;   // width of hidden states
+  int hidden = 0;   // width of what stands first in hidden_in and hidden
+  int given = 0;    // width of the input hidden_in
   int vocab = 0;    // columns of the first LM head, the model's own
   int weights = 0;  // inputs that the steps name
 

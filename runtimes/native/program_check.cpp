@@ -1,4 +1,5 @@
 // What a step of a program must say, looked at line by line while it is read.
+#include <algorithm>
 #include <cmath>
 #include <stdexcept>
 
@@ -38,6 +39,9 @@ void check_options(const std::string& line, const Step& s) {
   require(line, s.op == Op::kConvolve || delta || !s.length, "length out of place");
   require(line, delta || (s.z < 0 && s.a < 0 && s.b < 0 && s.rate < 0), "z, a, b or rate out of place");
   require(line, s.late <= 1, "expected late 0 or 1");
+  const bool places = s.op == Op::kLoad || s.op == Op::kStore || (s.op == Op::kNorm && s.n);
+  require(line, places || !s.at, "at out of place");
+  require(line, s.at <= kMaxWidth, "at out of range");
   require(line, s.op == Op::kGate || s.other < 0, "other out of place");
   require(line, s.op == Op::kHeads || (!s.shared && s.vnorm < 0), "shared or vnorm out of place");
   require(line, s.shared <= 1 && (!s.shared || (s.qx < 0 && s.knorm < 0 && s.vnorm < 0)), "expected queries alone");
@@ -90,10 +94,11 @@ void check(const std::string& line, const Program& p, const Step& s) {
       floats(s.op == Op::kLoad ? s.out : s.x, s.k);
       break;
     case Op::kNorm:
-      require(line, s.k > 0 && s.norms() && s.x != s.out, "expected k, norm, and out beside x");
+      require(line, s.k > 0 && (s.norms() || s.n) && s.x != s.out, "expected k, norm, and out beside x");
       require(line, s.add <= 1, "expected add 0 or 1");
+      require(line, !s.n || (s.at <= s.n - s.k && !s.add), "expected at + k within n, and no add");
       floats(s.x, s.k);
-      floats(s.out, s.k);
+      floats(s.out, std::max(s.n, s.k));
       break;
     case Op::kActivate:
       require(line, s.k > 0, "expected k");

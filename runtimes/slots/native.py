@@ -35,14 +35,15 @@ class NativeSlot(NativeRunner):
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         self._verify(tokens, parents)
-        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden)
+        return self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden, taps=self.keep_taps)
 
     def forward_best(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Like ``forward``, but only the likeliest token of each row and its logit leave the LM head."""
         self._verify(tokens, parents)
         self._control[TOP] = 1  # not ``_top``: every token of a greedy text comes through here
         try:
-            return self._likeliest(self._launch(len(tokens), rows=len(tokens), hidden=self.keep_hidden))
+            n = len(tokens)
+            return self._likeliest(self._launch(n, rows=n, hidden=self.keep_hidden, taps=self.keep_taps))
         finally:
             self._control[TOP] = 0
 
@@ -142,6 +143,31 @@ class NativeSlot(NativeRunner):
             output.best = ids, values
         return output
 
+    # -- a drafter conditioned on a target ---------------------------------------------------------------------------
+
+    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        self._plan(tokens, 0)  # no layer runs: the rows stand nowhere
+        with self._parts((), load=False):
+            hidden = self._launch(len(tokens), rows=0, hidden=True).hidden
+        assert hidden is not None
+        return hidden.copy()
+
+    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
+        n = len(given)
+        self._load(given, n)
+        self._verify(np.zeros(n, np.int64), None)
+        with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
+            return self._likeliest(self._launch(n, rows=-1, hidden=True))
+
+    def absorb_given(self, given: NDArray[np.float32]) -> None:
+        n = len(given)
+        self._load(given, n)
+        self._verify(np.zeros(n, np.int64), None)
+        with self._parts(range(self.layers), load=False):
+            self._gates[2 * self.layers - 1] = False  # nothing reads what the last MLP gives
+            self._launch(n, rows=0)
+        self.keep(range(n))
+
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
     def forward_hypotheses(
@@ -213,8 +239,8 @@ class NativeSlot(NativeRunner):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, chunk: NDArray[np.int64]) -> None:
+    def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
         self._plan(chunk, len(self.tokens))
         self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
-        self._launch(len(chunk), rows=0)
+        return self._launch(len(chunk), rows=0, taps=self.tap_sink is not None).taps

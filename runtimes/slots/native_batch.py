@@ -97,8 +97,9 @@ class NativeBatch:
             plans.append(plan)
             first[i], at = at, at + plan.shape[1]
         runner.keep_hidden = any(item.slot.keep_hidden for item in wanted)
+        runner.keep_taps = any(item.slot.keep_taps for item in wanted)
         output = runner.gathered(np.concatenate(plans, axis=1), best)
-        return [_part(output, first[i], len(item.tokens), item.slot.keep_hidden) for i, item in enumerate(wanted)]
+        return [_part(output, first[i], item) for i, item in enumerate(wanted)]
 
     def grow(self, tokens: int) -> None:
         """Make room for this many tokens in every slot, and the rows after them."""
@@ -196,9 +197,10 @@ class _Runner(NativeSlot):
         self._attach("plan", "plan", self._gathered.shape, np.int64)[:] = self._gathered
 
 
-def _part(output: Pass, first: int, count: int, hidden: bool) -> Pass:
-    """Rows ``first`` and on of a pass, copied."""
-    rows = slice(first, first + count)
+def _part(output: Pass, first: int, item: BatchPass) -> Pass:
+    """The rows of one slot, ``first`` and on, copied."""
+    rows, slot = slice(first, first + len(item.tokens)), item.slot
     best = None if output.best is None else (output.best[0][rows].copy(), output.best[1][rows].copy())
-    stream = output.hidden[rows].copy() if hidden and output.hidden is not None else None
-    return Pass(output.logits[rows].copy() if best is None else output.logits, stream, best)
+    stream = output.hidden[rows].copy() if slot.keep_hidden and output.hidden is not None else None
+    taps = output.taps[rows].copy() if slot.keep_taps and output.taps is not None else None
+    return Pass(output.logits[rows].copy() if best is None else output.logits, stream, best, taps=taps)

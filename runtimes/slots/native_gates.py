@@ -1,4 +1,8 @@
-"""Where the gates of a native graph stand: two a layer, four for what comes before and after, one a group of heads."""
+"""Where the gates of a native graph stand: two a layer, four for what comes before and after, one a group of heads.
+
+A target whose layers are tapped has one more.  A drafter that is conditioned on it fuses what was tapped with ``embed``
+on, and goes on with its own hidden state with ``load`` on.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,12 @@ class Gates:
     Attributes:
         layers: of the model; gate 2 i is the attention of layer i, 2 i + 1 its MLP.
         groups: of heads.
+        tapped: whether layers are.
     """
 
     layers: int
     groups: int = 0
+    tapped: bool = False
 
     @property
     def embed(self) -> int:
@@ -42,6 +48,11 @@ class Gates:
         return 2 * self.layers + 4 + number
 
     @property
+    def taps(self) -> int:
+        """Give the residual stream where it is tapped, behind the columns of ``hidden``."""
+        return 2 * self.layers + 4 + self.groups
+
+    @property
     def count(self) -> int:
         """How many there are."""
-        return 2 * self.layers + 4 + self.groups
+        return 2 * self.layers + 4 + self.groups + self.tapped

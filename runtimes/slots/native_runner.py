@@ -35,11 +35,13 @@ class NativeRunner(Slot):
         self.kv = model.kv
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}
-        self._at = at = Gates(self.layers, len(model.part.heads))
+        self._at = at = Gates(self.layers, len(model.part.heads), bool(model.part.tapped))
+        decoder = model.part.decoder
+        self._given = decoder.columns if decoder else model.facts.hidden  # columns of what a pass may begin with
         self._plain = np.zeros(at.count, bool)  # the gates of an ordinary pass
         self._plain[: 2 * self.layers] = self._plain[[at.embed, at.lm]] = True
         self._gates = self._bind("gates", Bound(self._plain.copy())).array
-        self._bind("hidden_in", Bound(np.zeros((0, model.facts.hidden), np.float32)))
+        self._bind("hidden_in", Bound(np.zeros((0, self._given), np.float32)))
         self._control = self._bind("control", Bound(np.array([0, *self.kv.controls()], np.int64))).array
         self._bind("tables", model.key_tables)
         commits = [(0, COMMITTED, 0)] if self.commits and model.facts.delta else []
@@ -131,13 +133,23 @@ class NativeRunner(Slot):
         plan[PARENT] = np.arange(-1, n - 1)
         return plan
 
-    def _launch(self, n: int, rows: int, *, hidden: bool = False, times: int = 1, columns: int | None = None) -> Pass:
+    def _launch(
+        self,
+        n: int,
+        rows: int,
+        *,
+        hidden: bool = False,
+        taps: bool = False,
+        times: int = 1,
+        columns: int | None = None,
+    ) -> Pass:
         """Run what the plan says.
 
         Args:
             n: rows of the plan.
             rows: how many of the first reach the LM head, -1: the last one.
             hidden: give the residual stream after the last layer.
+            taps: give it where it is tapped, too.
             times: rows of logits for each of them.
             columns: of the logits; None = those of the model's own LM head.
 
@@ -146,7 +158,10 @@ class NativeRunner(Slot):
         model, count = self.model, 1 if rows < 0 else rows
         wanted = self._attach("rows", "rows", (count,), np.int64)
         wanted[:] = n - 1 if rows < 0 else np.arange(count)
-        self._gates[self._at.hidden] = hidden
+        tapped = model.part.tapped if taps else ()
+        self._gates[self._at.hidden] = hidden or bool(tapped)
+        if model.part.tapped:
+            self._gates[self._at.taps] = taps
         self._no_moves.array[:, 2] = self._committed()
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
@@ -154,7 +169,8 @@ class NativeRunner(Slot):
         logits = model.buffer("logits", (0 if top else given, columns or self.columns), np.float32)
         ids = model.buffer("ids", (given, top), np.int64)
         values = model.buffer("values", (given, top), np.float32)
-        stream = model.buffer("hidden", (n if hidden else 0, model.facts.hidden), np.float32)
+        size = model.facts.hidden
+        stream = model.buffer("hidden", (n if hidden or tapped else 0, (1 + len(tapped)) * size), np.float32)
         for name, bound in (("logits", logits), ("ids", ids), ("values", values), ("hidden", stream)):
             self._bind_output(name, bound)
         model.run_bound(self._io)
@@ -162,7 +178,8 @@ class NativeRunner(Slot):
             self._moves = []
             self._bind("moves", self._no_moves)
         best = (ids.array, values.array) if top else None
-        return Pass(logits.array, stream.array if hidden else None, best)
+        found = stream.array[:, size:] if tapped else None
+        return Pass(logits.array, stream.array[:, :size] if hidden else None, best, taps=found)
 
     def _committed(self) -> int:
         """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
@@ -205,8 +222,8 @@ class NativeRunner(Slot):
 
     def _load(self, hidden: NDArray[np.float32] | NDArray[np.int64], n: int) -> None:
         """Let the next pass begin with these rows of the residual stream, [n, hidden]."""
-        if hidden.shape != (n, self.model.facts.hidden):
-            raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self.model.facts.hidden}]")
+        if hidden.shape != (n, self._given):
+            raise InvalidRequest(f"hidden states {list(hidden.shape)}: expected [{n}, {self._given}]")
         self._attach("hidden_in", "hidden_in", hidden.shape, np.float32)[:] = hidden
 
     @contextmanager

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, common_prefix
+from edgespec.decoding.target import Heads, Pass, Resume, SkipSet, TapSink, common_prefix
 from edgespec.errors import InvalidRequest, SessionError
 from edgespec.runtimes.files.bundle import read_head_tokens
 from edgespec.runtimes.files.manifest import HeadGroup
@@ -39,7 +39,8 @@ class Slot(ABC):
         self.context = min(context or facts.context, facts.context)
         self.tokens: list[int] = []
         self.capacity = 0
-        self.keep_hidden = False
+        self.keep_hidden = self.keep_taps = False
+        self.tap_sink: TapSink | None = None
         self.chunk = PREFILL_CHUNK  # most rows of a prefill's pass
         part = model.part
         self.columns = part.head_vocab.size if part.cut and part.head_vocab else facts.vocab  # of the logits
@@ -59,7 +60,9 @@ class Slot(ABC):
         self.reserve(len(self.tokens) + len(tokens))
         for start in range(0, len(tokens), self.chunk):
             chunk = np.asarray(tokens[start : start + self.chunk], np.int64)
-            self._fill(chunk)
+            taps = self._fill(chunk)
+            if self.tap_sink is not None and taps is not None:
+                self.tap_sink(len(self.tokens), taps)
             self.tokens.extend(chunk.tolist())
 
     @abstractmethod
@@ -93,6 +96,28 @@ class Slot(ABC):
     def forward_resumed(self, tokens: NDArray[np.int64], resume: Resume, best: bool = False) -> Pass:
         """Run the other layers of rows whose first ones have run -> logits of every row, [n, columns]."""
         raise self._no_hidden()
+
+    # -- a drafter conditioned on a target: see TappedTarget ---------------------------------------------------------
+
+    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        """The residual stream of tokens [n] before the first layer, [n, hidden], a copy."""
+        raise self._no_hidden()
+
+    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
+        """Run rows of a drafter after the slot's entries, a chain; ``keep`` commits them.
+
+        Args:
+            given: [n, columns], see ``DecoderPart``.
+            recycled: they hold the drafter's own hidden state, not taps.
+            best: fill ``best`` instead of the logits.
+
+        Returns logits or the best of the last row, and ``hidden`` [n, hidden] of all.
+        """
+        raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
+
+    def absorb_given(self, given: NDArray[np.float32]) -> None:
+        """Append the entries of rows [n, columns] with taps, of which nothing is guessed."""
+        raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
 
     # -- for tools: scoring many hypotheses in one pass --------------------------------------------------------------
 
@@ -168,8 +193,8 @@ class Slot(ABC):
     # -- parts -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def _fill(self, chunk: NDArray[np.int64]) -> None:
-        """Run rows after the slot's tokens for their KV alone; [n]."""
+    def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
+        """Run rows [n] after the slot's tokens for their KV alone; their taps where there is a sink for them."""
 
     def _no_hidden(self) -> InvalidRequest:
         return InvalidRequest(

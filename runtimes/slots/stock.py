@@ -39,7 +39,8 @@ class StockSlot(Slot):
             self._gate_mlp = self._bind("gate_mlp", Bound(np.ones(facts.layers, bool))).array
         if model.graph.hidden:
             self._gate_embed = self._bind("gate_embed", Bound(np.array(True))).array
-            self._no_hidden_in = self._bind("hidden_in", Bound(np.zeros((1, 1, facts.hidden), np.float32)))
+            given = model.part.decoder.columns if model.part.decoder else facts.hidden
+            self._no_hidden_in = self._bind("hidden_in", Bound(np.zeros((1, 1, given), np.float32)))
         if model.graph.hidden and model.part.heads:
             self._gate_lm = self._bind("gate_lm", Bound(np.array(True))).array
             self._gate_heads = self._bind("gate_heads", Bound(np.zeros(len(model.part.heads), bool))).array
@@ -102,6 +103,34 @@ class StockSlot(Slot):
             self._set_gates(None)
 
     # -- parts of the model ------------------------------------------------------------------------------------------
+
+    def embed(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
+        count = len(tokens) + self._extra
+        with self._layers(0, 0, None):
+            self._attach("rows", "rows", (1,), np.int64)[:] = 0
+            self._attach("bias", "zero_bias", (1, 1, count, self.capacity), np.float32)
+            self._total[...] = self.capacity
+            hidden = self._launch(tokens, None, 0, (1, self.columns), count, hidden=True).hidden
+        assert hidden is not None
+        return hidden.copy()
+
+    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
+        tokens = np.zeros(len(given), np.int64)
+        self._attach("hidden_in", "hidden_in", (1, *given.shape), np.float32)[0] = given
+        self._pending, self._gate_embed[...] = (tokens.tolist(), None), not recycled
+        try:
+            output = self._run(tokens, len(self.tokens), rows=-1, hidden=True)
+        finally:
+            self._gate_embed[...] = True
+        if best:
+            at = output.logits.argmax(-1)  # a NaN, if there is one
+            values = output.logits[np.arange(len(at)), at]
+            output.best = at if self.head_tokens is None else self.head_tokens[at], values
+        return output
+
+    def absorb_given(self, given: NDArray[np.float32]) -> None:
+        self.forward_given(given, recycled=False)
+        self.keep(range(len(given)))
 
     @property
     def _says_hidden(self) -> bool:
@@ -198,10 +227,10 @@ class StockSlot(Slot):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
-    def _fill(self, chunk: NDArray[np.int64]) -> None:
+    def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
         past = len(self.tokens)
         # exact total: attention's scratch space has a row of `total` per head and token
-        self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra)
+        return self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra).taps
 
     def _run(
         self,
@@ -244,8 +273,13 @@ class StockSlot(Slot):
         stream: NDArray[np.float32] | None = None
         if hidden or "hidden" in self._bound:  # once bound, it must fit every pass
             stream = self._bind_output("hidden", (1, len(tokens), self.model.facts.hidden))[0]
+        taps: NDArray[np.float32] | None = None
+        if tapped := self.model.part.tapped:
+            wanted = self.model.graph.hidden and (self.keep_taps or self.tap_sink is not None)
+            if wanted or "taps" in self._bound:
+                taps = self._bind_output("taps", (1, len(tokens), len(tapped) * self.model.facts.hidden))[0]
         self.model.run_bound(self._io)
-        return Pass(logits[0], stream if hidden else None)
+        return Pass(logits[0], stream if hidden else None, taps=taps)
 
     def _bind_output(self, name: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
         bound = self.model.buffer(name, shape, np.float32)

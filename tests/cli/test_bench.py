@@ -162,6 +162,14 @@ def test_the_fastest_is_named(command: Command, demo: Path, monkeypatch: pytest.
     assert " --method ngram " in shown[-1]
 
 
+def test_one_pair_crowns_nobody(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    as_dict, once = MethodFigures.as_dict, {"speedup": 2.5, "speedup_low": 2.5, "speedup_high": 2.5, "pairs": 1}
+    monkeypatch.setattr(MethodFigures, "as_dict", lambda self: as_dict(self) | (once if self.method == "ngram" else {}))
+    shown = command("bench", demo, *QUICK, "--method", "ngram").out.splitlines()
+    assert shown[0].startswith("one pair of runs: too few to say what is fastest")
+    assert " --method ngram " not in shown[-1]
+
+
 def test_a_method_named_twice_is_measured_once(command: Command, demo: Path) -> None:
     rows = command("bench", demo, *QUICK, "--method", "ngram", "--method", "ngram", "--json").json["methods"]
     assert [(row["method"], row["runs"]) for row in rows] == [("plain", 2), ("ngram", 2)]

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
@@ -32,6 +33,7 @@ HOOKS: dict[str, tuple[Any, ...]] = {
     "set_width": (4,),
     "bind": (SamplingParams(), Noise(1)),
     "begin": ([1, 2],),
+    "absorb": (3, np.ones((2, 4), np.float32)),
     "observe": (chain([1]), Verdict((), 3), OUTPUT),
     "timed": (chain([1]), TIME),
 }
@@ -59,6 +61,9 @@ class Told(Drafter):
 
     def begin(self, tokens: list[int]) -> None:
         self.calls.append(("begin", (tokens,)))
+
+    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
+        self.calls.append(("absorb", (first, taps)))
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         self.calls.append(("observe", (proposal, verdict, output)))
@@ -110,8 +115,8 @@ def test_every_hook_reaches_whoever_is_inside(name: str, hook: str) -> None:
 
 def test_all_hooks_are_looked_at() -> None:
     """Each method that ``Wrapper`` hands on has a case above; ``require`` speaks to control alone."""
-    forwarded = {name for name in vars(Wrapper) if not name.startswith("_")} - {"tell", "wants_hidden", "require"}
-    assert forwarded == set(HOOKS)
+    forwarded = {name for name in vars(Wrapper) if not name.startswith("_")}
+    assert forwarded - {"tell", "wants_hidden", "wants_taps", "known", "require"} == set(HOOKS)
 
 
 def test_a_chain_counts_the_probes_of_its_proposers() -> None:

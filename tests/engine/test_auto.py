@@ -125,11 +125,11 @@ def test_a_seeded_text_does_not_depend_on_what_was_calibrated_or_learned(fresh: 
 def test_only_what_is_in_use_is_loaded(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
     made = fresh(promises={"medusa": 1.9, "speculative": 1.5})
     ask(made, fallback=False)
-    assert made._draft is None
+    assert not made._drafts
     monkeypatch.setattr(Switch, "_judge", lambda self: self._give_way(0.5) if self._bandit.active == 0 else None)
     result = ask(made, max_new_tokens=120)
     assert [at.taken for at in result.stats.monitor.control.switches][:1] == ["speculative"]
-    assert made._draft is not None
+    assert "draft" in made._drafts
 
 
 def test_a_draft_that_cannot_be_loaded_is_dropped_and_the_next_is_taken(

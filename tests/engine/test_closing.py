@@ -33,7 +33,7 @@ def test_everything_is_free_at_once(fresh: Get, uncollected: None, method: str) 
     made.generate_batch([PROMPT, "The"], method=method, max_new_tokens=4)
     session = made.sessions._idle[0]
     held: list[Any] = [made.model, made.model.session, session.target]
-    held += [made._draft, made._draft.session] if made._draft else []
+    held += [part for draft in made._drafts.values() for part in (draft, draft.session)]
     watched = [weakref.ref(one) for one in (*held, made)]
     del held, session
     made.close()

@@ -91,8 +91,9 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
     base = fixed.split_process(process)
     target, draft = _model(manifest, manifest.target, use, ""), []
     method = METHODS.get(use.method)  # None: a proposer of the caller's own
-    if manifest.draft is not None and method is not None and method.needs == "draft":
-        draft = _model(manifest, manifest.draft, use, "draft ")
+    part = {"draft": manifest.draft, "drafter": manifest.drafter}.get(method.needs if method else "")
+    if part is not None:
+        draft = _model(manifest, part, use, "draft ")
     parts = [
         MemoryPart("process", base.private, base.file, note="Python, ONNX Runtime and other libraries"),
         MemoryPart("libraries", fixed.LOADING.private, fixed.LOADING.file, note="their code for opening a bundle"),

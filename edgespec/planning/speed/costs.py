@@ -285,10 +285,11 @@ def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[floa
     target, part, how = manifest.target, manifest.methods[method], use.operators
     weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
     needs = METHODS[method].needs
-    if needs == "draft":
-        if manifest.draft is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
+    if needs in ("draft", "drafter"):
+        draft = manifest.draft if needs == "draft" else manifest.drafter
+        if draft is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
             return weights / 20, kv / 20
-        return read_bytes(manifest.draft, how), kv_token_bytes(manifest.draft, how)
+        return read_bytes(draft, how), kv_token_bytes(draft, how)
     if needs == "layers":
         layers = range(target.facts.layers)
         half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])

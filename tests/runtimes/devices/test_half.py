@@ -253,8 +253,8 @@ def test_float32_can_be_asked_for(bundle: Path, on_host: None) -> None:
     assert engine.approximations == ["int4 weights", "8-bit activations"]
     result = engine.generate("ROMEO:", method="speculative", max_new_tokens=4, fallback=False)
     assert result.device == "webgpu"
-    assert isinstance(engine._draft, HostModel)
-    assert engine._draft.precision == "fp32"
+    assert isinstance(engine._drafts["draft"], HostModel)
+    assert engine._drafts["draft"].precision == "fp32"
 
 
 def test_how_float16_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

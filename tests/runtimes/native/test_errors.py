@@ -110,7 +110,7 @@ def test_controls_out_of_range(raw: Raw, at: int, value: int, message: str) -> N
         ("gates", np.ones(1, bool), "gates"),
         ("moves", np.array([[0, 0, 128]]), "a move is out of range"),
         ("moves", np.array([[2, 0, 1]]), "a move is out of range"),
-        ("moves", np.array([[0, -1, 1]]), "a move is out of range"),
+        ("moves", np.array([[0, -2, 1]]), "a move is out of range"),
         ("moves", np.zeros((1, 2), np.int64), "moves"),
         ("control", np.zeros(7, np.int64), "control"),
         ("tables", np.zeros(3, np.float32), "the tables do not fit"),

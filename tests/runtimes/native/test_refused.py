@@ -99,6 +99,8 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
         ("out=1 add=1", "out=0 add=1", "expected k, norm, and out beside x"),
         ("out=1 add=1", "out=1 add=2", "expected add 0 or 1"),
         ("out=1 add=1", "out=2 add=1", "no such buffer, or too narrow"),
+        ("store x=1", "store at=-1 x=1", "expected no negative number"),
+        ("quantize x=1", "quantize at=16 x=1", "at out of place"),
         ("store x=1", "store beta=1 x=1", "beta or center out of place"),
         ("store x=1", "store center=1 x=1", "beta or center out of place"),
         ("store x=1", "store positions=1 x=1", "positions out of place"),

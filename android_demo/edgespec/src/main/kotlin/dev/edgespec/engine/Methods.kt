@@ -3,6 +3,7 @@ package dev.edgespec.engine
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.formulas.WORTH
+import dev.edgespec.runtimes.ELSEWHERE
 import dev.edgespec.runtimes.METHODS
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.MethodPart
@@ -83,7 +84,11 @@ private fun chain(manifest: Manifest, given: List<String>): MethodChoice {
 /** A caller's own proposer as a method. */
 fun ownChoice(name: String) = MethodChoice(name, MethodPart(), 8, "the caller's own proposer")
 
-private fun howToHave(name: String) = if (name in METHODS) "export it with `--method $name`" else "check the spelling"
+private fun howToHave(name: String) = when (name) {
+    in METHODS -> "export it with `--method $name`"
+    in ELSEWHERE -> "$name runs in Python alone: choose another method"
+    else -> "check the spelling"
+}
 
 internal fun choice(manifest: Manifest, name: String, reason: String): MethodChoice {
     val part = manifest.methods.getValue(name)

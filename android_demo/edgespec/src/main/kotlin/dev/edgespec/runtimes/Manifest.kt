@@ -16,6 +16,7 @@ const val SCHEMA = 2
 const val MANIFEST = "edgespec.json"
 val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
+val ELSEWHERE = listOf("eagle") // methods of bundles that this runtime does not have
 private const val EXPORT_AGAIN = "export the bundle again"
 
 /** What decoding and planning need to know of a model; sizes in elements. */
@@ -42,7 +43,7 @@ class HeadVocab(val file: String, val size: Int)
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
-    val headVocab: HeadVocab?, val cut: Boolean, val origin: String,
+    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: Boolean,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain. */
     val main: String get() = listOf("gated", "strict", "plain").first { it in graphs }
@@ -240,14 +241,14 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun manifest(of: Reader): Manifest {
-    of.ignore("schema_version", "parity", "memory")
+    of.ignore("schema_version", "parity", "memory", "drafter") // methods with a drafter of hidden states are not for this runtime
     of.text("edgespec_version")
     val tokenizer = of.part("tokenizer")
     tokenizer.flag("chat_template")
     val found = Manifest(
         target = model(of.part("target")),
         draft = of.partOrNull("draft")?.let(::model),
-        methods = of.members("methods") { _, reader -> method(reader) },
+        methods = of.members("methods") { _, reader -> method(reader) }.filterKeys { it in METHODS },
         bos = tokenizer.intOrNull("bos"),
         eos = tokenizer.ints("eos"),
         cost = of.jsonOrNull("cost") ?: JsonObject(),
@@ -306,6 +307,7 @@ private fun model(of: Reader): ModelPart {
         headVocab = headVocab?.let { HeadVocab(it.path("file"), it.int("size", 1)) },
         cut = of.flag("cut"),
         origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
+        tapped = of.ints("tapped").isNotEmpty(),
     )
     headVocab?.done()
     facts.done()

@@ -36,7 +36,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     private val hidden = embed + 2
     private val lm = embed + 3
     private val groups = embed + 4
-    private val plainGates = ByteArray(groups + model.part.heads.size) { if (it <= embed || it == lm) 1 else 0 }
+    private val plainGates = ByteArray(groups + model.part.heads.size + (if (model.part.tapped) 1 else 0)) { if (it <= embed || it == lm) 1 else 0 }
     private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
     private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, hiddenSize)
     private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }

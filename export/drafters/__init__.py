@@ -1,0 +1,1 @@
+"""Drafters conditioned on hidden states: reading published ones, and measuring whether they fit."""

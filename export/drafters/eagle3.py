@@ -1,0 +1,123 @@
+"""EAGLE-3's drafter (arXiv 2503.01840): a decoder layer or a few, conditioned on hidden states of a target.
+
+Entry i is made of token i + 1 and of what was tapped of the target at token i, both normed and side by side::
+
+    g = fc [taps]                          or, for its own guesses, its own hidden state of the step before
+    q, k, v of [norm(embedding) ; norm(g)], u = g + attention, y = u + MLP(norm(u)), logits = LM head(norm(y))
+
+What published checkpoints differ in is configuration: ``norm_before_residual`` (u = norm(g) + attention),
+``norm_output`` (y is normed before it is the next step's hidden state), ``norm_before_fc`` (the taps are normed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import cast
+
+from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, X
+from edgespec.export.heads.description import FUSE
+from edgespec.export.source.derived import Own
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
+
+EMBEDDED, FUSED = "input_layernorm", "hidden_norm"  # norms of layer 0, of the embedding and of the hidden state
+
+
+class Eagle3(Architecture):
+    """See the module.
+
+    Args:
+        source: the checkpoint; tensors by Llama's names, but for ``fc`` and ``input_norm``.
+        tapped: how many boundaries of the target are looked at.
+        context: most tokens, the target's.
+
+    Raises:
+        ExportError: sizes that are not there; an option that is not known.
+    """
+
+    model_type = "eagle3"
+
+    def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
+        super().__init__(source)
+        self.facts = self.facts.model_copy(update={"context": context, "tied": False})
+        self.given = (1 + tapped) * self.facts.hidden
+
+    def check(self) -> None:
+        self.settings.refuse("fc_norm", "a norm of each tap", "norm_before_fc")
+
+    @property
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Every tensor; the LM head has a row for each token that can be guessed."""
+        rows = self.settings.integer("draft_vocab_size", self.facts.vocab)
+        return super().tensors | {f"{HEAD}.weight": (rows, self.facts.hidden)}
+
+    @property
+    def size(self) -> int:
+        """Parameters."""
+        return sum(prod(shape) for shape in self.tensors.values())
+
+    def build(self, ops: Ops[X]) -> X:
+        """The decoder, from what a pass is given to logits."""
+        ops, hidden = cast(DrafterOps[X], ops), self.facts.hidden
+        before = self.settings.flag("norm_before_residual")
+
+        def stream(g: X) -> X:
+            return ops.norm(g, self.norm(f"{LAYERS}.0.{FUSED}")) if before else g
+
+        def fused() -> X:
+            taps = ops.given(hidden, self.given - hidden)
+            if self.settings.flag("norm_before_fc"):
+                taps = ops.norm(taps, self.norm("input_norm"))
+            (g,) = ops.linear(taps, Linear(FUSE))
+            return stream(g)
+
+        def recycled() -> X:
+            g = ops.given(hidden, hidden)
+            return stream(ops.norm(g, self.final_norm) if self.settings.flag("norm_output") else g)
+
+        def first(x: X) -> X:
+            token = ops.norm(ops.given(0, hidden), self.norm(f"{LAYERS}.0.{EMBEDDED}"))
+            return self.attend(ops, ops.join(token, x if before else stream_norm(x)), 0)
+
+        def stream_norm(x: X) -> X:
+            return ops.norm(x, self.norm(f"{LAYERS}.0.{FUSED}"))
+
+        x = ops.either(fused, recycled)
+        x = ops.sublayer("attention", 0, x, first)
+        x = ops.sublayer("mlp", 0, x, lambda x: self.mlp(ops, x, 0))
+        for layer in range(1, self.facts.layers):
+            x = self.layer(ops, x, layer)
+        return ops.head(x, self.final_norm, self.head)
+
+    def rule(self, layer: int) -> AttentionRule:
+        found = super().rule(layer)
+        names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
+        if not self.source.has(f"{names[0]}.weight"):
+            return found
+        return replace(found, q_norm=self.norm(names[0]), k_norm=self.norm(names[1]))
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        """The names of the published layouts: ``midlayer`` or ``layers``, without a prefix."""
+        found: dict[str, Extra] = {}
+        for name in source.index:
+            ours = name.replace("midlayer.", "layers.0.", 1) if name.startswith("midlayer.") else name
+            if ours.startswith(("layers.", "norm.")):
+                found[f"model.{ours}"] = Own(source, name)
+        return found
+
+
+def head_dim_of(source: Checkpoint, heads: object) -> int:
+    """Read off a projection of so many heads: some configurations leave it out, and it is not hidden / heads.
+
+    Raises:
+        UnsupportedModel: no such projection.
+    """
+    part = ATTENTION.format("q") + ".weight"
+    name = next((name for name in source.index if name.endswith(f"midlayer.{part}") or name == f"layers.0.{part}"), "")
+    if not name or not isinstance(heads, int) or heads < 1 or source.shape(name)[0] % heads:
+        raise UnsupportedModel(f"{source.path}: expected midlayer.{part} or layers.0.{part} of an EAGLE-3 drafter")
+    return source.shape(name)[0] // heads

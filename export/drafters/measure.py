@@ -1,0 +1,154 @@
+"""How often the target accepts a drafter's guesses, on text that the target writes itself, as written into the bundle.
+
+Nothing raises an error where a drafter is read in another way than it was trained: it only guesses worse.  So it is
+measured, and one near chance is refused, with what would help among the settings that checkpoints get wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.drafters.probe import best_setting
+from edgespec.export.drafters.read import Drafter
+from edgespec.export.measuring.acceptance import Acceptance
+from edgespec.export.measuring.skip_search import StepCosts
+from edgespec.formulas.cost import measure
+from edgespec.runtimes.files.manifest import DecoderPart, Measured, MethodPart, ModelPart
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+GAMMA, TEXTS, PROMPT, WRITTEN = 5, 4, 24, 64  # guesses of a chain; texts, given tokens and written ones of each
+LEAST = 0.2  # first guesses of a drafter that fits are right far more often
+
+
+@dataclass(frozen=True)
+class MeasuredDrafter:
+    """What was found.
+
+    Attributes:
+        acceptance: of chains.
+        step_ms: of a draft step.
+        covered: share of the target's own tokens that the drafter can guess.
+        notes: for people.
+    """
+
+    acceptance: Acceptance
+    step_ms: float
+    covered: float
+    notes: list[str] = field(default_factory=list)
+
+    def method(self, costs: StepCosts, text: str, sha256: str) -> MethodPart:
+        """The manifest's entry."""
+        gains = costs.speedups(self.acceptance, self.step_ms)
+        gamma = max(gains, key=lambda g: gains[g])
+        measured = Measured(acceptance=self.acceptance.rates, positions=self.acceptance.offered[0], text=text,
+                            text_sha256=sha256)  # fmt: skip
+        return MethodPart(gamma=gamma, draft_cost=self.step_ms / costs.plain, predicted_speedup=gains[gamma],
+                          measured=[measured], notes="; ".join(self.notes) or None)  # fmt: skip
+
+
+def measure_drafter(
+    drafter: Drafter, folder: Path, part: ModelPart, target: Slot, tokens: Sequence[int], threads: int | None
+) -> MeasuredDrafter:
+    """Let the target write with the drafter.
+
+    Args:
+        drafter: what was read.
+        folder: of the bundle.
+        part: the drafter's entry in the manifest.
+        target: the written target; its slot is overwritten.
+        tokens: a text; beginnings of it are gone on with.
+        threads: of passes.
+
+    Raises:
+        ExportError: the target accepts next to nothing.
+    """
+    graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
+    slot = open_slot(Model(folder, part, graph, threads))
+    offered, accepted = np.zeros(GAMMA, np.int64), np.zeros(GAMMA, np.int64)
+    written: list[list[int]] = []
+    for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int):
+        text, taps = _written(target, tokens[at : at + PROMPT])
+        written.append(text)
+        del slot.tokens[:]
+        slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+        for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
+            guesses = _chain(target, slot, part, text[end - 1], taps[end - 2])
+            right = int(np.cumprod(np.equal(guesses, text[end : end + GAMMA])).sum())
+            offered[: right + 1] += 1
+            accepted[:right] += 1
+    blank = np.zeros((1, _decoder(part).columns), np.float32)
+    (step_ms,) = measure(lambda _: _discard(slot.forward_given(blank, True, True)), (1,), 5).values()
+    own = np.array([token for text in written for token in text[PROMPT:]])
+    covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
+    notes = []
+    if drafter.tokens is not None:
+        notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
+    found = Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
+    if found.rates[0] < LEAST:
+        raise ExportError(
+            f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
+            "more than a drafter of another model reaches",
+            best_setting(drafter, target, written) or "it may be for another model, or another variant of this one",
+        )
+    return MeasuredDrafter(found, step_ms, covered, notes)
+
+
+def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np.float32]]:
+    """A text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
+    text, taps = list(prompt), []
+    target.follow([])
+    target.keep_taps = True
+    try:
+        rows = text
+        while len(text) < min(len(prompt) + WRITTEN, target.context - 1):
+            output = target.forward(np.array(rows, np.int64))
+            assert output.taps is not None
+            taps.append(output.taps.copy())
+            rows = [int(output.logits[-1].argmax())]
+            target.keep(range(len(taps[-1])))
+            text += rows
+    finally:
+        target.keep_taps = False
+    return text, np.concatenate(taps)
+
+
+def _chain(target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32]) -> list[int]:
+    """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept."""
+    given, guesses, kept = _given(target, part, [pending], taps[None]), [], len(slot.tokens) + 1
+    for step in range(GAMMA):
+        output = slot.forward_given(given, step > 0, True)
+        assert output.best is not None
+        assert output.hidden is not None
+        guesses.append(int(output.best[0][-1]))
+        state = output.hidden[-1:].copy()
+        slot.keep([0])
+        given = _given(target, part, guesses[-1:], state)
+    del slot.tokens[kept:]
+    return guesses
+
+
+def _given(target: Slot, part: ModelPart, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
+    embedded = target.embed(np.array(tokens, np.int64))
+    found = np.zeros((len(tokens), _decoder(part).columns), np.float32)
+    found[:, : embedded.shape[1]] = embedded
+    found[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
+    return found
+
+
+def _decoder(part: ModelPart) -> DecoderPart:
+    assert part.decoder is not None
+    return part.decoder
+
+
+def _discard(_: object) -> None:
+    """The output of a timed pass."""

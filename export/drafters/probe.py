@@ -1,0 +1,101 @@
+"""A drafter in float32 numpy with the settings that checkpoints get wrong, to say which of them would help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.architectures.base import FINAL_NORM, LAYERS
+from edgespec.export.drafters.eagle3 import EMBEDDED, FUSED
+from edgespec.export.drafters.read import HEAD, TAPS, Drafter
+from edgespec.export.heads.description import CUT, FUSE
+from edgespec.runtimes.slots.slot import Slot
+
+Array = NDArray[np.float32]
+HELPS = 0.1  # how much more often first guesses must be right
+
+
+def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]]) -> str:
+    """Which setting would make first guesses better, in words; "" = none of those that are tried.
+
+    Args:
+        drafter: what was read.
+        target: gives its residual stream after any number of layers.
+        texts: written by the target.
+    """
+    layers = target.layers
+    streams = [_streams(target, text, drafter.tapped) for text in texts]
+    shares: dict[tuple[int, bool, bool], float] = {}
+    before = drafter.arch.settings.flag("norm_before_residual")
+    for shift, swapped, residual in product((0, -1, 1), (False, True), (before, not before)):
+        if not all(0 <= at + shift <= layers for at in drafter.tapped):
+            continue
+        right = count = 0
+        for text, found in zip(texts, streams, strict=True):
+            taps = np.concatenate([found[at + shift] for at in drafter.tapped], -1)  # [T, k * hidden]
+            guesses = _guesses(drafter, found[0][1:], taps[:-1], swapped, residual)  # [T - 1]
+            right += int((guesses[:-1] == np.asarray(text)[2:]).sum())
+            count += len(guesses) - 1
+        shares[shift, swapped, residual] = right / max(1, count)
+    best = max(shares, key=lambda each: shares[each])
+    if shares[best] < shares[0, False, before] + HELPS:
+        return ""
+    shift, swapped, residual = best
+    words = [f"{TAPS}: {[at + shift for at in drafter.tapped]}"] if shift else []
+    words += [f"norm_before_residual: {str(residual).lower()}"] if residual != before else []
+    words += ["the hidden state before the embedding, which this layout does not have"] if swapped else []
+    return f"{shares[best]:.0%} would be right with {', '.join(words)} in its config.json"
+
+
+def _streams(target: Slot, text: Sequence[int], tapped: Sequence[int]) -> dict[int, Array]:
+    """The residual stream [T, hidden] after so many layers, around those that are tapped."""
+    wanted = {0} | {at + shift for at in tapped for shift in (-1, 0, 1) if 0 <= at + shift <= target.layers}
+    tokens = np.asarray(text, np.int64)
+    target.follow([])
+    target.reserve(len(text))
+    return {at: target.forward_layers(tokens, 0, 0, at) for at in sorted(wanted)}
+
+
+def _guesses(drafter: Drafter, embedded: Array, taps: Array, swapped: bool, residual: bool) -> NDArray[np.int64]:
+    """First guesses [n] of entries [n]: of the first layer alone, which is all that most drafters have."""
+    arch, source = drafter.arch, drafter.arch.source
+    facts, layer = arch.facts, f"{LAYERS}.0"
+
+    def read(name: str) -> Array:
+        return source.read(f"{name}.weight")
+
+    def norm(x: Array, name: str) -> Array:
+        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(arch.eps)) * read(name)
+        return y
+
+    if arch.settings.flag("norm_before_fc"):
+        taps = norm(taps, "input_norm")
+    g: Array = taps @ source.read(FUSE).T
+    halves = [norm(embedded, f"{layer}.{EMBEDDED}"), norm(g, f"{layer}.{FUSED}")]
+    x = np.concatenate(halves[::-1] if swapped else halves, -1)
+    n, dim = len(x), facts.head_dim
+    q, k, v = ((x @ read(f"{layer}.self_attn.{part}_proj").T).reshape(n, -1, dim) for part in "qkv")
+    rule = arch.rule(0)
+    if rule.q_norm and rule.k_norm:
+        q, k = norm(q, f"{layer}.self_attn.q_norm"), norm(k, f"{layer}.self_attn.k_norm")
+    cos, sin = (np.tile(table[:, None], (1, 1, 2)) for table in arch.rotaries["rope"].tables(n, facts.context))
+    q, k = (each * cos + np.concatenate((-each[..., dim // 2 :], each[..., : dim // 2]), -1) * sin for each in (q, k))
+    out = np.zeros((n, facts.heads, dim), np.float32)
+    above = np.triu(np.ones((n, n), bool), 1)
+    for head in range(facts.heads):
+        kv = head * facts.kv_heads // facts.heads
+        scores = q[:, head] @ k[:, kv].T * np.float32(dim**-0.5)
+        scores[above] = -np.inf
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        out[:, head] = scores / scores.sum(-1, keepdims=True) @ v[:, kv]
+    u = (halves[1] if residual else g) + out.reshape(n, -1) @ read(f"{layer}.self_attn.o_proj").T
+    b = norm(u, f"{layer}.post_attention_layernorm")
+    gate = b @ read(f"{layer}.mlp.gate_proj").T
+    y = u + (gate / (1 + np.exp(-gate)) * (b @ read(f"{layer}.mlp.up_proj").T)) @ read(f"{layer}.mlp.down_proj").T
+    head_name = HEAD if drafter.tokens is None else CUT
+    best = (norm(y, FINAL_NORM) @ source.read(head_name).T).argmax(-1)
+    found: NDArray[np.int64] = best if drafter.tokens is None else drafter.tokens[best]
+    return found

@@ -1,0 +1,177 @@
+"""Published EAGLE-3 drafters, in whichever layout: the original, speculators', SpecForge's and SGLang's, and ours.
+
+They differ in names, in what says which hidden states are looked at, and in options; no tensor says which is meant.
+Layers are counted here as boundaries: after how many of them the residual stream is tapped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
+from edgespec.export.heads.description import CUT, FUSE, HeadPlan
+from edgespec.export.source.derived import Own, Rows
+from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.source.source import Checkpoint
+
+TAPS = "eagle_aux_hidden_state_layer_ids"
+EMBEDDING, HEAD, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
+COMPARED = 64  # rows of a copy of the embedding that are looked at
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A drafter on its way into a bundle.
+
+    Attributes:
+        arch: the drafter, over its checkpoint.
+        tapped: which boundaries of the target it looks at, in its order.
+        tokens: int64 [size], what its LM head scores, ascending; None = all tokens of the target, in order.
+        notes: what the user should know about how it is read.
+    """
+
+    arch: Eagle3
+    tapped: tuple[int, ...]
+    tokens: NDArray[np.int64] | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def plan(self) -> HeadPlan:
+        """What its graphs have."""
+        return HeadPlan() if self.tokens is None else HeadPlan(cut=True, only=True)
+
+
+def read_drafter(path: Path, target: Architecture) -> Drafter:
+    """Read a drafter and check it against its target.
+
+    Args:
+        path: its folder.
+        target: the model that it is for.
+
+    Raises:
+        ExportError: not a drafter that is known, pickles alone, or one of another model.
+    """
+    source = _opened(path)
+    config, said = _configuration(source, target)
+    source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
+    tapped, note = _tapped(source, said, target.facts.layers)
+    arch = Eagle3(source, len(tapped), target.facts.context)
+    facts, theirs = arch.facts, target.facts
+    if facts.hidden != theirs.hidden:
+        raise ExportError(
+            f"{path}: a drafter for a model of hidden size {facts.hidden}, but this model's is {theirs.hidden}",
+            "take the drafter that was made for this model",
+        )
+    check_tensors(arch, arch.source)
+    _check_embedding(source, target)
+    tokens = _tokens(source, arch)
+    return Drafter(arch, tapped, tokens, [note] if note else [])
+
+
+def _opened(path: Path) -> Checkpoint:
+    if path.is_dir() and not any(path.glob("*.safetensors")) and (old := next(path.glob("*.bin"), None)):
+        raise ExportError(
+            f"{old}: is a pickle, which may run code when it is opened: expected safetensors",
+            f'convert it where you trust it: python -c "import torch; from safetensors.torch import save_file; '
+            f"save_file({{k: v.contiguous() for k, v in torch.load('{old.name}', weights_only=True).items()}}, "
+            f"'model.safetensors')\"",
+        )
+    return Checkpoint.open(path)
+
+
+def _configuration(source: Checkpoint, target: Architecture) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The drafter's configuration in Llama's words, and what it says of hidden states."""
+    config = dict(source.config)
+    kind = config.get("speculators_model_type") or next(iter(config.get("architectures") or []), "unknown")
+    if kind == "eagle3":
+        inner = config.get("transformer_layer_config")
+        said, config = config, {**config, **(inner if isinstance(inner, dict) else {})}
+    elif isinstance(kind, str) and "eagle3" in kind.lower():
+        eagle = config.get("eagle_config")
+        said = {**config, **(eagle if isinstance(eagle, dict) else {})}
+    else:
+        raise UnsupportedModel(
+            f"{source.path}: {kind!r} is not a drafter that edgespec knows: expected EAGLE-3, as speculators, "
+            "SpecForge or its authors write it",
+            "DFlash, MTP heads and assistants are not supported yet",
+        )
+    config["head_dim"] = head_dim_of(source, config.get("num_attention_heads"))
+    config["vocab_size"] = target.facts.vocab
+    config["draft_vocab_size"] = source.shape(HEAD)[0] if source.has(HEAD) else target.facts.vocab
+    config.setdefault("max_position_embeddings", target.facts.context)
+    config["num_hidden_layers"] = sum(source.has(f"layers.{at}.mlp.up_proj.weight") for at in range(8)) or 1
+    return config, said
+
+
+def _tapped(source: Checkpoint, said: dict[str, Any], layers: int) -> tuple[tuple[int, ...], str]:
+    """The boundaries that are looked at, and what was assumed about them."""
+    ids, note = said.get(TAPS), ""
+    if ids is None:
+        ids = [2, layers // 2, layers - 3]
+        note = f"the drafter does not say which layers it looks at: taken to be after {ids}, as its authors do"
+    if not isinstance(ids, list) or not ids or not all(isinstance(each, int) for each in ids):
+        raise ExportError(f"{source.path}: expected {TAPS} to be a list of layers, got {ids!r}")
+    if said is not source.config and ids[0] == 1 and "eagle_config" in said and layers >= 8:
+        note = f"{TAPS} {ids} are taken to be the layers whose outputs are looked at, as SGLang counts them"
+        ids = [each + 1 for each in ids]
+    if not all(0 <= each <= layers for each in ids):
+        raise ExportError(
+            f"{source.path}: looks at the target after layers {ids}, but this model has {layers}",
+            "take the drafter that was made for this model",
+        )
+    fused = source.shape(FUSE) if source.has(FUSE) else (0, 0)
+    if fused[1] != len(ids) * fused[0] or not fused[0]:
+        raise ExportError(
+            f"{source.path}: {FUSE} has shape {list(fused)}: expected [hidden, {len(ids)} * hidden], for layers {ids}",
+            "this may be another kind of drafter than EAGLE-3",
+        )
+    return tuple(ids), note
+
+
+def _check_embedding(source: Checkpoint, target: Architecture) -> None:
+    """A copy of the target's embedding is dropped; another one would be needed."""
+    if not source.has(EMBEDDING):
+        return
+    rows = slice(0, COMPARED)
+    theirs, ours = source.read(EMBEDDING, rows), target.source.read(target.embedding, rows)
+    if theirs.shape != ours.shape or not np.allclose(theirs, ours, atol=1e-2 * float(np.abs(ours).max())):
+        raise ExportError(
+            f"{source.path}: {EMBEDDING} is not the target's embedding",
+            "take the drafter that was made for this model, or one without an embedding of its own",
+        )
+
+
+def _tokens(source: Checkpoint, arch: Eagle3) -> NDArray[np.int64] | None:
+    """What each row of the LM head scores; rows are put in ascending order of their tokens."""
+    rows, vocab = source.shape(HEAD)[0], arch.facts.vocab
+    if not source.has(OFFSETS):
+        if rows != vocab:
+            raise ExportError(
+                f"{source.path}: the LM head scores {rows} of {vocab} tokens, but no {OFFSETS} says which",
+                "take the drafter that was made for this model",
+            )
+        return None
+    with safe_open(source.index[OFFSETS], "np") as file:
+        tokens = np.arange(rows) + np.asarray(file.get_tensor(OFFSETS), np.int64).reshape(-1)[:rows]
+    if len(np.unique(tokens)) != rows or tokens.min() < 0 or tokens.max() >= vocab:
+        raise ExportError(
+            f"{source.path}: {OFFSETS} names tokens {tokens.min()} to {tokens.max()}, {len(np.unique(tokens))} of "
+            f"them: expected {rows} below {vocab}",
+            "take the drafter that was made for this model",
+        )
+    if rows == vocab:
+        return None
+    order = np.argsort(tokens)
+    head = Own(source, HEAD)
+    ascending = (order == np.arange(rows)).all()
+    arch.source = ExtendedCheckpoint(arch.source, {CUT: head if ascending else Rows(head, order)})
+    return tokens[order]

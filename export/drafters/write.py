@@ -1,0 +1,54 @@
+"""Writing a drafter into a bundle, and what the bundle says of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edgespec.export.bundle.model import write_model
+from edgespec.export.drafters.read import Drafter
+from edgespec.export.heads.vocab import write_tokens
+from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.quantization.quantizers.levels import BITS
+from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
+from edgespec.export.storage.plans import storage_plans
+from edgespec.runtimes.files.manifest import Format, Layout, ModelPart
+
+PREFIX = "drafter/"
+
+
+def head_format(choice: WeightChoice) -> Format | None:
+    """Of the matrix that fuses hidden states and the LM head: int8 in an int4 bundle, unless it was chosen."""
+    return choice.head or ("int8" if choice.format == "int4" else None)
+
+
+def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPart:
+    """Write its weights and graphs into ``drafter/`` of the bundle's folder; its matrices are not calibrated.
+
+    Args:
+        folder: of the bundle.
+        drafter: what was read.
+        choice: how the target's matrices are stored.
+        layout: whose operators the weights are for.
+    """
+    (folder / PREFIX).mkdir()
+    quantizer = choice.quantizer
+    if quantizer is not None and quantizer.calibrated:
+        quantizer = QUANTIZERS[DEFAULT_QUANTIZER]
+    written = write_model(
+        folder / PREFIX,
+        drafter.arch,
+        choice.format,
+        head=head_format(choice),
+        chosen=DirectLevels(quantizer) if quantizer and choice.format in BITS else None,
+        draft=True,
+        prefix=PREFIX,
+        layout=layout,
+        plan=drafter.plan,
+        head_vocab=None if drafter.tokens is None else write_tokens(folder / PREFIX, PREFIX, drafter.tokens),
+    )
+    return written.part
+
+
+def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int:
+    """Bytes of its weight file."""
+    return storage_plans(drafter.arch, choice.format, head_format(choice), drafter.plan)[layout].end

@@ -1,0 +1,96 @@
+"""What the manifest says of a model's attention, heads and drafter (``manifest``)."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, Field
+
+from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Share, Vocab, Width
+from edgespec.runtimes.files.facts import Part
+
+Learnt = Literal["int4", "nomad1", "nomad2"]
+Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
+
+
+def _inside(path: str) -> str:
+    pure = PurePosixPath(path)
+    if not path or pure.is_absolute() or ".." in pure.parts or any(odd in path for odd in "\\:\0"):
+        raise ValueError(f"path {path!r} leaves the bundle: only relative paths inside the folder are allowed")
+    return path
+
+
+InsidePath = Annotated[str, AfterValidator(_inside)]
+
+
+class AttentionGate(Part):
+    """How far an attention format is from exact keys, teacher-forced on text that nothing was learnt from.
+
+    ``perplexity_change``: relative, 0.01 = 1 % higher; ``agreement``: share of equal likeliest tokens.
+    """
+
+    perplexity_change: float
+    agreement: Share
+    passed: bool
+
+
+class AttentionPart(Part):
+    """How native operators keep keys and values of a model: the default, and what coded keys were learnt with.
+
+    ``tables``: a safetensors file with the entries ``learnt`` (docs/attention.md); ``gates``: by attention, measured on
+    ``positions`` positions with up to ``depth`` tokens before them.
+    """
+
+    default: Attention
+    tables: InsidePath | None = None
+    learnt: list[Learnt] = Field(default_factory=list)
+    gates: dict[Attention, AttentionGate] = Field(default_factory=dict)
+    positions: Count = 0
+    depth: Count = 0
+    text: str | None = None
+    text_sha256: str | None = None
+
+
+class HeadGroup(Part):
+    """Heads beside the LM head that a graph can compute from hidden states; one gate switches a group.
+
+    A group turns a row of hidden states after the final norm, h, into ``count`` rows for an LM head:
+
+    * medusa: y_i = h + silu(W_i h + b_i)  (arXiv 2401.10774);
+    * blockwise: y_i = h + (W' silu(W h + b) + b')_i, W [inner, hidden], W' [count * hidden, inner]  (arXiv 1811.03115);
+    * exit: y = T h, where the residual stream of layer ``layer`` stands in for the last one's  (arXiv 2506.03700).
+
+    ``own``: each has an LM head of its own; else they share the model's, or the cut one where there is one.
+    """
+
+    name: str
+    kind: Literal["medusa", "blockwise", "exit"]
+    count: Guesses
+    inner: int = Field(default=0, ge=0, le=MOST_WIDTH)
+    own: bool = False
+    layer: Layer = Field(default=0, description="of an exit: layers that have run")
+
+
+class DecoderPart(Part):
+    """A small decoder conditioned on hidden states of the target, which guesses: EAGLE-3 (arXiv 2503.01840).
+
+    It has keys and values of its own.  Entry i of them is made of token i + 1 and of the target's hidden states at
+    token i; then it goes on with its own guesses and its own hidden states.
+
+    A row that it is given has ``columns`` columns: first the embedding of its token as the target sees it, then either
+    the hidden states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.
+    """
+
+    kind: Literal["eagle"]
+    columns: Width
+
+
+class HeadVocab(Part):
+    """The tokens that a cut LM head scores, in the order of its rows.
+
+    ``file``: their ids, little-endian int32 [size], ascending.  Other tokens are never guessed, which is lossless.
+    """
+
+    file: InsidePath
+    size: Vocab

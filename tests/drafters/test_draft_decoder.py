@@ -1,0 +1,252 @@
+"""The drafter that is conditioned on hidden states guesses what the arithmetic says, whatever has happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.control.chain import Compose
+from edgespec.decoding.drafter import Drafter, Wrapper
+from edgespec.decoding.loop import decode
+from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.stats import Stats
+from edgespec.drafters.ngram import NGram
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.write import write_drafter
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from tests.conftest import OPERATORS, TARGET, use_operators
+from tests.support.eagle import Recorder, Reference, check_guesses, write_random
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+KINDS: dict[str, tuple[dict[str, Any], list[int] | None, int]] = {
+    "original": ({IDS: [2, 3, 4]}, None, 1),
+    "cut, not ascending": ({IDS: [1, 3, 5]}, [900, 3, *range(20, 500), 7, 1023, 8], 1),
+    "speculators": ({IDS: [0, 3, 6], "speculators_model_type": "eagle3", "norm_before_residual": True}, None, 1),
+    "3.1": ({IDS: [2, 4], "norm_output": True, "norm_before_fc": True}, list(range(5, 700)), 1),
+    "two layers": ({IDS: [2, 3, 4]}, None, 2),
+}
+
+
+class Made:
+    """A target and a drafter of a kind, opened."""
+
+    def __init__(self, folder: Path, kind: str, operators: Operators) -> None:
+        config, tokens, layers = KINDS[kind]
+        arch = open_model(resolve(TARGET), 96)
+        self.checkpoint = write_random(folder / "checkpoint", arch, config, tokens, layers)
+        drafter = read_drafter(self.checkpoint, arch)
+        self.tapped = drafter.tapped
+        plan = HeadPlan(tapped=drafter.tapped)
+        part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
+        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)
+        main, plain = ("native", "native") if operators == "native" else ("gated", "plain")
+        self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
+        self.fresh = open_slot(self.model)
+
+    def recorder(self) -> Recorder:
+        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1))
+
+    def write(
+        self, made: Recorder, prompt: list[int], count: int, around: Drafter | None = None, **more: Any
+    ) -> list[int]:
+        """Prompt and text of a request; what was proposed is checked."""
+        stats = Stats()
+        options = DecodeOptions(max_new_tokens=count, **{"gamma": 4, **more})
+        text = list(prompt)
+        for done in decode(made.target, around or made, prompt, options, stats):
+            text += done.tokens
+        assert stats.dropped_reason is None
+        return text
+
+    def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
+        tapped = broken.pop("tapped", self.tapped)
+        check_guesses(made, Reference(self.checkpoint, **broken), self.fresh, tapped, least)
+
+
+Open = Callable[[str], Made]
+
+
+@pytest.fixture(params=OPERATORS)
+def operators(request: pytest.FixtureRequest) -> Operators:
+    return use_operators(request)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Operators], Made]:
+    known: dict[tuple[str, Operators], Made] = {}
+
+    def get(kind: str, operators: Operators) -> Made:
+        if (kind, operators) not in known:
+            known[kind, operators] = Made(tmp_path_factory.mktemp("eagle"), kind, operators)
+        return known[kind, operators]
+
+    return get
+
+
+@pytest.fixture
+def original(opened: Callable[[str, Operators], Made], operators: Operators) -> Made:
+    return opened("original", operators)
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(2, 1024, count).tolist()
+    return found
+
+
+class Sometimes(Wrapper):
+    """Guesses in one round of so many."""
+
+    def __init__(self, inner: Drafter, every: int) -> None:
+        super().__init__([inner])
+        self.every, self.round = every, 0
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        self.round += 1
+        return EMPTY if self.round % self.every else self.inside[0].propose(tokens, budget)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_are_the_arithmetics(opened: Callable[[str, Operators], Made], operators: Operators, kind: str) -> None:
+    made = opened(kind, operators)
+    recorder = made.recorder()
+    made.write(recorder, prompt(11), 9)
+    made.check(recorder, 20)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"tapped": (1, 3, 4)},
+        {"tapped": (3, 4, 5)},
+        {"swapped": True},
+        {"late": True},
+        {"flags": {"norm_output": True}},
+        {"flags": {"norm_before_residual": True}},
+        {"flags": {"norm_before_fc": False, "rope_theta": 500.0}},
+    ],
+    ids=str,
+)
+def test_what_others_got_wrong_would_be_seen(opened: Callable[[str, Operators], Made], broken: dict[str, Any]) -> None:
+    made = opened("original", "stock")
+    recorder = made.recorder()
+    made.write(recorder, prompt(11), 9)
+    with pytest.raises(AssertionError):
+        made.check(recorder, **broken)
+
+
+def test_offsets_are_not_tokens(opened: Callable[[str, Operators], Made]) -> None:
+    made = opened("cut, not ascending", "stock")
+    recorder = made.recorder()
+    made.write(recorder, prompt(11), 6)
+    with pytest.raises(AssertionError):
+        made.check(recorder, as_ids=True)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 40])
+@pytest.mark.parametrize("chunk", [1, 7, 128])
+def test_prompts_of_any_length_in_any_number_of_chunks(original: Made, count: int, chunk: int) -> None:
+    recorder = original.recorder()
+    assert isinstance(recorder.target, Slot)
+    recorder.target.chunk = chunk
+    original.write(recorder, prompt(count), 6)
+    original.check(recorder, 8)
+
+
+def test_a_slot_is_used_again(original: Made) -> None:
+    """Nothing, some, all of the last request's tokens again, and one less; after a cut, and to the context's end."""
+    recorder = original.recorder()
+    text = original.write(recorder, prompt(20), 8)
+    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), [*text, 9, 8], prompt(1), text[:2]):
+        before = len(recorder.made)
+        written = original.write(recorder, again, 4, eos=frozenset(text[20:22]) if len(again) == 15 else frozenset())
+        assert len(written) > len(again)
+        assert any(guesses for _, guesses in recorder.made[before:]) or len(written) <= len(again) + 2
+    original.write(recorder, prompt(90, 2), 64)
+    original.check(recorder, 40)
+
+
+@pytest.mark.parametrize("every", [2, 5])
+def test_plain_rounds_between(original: Made, every: int) -> None:
+    recorder = original.recorder()
+    original.write(recorder, prompt(6), 20, Sometimes(recorder, every))
+    original.check(recorder, 8)
+
+
+def test_more_plain_rounds_than_taps_are_kept(original: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgespec.drafters.draft_decoder.MOST_OWED", 4)
+    recorder = original.recorder()
+    original.write(recorder, prompt(6), 30, Sometimes(recorder, 13))
+    original.check(recorder, 4)
+
+
+def test_rounds_that_others_won(original: Made) -> None:
+    """Guesses of n-grams that were accepted: all of their rows count."""
+    recorder = original.recorder()
+    ngram, phrase = NGram(), prompt(5, 3)
+    chain = Compose([Sometimes(ngram, 2), recorder])
+    original.write(recorder, phrase * 4, 16, chain)
+    assert chain.won[1] > 2
+    original.check(recorder, 8)
+
+
+def test_entries_are_those_of_a_fresh_drafter(original: Made) -> None:
+    recorder, other = original.recorder(), original.recorder()
+    text = original.write(recorder, prompt(10), 15)
+    original.write(other, text, 2)
+    held, expected = recorder.slot.snapshot(), other.slot.snapshot()
+    assert len(recorder.slot.tokens) > 20
+    for name, values in held.items():
+        count = min(values.shape[1], expected[name].shape[1])
+        np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+
+
+def test_taps_change_no_bit_of_the_target(original: Made) -> None:
+    slot, tokens = open_slot(original.model), np.array(prompt(9), np.int64)
+    slot.prefill(prompt(30, 4))
+    plain = slot.forward(tokens).logits.copy()
+    slot.keep_taps = True
+    output = slot.forward(tokens)
+    np.testing.assert_array_equal(output.logits, plain)
+    assert output.taps is not None
+    assert output.taps.shape == (9, 3 * 128)
+    slot.keep_taps = False
+    assert slot.forward(tokens).taps is None or original.model.graph.operators == "stock"
+
+
+def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:
+    """NaN in what was tapped: decoding goes on plainly, and the next request drafts again."""
+    recorder = original.recorder()
+    expected = original.write(recorder, prompt(8), 12)
+    recorder._taps = np.full_like(recorder._taps, np.nan)
+    spoiled, whole = original.recorder(), original.recorder()
+    absorb = spoiled.absorb
+    spoiled.absorb = lambda first, taps: absorb(first, taps * np.nan)  # type: ignore[method-assign]
+    stats, text = Stats(), prompt(8)
+    for done in decode(spoiled.target, spoiled, prompt(8), DecodeOptions(max_new_tokens=12), stats):
+        text += done.tokens
+    assert text == expected
+    assert "finite" in str(stats.dropped_reason)
+    del spoiled.absorb
+    spoiled.made.clear()
+    assert original.write(spoiled, prompt(8), 12) == expected == original.write(whole, prompt(8), 12)
+    original.check(spoiled, 8)
+
+
+def test_a_text_that_it_was_not_shown(original: Made) -> None:
+    recorder = original.recorder()
+    assert isinstance(recorder.target, Slot)
+    recorder.target.prefill(prompt(9))
+    assert recorder.propose(prompt(10), 4) is EMPTY
+    assert "not shown" in recorder.reason
