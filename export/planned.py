@@ -23,7 +23,6 @@ from edgespec.export.bundle.model_part import (
     check_operators,
     open_described,
 )
-from edgespec.export.drafters.write import head_format as head_format_of
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
@@ -111,7 +110,7 @@ def planned_bundle(
     drafter: PlannedModel | None = None
     if EAGLE in wanted:
         its_own, tapped = assumed_drafter(arch)
-        drafter = PlannedModel(its_own, replace(choice, head=head_format_of(choice)), layout, (), None, "drafter/")
+        drafter = PlannedModel(its_own, replace(choice, head=choice.drafter_head), layout, (), None, "drafter/")
         drafter.as_draft()
         files |= drafter.files()
         assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")

@@ -11,14 +11,9 @@ from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.quantizers.levels import BITS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.storage.plans import storage_plans
-from edgespec.runtimes.files.manifest import Format, Layout, ModelPart
+from edgespec.runtimes.files.manifest import Layout, ModelPart
 
 PREFIX = "drafter/"
-
-
-def head_format(choice: WeightChoice) -> Format | None:
-    """Of the matrix that fuses hidden states and the LM head: int8 in an int4 bundle, unless it was chosen."""
-    return choice.head or ("int8" if choice.format == "int4" else None)
 
 
 def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: Layout) -> ModelPart:
@@ -38,7 +33,7 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
         folder / PREFIX,
         drafter.arch,
         choice.format,
-        head=head_format(choice),
+        head=choice.drafter_head,
         chosen=DirectLevels(quantizer) if quantizer and choice.format in BITS else None,
         draft=True,
         prefix=PREFIX,
@@ -51,4 +46,4 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
 
 def drafter_bytes(drafter: Drafter, choice: WeightChoice, layout: Layout) -> int:
     """Bytes of its weight file."""
-    return storage_plans(drafter.arch, choice.format, head_format(choice), drafter.plan)[layout].end
+    return storage_plans(drafter.arch, choice.format, choice.drafter_head, drafter.plan)[layout].end

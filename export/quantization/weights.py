@@ -49,6 +49,11 @@ class WeightChoice:
             raise ExportError(f"--head-format {head}: expected int4 or int8", "leave --head-format out")
         return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head)
 
+    @property
+    def drafter_head(self) -> Format | None:
+        """Of a drafter's LM head and what fuses hidden states: int8 in an int4 bundle, unless it was chosen."""
+        return self.head or ("int8" if self.format == "int4" else None)
+
     def bits(self, arch: Architecture) -> Callable[[str], int]:
         """Bits of a matrix by its name."""
         return lambda name: BITS[self.head if self.head and name == arch.head.weight else self.format]
