@@ -14,7 +14,6 @@ fused while they are written down: a norm waits for the matrices that read it, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from edgespec.errors import ExportError
@@ -32,45 +31,9 @@ from edgespec.export.architectures.ops import (
 from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
+from edgespec.export.native.values import Given, Mixture, Normed, Product, Value
 from edgespec.export.storage.plan import StoragePlan
 from edgespec.runtimes.slots.native_gates import Gates
-
-
-@dataclass(frozen=True)
-class Normed:
-    """A norm that is computed when a matrix needs it, or when it is added to the residual stream."""
-
-    x: Floats
-    norm: Norm
-
-
-@dataclass(frozen=True)
-class Given:
-    """Columns of what the pass is given, read when they are needed."""
-
-    first: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product that waits for what happens to it; ``part`` of the matrices that share its input."""
-
-    x: Value
-    parts: tuple[Linear, ...]
-    part: int
-
-
-@dataclass(frozen=True)
-class Mixture:
-    """What a row's experts give, which waits for where it is added to."""
-
-    x: Value
-    rule: ExpertsRule
-    activation: Activation
-
-
-Value = Floats | Normed | Acts | Product | Given | Mixture
 
 
 class NativeOps:
