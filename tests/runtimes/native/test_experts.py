@@ -28,7 +28,7 @@ def parts() -> tuple[Floats, Floats, dict[str, Floats]]:
     table[:, 0], router[NEVER] = 3.0, 0.0
     router[NEVER, 0] = -9.0
     sizes = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "w": (HIDDEN, INNER)}
-    matrices = {name: random(EXPERTS * n, k, seed=k + len(name)) / 8 for name, (n, k) in sizes.items()}
+    matrices = {name: random(EXPERTS * n, k, seed=k + len(name)) * np.float32(1 / 8) for name, (n, k) in sizes.items()}
     return table, router, matrices
 
 
