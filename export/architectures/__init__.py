@@ -22,6 +22,7 @@ from edgespec.export.architectures.glm4 import Glm4
 from edgespec.export.architectures.gpt2 import Gpt2
 from edgespec.export.architectures.gpt_neox import GptNeoX
 from edgespec.export.architectures.granite import Granite
+from edgespec.export.architectures.granitemoe import GraniteMoe
 from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
 from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
 from edgespec.export.architectures.lfm2 import Lfm2
@@ -31,11 +32,13 @@ from edgespec.export.architectures.mistral import Mistral
 from edgespec.export.architectures.nanochat import NanoChat
 from edgespec.export.architectures.olmo2 import Olmo2
 from edgespec.export.architectures.olmo3 import Olmo3
+from edgespec.export.architectures.olmoe import Olmoe
 from edgespec.export.architectures.phi import Phi
 from edgespec.export.architectures.phi3 import Phi3
 from edgespec.export.architectures.qwen2 import Qwen2
 from edgespec.export.architectures.qwen3 import Qwen3
 from edgespec.export.architectures.qwen3_5 import Qwen35
+from edgespec.export.architectures.qwen3_moe import Qwen3Moe
 from edgespec.export.architectures.refused import reason
 from edgespec.export.architectures.seed_oss import SeedOss
 from edgespec.export.architectures.smollm3 import SmolLm3
@@ -55,6 +58,9 @@ KINDS: tuple[type[Architecture], ...] = (
     Gemma2,
     Gemma3,
     Gemma4,
+    GraniteMoe,
+    Olmoe,
+    Qwen3Moe,
     Phi3,
     SmolLm3,
     Olmo2,

@@ -1,5 +1,7 @@
 """OLMo 2: norms only after the sub-layers, and of whole rows of q and k (arXiv 2501.00656)."""
 
+from typing import ClassVar
+
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
 from edgespec.export.architectures.ops import Ops, X
 
@@ -9,10 +11,10 @@ class Olmo2(Architecture):
     example = "OLMo-2-0425-1B-Instruct"
     features = "norms only after sub-layers, of whole rows of q and k"
     epsilon = ("rms_norm_eps", 1e-5)
-    attention_norm = None
-    mlp_norm = None
-    after_attention = "post_attention_layernorm"
-    after_mlp = "post_feedforward_layernorm"
+    attention_norm: ClassVar[str | None] = None
+    mlp_norm: ClassVar[str | None] = None
+    after_attention: ClassVar[str | None] = "post_attention_layernorm"
+    after_mlp: ClassVar[str | None] = "post_feedforward_layernorm"
 
     def attend(self, ops: Ops[X], h: X, layer: int) -> X:
         at = f"{LAYERS}.{layer}.self_attn"

@@ -142,6 +142,26 @@ class LayerEmbedding:
 
 
 @dataclass(frozen=True)
+class ExpertsRule:
+    """A mixture of experts: each row goes to the likeliest few of the router's softmax (arXiv 1701.06538).
+
+    Attributes:
+        router: [experts, hidden].
+        gate, up: [experts * inner, hidden], one expert's rows behind the other's.
+        down: [experts * hidden, inner].
+        normed: the probabilities of a row's experts are divided by their sum.
+        scale: what the weighted sum is multiplied by.
+    """
+
+    router: str
+    gate: str
+    up: str
+    down: str
+    normed: bool
+    scale: float
+
+
+@dataclass(frozen=True)
 class LogitsRule:
     """What becomes of the LM head's products: times ``scale``, then cap * tanh(logit / cap) unless ``cap`` is 0."""
 
@@ -218,6 +238,13 @@ class Ops(Protocol[X]):
 
     def activate(self, x: X, activation: Activation, numbers: str | None = None) -> X:
         """activation(x); ``numbers`` [3]: those of ``xielu``."""
+        ...
+
+    def experts(self, h: X, rule: ExpertsRule, activation: Activation) -> X:
+        """The weighted sum of what a row's experts make of it: down(activation(gate h) * up h), [1, T, hidden].
+
+        The sizes are the model's (``facts.experts``).
+        """
         ...
 
     def layer_embedding(self, gate: X, given: X, rule: LayerEmbedding, activation: Activation) -> X:

@@ -5,8 +5,8 @@ from __future__ import annotations
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
         "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
-        "flex_olmo", "glm4_moe", "gpt_oss", "granitemoe", "granitemoeshared", "hunyuan_v1_moe", "jetmoe", "lfm2_moe",
-        "llama4_text", "longcat_flash", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe",
+        "flex_olmo", "glm4_moe", "gpt_oss", "granitemoeshared", "hunyuan_v1_moe", "jetmoe", "lfm2_moe",
+        "llama4_text", "longcat_flash", "minimax_m2", "mixtral", "phimoe", "qwen2_moe",
         "qwen3_5_moe_text",
     ),
     "recurrent states (state spaces, delta rules, linear attention)": (

@@ -9,6 +9,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -98,6 +99,14 @@ class ShapeOps:
         if numbers is not None:
             self.found[numbers] = (3,)
         return x
+
+    def experts(self, h: int, rule: ExpertsRule, activation: Activation) -> int:
+        facts = self.facts.experts
+        assert facts is not None
+        self.found[rule.router] = facts.count, h
+        self.found |= dict.fromkeys((rule.gate, rule.up), (facts.count * facts.inner, h))
+        self.found[rule.down] = facts.count * h, facts.inner
+        return h
 
     def layer_embedding(self, gate: int, given: int, rule: LayerEmbedding, activation: Activation) -> int:
         self.found[rule.table] = self.facts.vocab, rule.layers * rule.width

@@ -22,6 +22,10 @@ def traits(arch: Architecture) -> list[str]:
         found.append(f"heads of {' and '.join(map(str, sorted(set(facts.head_dims))))}")
     if facts.shared:
         found.append(f"{facts.shared} of {facts.layers} layers read keys and values of earlier ones")
+    if mixed := facts.experts:
+        found.append(
+            f"{mixed.chosen} of {mixed.count} experts of {mixed.inner} in {len(mixed.layers)} of {facts.layers} layers"
+        )
     if facts.layer_embedding:
         found.append(f"embeddings of {facts.layer_embedding} in each layer, read from the file row by row")
     for size in sorted({rule.window for rule in rules} - {0}):

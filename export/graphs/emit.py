@@ -13,6 +13,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -132,6 +133,9 @@ class GraphOps(GraphPieces):
 
     def embedded(self, weight: str, scale: float) -> str:
         raise UnsupportedModel("embeddings of each layer need native operators")
+
+    def experts(self, h: str, rule: ExpertsRule, activation: Activation) -> str:
+        raise UnsupportedModel("mixtures of experts need native operators")
 
     def layer_embedding(self, gate: str, given: str, rule: LayerEmbedding, activation: Activation) -> str:
         raise UnsupportedModel("embeddings of each layer need native operators")

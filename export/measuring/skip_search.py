@@ -76,7 +76,7 @@ def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: i
         sets += [SkipSet(attention=layers), SkipSet(mlp=layers)]
     steps = measure(lambda i: _discard(slot.forward_draft(token, 0, sets[i])), range(len(sets)), repeats)
     sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
-    verify = measure(lambda n: _discard(slot.forward(np.zeros(n, np.int64))), sizes, repeats)
+    verify = measure(lambda n: _discard(slot.forward(np.arange(n) % slot.vocab_size)), sizes, repeats)
     saved = [max(0.0, (steps[0] - steps[i]) / slot.layers) for i in range(1, len(steps))] or [0.0, 0.0]
     return StepCosts(plain=steps[0], attention=saved[0], mlp=saved[1], verify=verify)
 

@@ -14,7 +14,6 @@ fused while they are written down: a norm waits for the matrices that read it, a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 from edgespec.errors import ExportError
@@ -23,6 +22,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -31,36 +31,9 @@ from edgespec.export.architectures.ops import (
 from edgespec.export.graphs.vectors import rope_vectors
 from edgespec.export.native.heads import emit_heads
 from edgespec.export.native.program import Acts, Floats, ProgramWriter, activation_form
+from edgespec.export.native.values import Given, Mixture, Normed, Product, Value
 from edgespec.export.storage.plan import StoragePlan
 from edgespec.runtimes.slots.native_gates import Gates
-
-
-@dataclass(frozen=True)
-class Normed:
-    """A norm that is computed when a matrix needs it, or when it is added to the residual stream."""
-
-    x: Floats
-    norm: Norm
-
-
-@dataclass(frozen=True)
-class Given:
-    """Columns of what the pass is given, read when they are needed."""
-
-    first: int
-    width: int
-
-
-@dataclass(frozen=True)
-class Product:
-    """A matrix product that waits for what happens to it; ``part`` of the matrices that share its input."""
-
-    x: Value
-    parts: tuple[Linear, ...]
-    part: int
-
-
-Value = Floats | Normed | Acts | Product | Given
 
 
 class NativeOps:
@@ -210,6 +183,9 @@ class NativeOps:
         self.program.step("activate", x=out.id, k=out.width, fn=activation, rows=0, **more)
         return out
 
+    def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
+        return Mixture(h, rule, activation)
+
     def layer_embedding(self, gate: Value, given: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         program, table = self.program, f"{rule.table}.table"
         out, base = self._as_floats(gate, "layer gate"), self._as_floats(given, "layer")
@@ -232,6 +208,8 @@ class NativeOps:
                 self._norm(y, x, add=1, scale=1.0 if scale is None else float(self.arch.source.read(scale)[0]))
             elif isinstance(y, Product):
                 self._multiply(y, x, add=True)
+            elif isinstance(y, Mixture):
+                self._mix(y, x, add=True)
             else:
                 raise ExportError("native operators expect a sub-layer to end in a matrix, or in its norm")
 
@@ -300,6 +278,10 @@ class NativeOps:
             return out
         if isinstance(x, Normed):
             return self._computed(x, f"normed {use}")
+        if isinstance(x, Mixture):
+            out = self.program.floats(use, self.arch.facts.hidden)
+            self._mix(x, out, add=False)
+            return out
         raise ExportError("native operators cannot turn quantized activations into floats")
 
     def _computed(self, x: Normed, use: str) -> Floats:
@@ -322,6 +304,20 @@ class NativeOps:
         if key not in self._ready:
             self._ready[key] = self.program.quantize(floats, use, parts[0].weight, norm=norm)
         return self._ready[key]
+
+    def _mix(self, mixture: Mixture, out: Floats, add: bool) -> None:
+        program, facts, rule = self.program, self.arch.facts.experts, mixture.rule
+        assert facts is not None
+        router, gate, up, down = map(Linear, (rule.router, rule.gate, rule.up, rule.down))
+        scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
+        program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
+        act = self._acts(mixture.x, "hidden", (gate,))
+        program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
+                     add=int(rule.normed))  # fmt: skip
+        other = {} if mixture.activation == "silu" else {"fn": mixture.activation}
+        program.step("experts", act=act.id, x=chosen.id, gate=program.matrix(gate), up=program.matrix(up),
+                     w=program.matrix(down), kind=program.kind(rule.gate), n=facts.inner, k=act.width,
+                     times=facts.count, heads=facts.chosen, out=out.id, add=int(add), **other)  # fmt: skip
 
     def _multiply(self, product: Product, out: Floats, add: bool) -> None:
         parts = (product.parts[product.part],)

@@ -18,6 +18,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -202,6 +203,9 @@ class _Trace:
     def embedded(self, weight: str, scale: float) -> None: ...
 
     def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.last = ""
+
+    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
         self.last = ""
 
     def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:

@@ -17,6 +17,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -117,6 +118,24 @@ class NumpyOps:
 
     def activate(self, x: Array, activation: Activation, numbers: str | None = None) -> Array:
         return xielu(x, self.source.read(numbers)) if numbers else ACTIVATE[activation](x)
+
+    def experts(self, h: Array, rule: ExpertsRule, activation: Activation) -> Array:
+        facts, x = self.arch.facts.experts, h.reshape(-1, h.shape[-1])
+        assert facts is not None
+        scores = x @ self.source.read(rule.router).T
+        chance = np.exp(scores - scores.max(-1, keepdims=True))
+        chosen = np.argsort(-chance, -1, "stable")[:, : facts.chosen]  # [rows, chosen]
+        weights = np.take_along_axis(chance, chosen, -1)
+        weights /= (weights if rule.normed else chance).sum(-1, keepdims=True)
+        y = np.zeros_like(x)
+        for expert in np.unique(chosen):
+            rows, ranks = np.nonzero(chosen == expert)
+            inner = slice(expert * facts.inner, (expert + 1) * facts.inner)
+            outer = slice(expert * x.shape[1], (expert + 1) * x.shape[1])
+            gate, up = (x[rows] @ self.source.read(name, inner).T for name in (rule.gate, rule.up))
+            made = NumpyOps.gated(self, gate, up, activation) @ self.source.read(rule.down, outer).T
+            y[rows] += made * weights[rows, ranks][:, None] * np.float32(rule.scale)
+        return y.reshape(h.shape)
 
     def layer_embedding(self, gate: Array, given: Array, rule: LayerEmbedding, activation: Activation) -> Array:
         if self._own is None:

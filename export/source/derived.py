@@ -152,6 +152,8 @@ def origins(tensor: object) -> set[str]:
     """Names of the checkpoint's tensors that a tensor is made of."""
     if isinstance(tensor, Own):
         return {tensor.name}
+    if isinstance(tensor, tuple):
+        return set().union(*map(origins, tensor))
     parts = vars(tensor).values() if is_dataclass(tensor) else ()
     return set().union(*map(origins, parts))
 

@@ -12,6 +12,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -100,6 +101,10 @@ class NativePlan(StoragePlan):
             self._matrix(part)
         for part in parts:
             self._bias((part,))
+
+    def experts(self, h: _Waiting | None, rule: ExpertsRule, activation: Activation) -> None:
+        self._ready(h)
+        self._experts(rule)
 
     def layer_embedding(
         self, gate: _Waiting | None, given: _Waiting | None, rule: LayerEmbedding, activation: Activation

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import LayerEmbedding, Linear, Norm
+from edgespec.export.architectures.ops import ExpertsRule, LayerEmbedding, Linear, Norm
 from edgespec.export.heads.description import HeadPlan, is_head
 from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
 from edgespec.export.source.extended import ExtendedCheckpoint
@@ -71,6 +71,8 @@ class StoragePlan(WeightLayout):
 
     def form_of(self, name: str) -> Format:
         """How a matrix is stored."""
+        if name.endswith(".router.weight"):  # small, and a choice: rounding would send rows elsewhere
+            return "fp32"
         return self.head_form if is_head(name, self.arch) else self.form
 
     def width(self, *parts: Linear) -> int:
@@ -120,6 +122,15 @@ class StoragePlan(WeightLayout):
         self.add(f"{name}.table", (n, k), np.float32 if self.form == "fp32" else np.int8)
         if self.form != "fp32":
             self.add(f"{name}.table_scales", (n, 1), np.float32)
+
+    def _experts(self, rule: ExpertsRule) -> None:
+        """A router, and the matrices of all experts, each expert's in tiles of its own."""
+        facts = self.arch.facts
+        assert facts.experts is not None
+        self._matrix(Linear(rule.router))
+        for name in (rule.gate, rule.up):
+            self._matrix(Linear(name), head_dim=facts.experts.inner)
+        self._matrix(Linear(rule.down), head_dim=facts.hidden)
 
     def _layer_embedding(self, rule: LayerEmbedding) -> None:
         """The embeddings of all layers, [vocab, layers * width], only looked up: a scale for each layer's part."""

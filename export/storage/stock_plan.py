@@ -12,6 +12,7 @@ from edgespec.export.architectures.ops import (
     AttentionRule,
     ConvolutionRule,
     DeltaRule,
+    ExpertsRule,
     Kind,
     LayerEmbedding,
     Linear,
@@ -72,6 +73,9 @@ class StockPlan(StoragePlan):
 
     def activate(self, x: None, activation: Activation, numbers: str | None = None) -> None:
         self._vectors(numbers)
+
+    def experts(self, h: None, rule: ExpertsRule, activation: Activation) -> None:
+        self._experts(rule)
 
     def layer_embedding(self, gate: None, given: None, rule: LayerEmbedding, activation: Activation) -> None:
         self._layer_embedding(rule)

@@ -13,6 +13,19 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
+class ExpertFacts(Part):
+    """Mixtures of experts: each row goes to ``chosen`` of ``count`` MLPs of width ``inner``, in some layers."""
+
+    count: Width
+    chosen: Width
+    inner: Width
+    layers: list[Layer]
+
+    def distinct(self, rows: float) -> float:
+        """How many of them a pass over so many rows reads, if rows choose independently and all are as likely."""
+        return float(self.count * (1 - (1 - min(self.chosen / self.count, 1.0)) ** rows))
+
+
 class DeltaHeads(Part):
     """The heads of gated delta rules: ``values`` states [key_dim, value_dim] a layer, on ``keys`` queries and keys."""
 
@@ -53,6 +66,8 @@ class ModelFacts(Part):
         default=0, ge=0, le=MOST_WIDTH, description="width of a layer's own embedding of tokens"
     )
 
+    experts: ExpertFacts | None = None
+
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of float32 keys and values of one token."""
@@ -73,4 +88,6 @@ class ModelFacts(Part):
         """What of the model only native operators compute; "" = nothing."""
         if self.convolutions:
             return "gated delta rules" if self.delta else "short convolutions"
+        if self.experts:
+            return "mixtures of experts"
         return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""

@@ -126,6 +126,8 @@ class ModelPart(Part):
             raise ValueError(
                 f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
             )
+        if (mixed := facts.experts) and (mixed.chosen > mixed.count or max(mixed.layers, default=0) >= facts.layers):
+            raise ValueError(f"facts: {mixed.chosen} of {mixed.count} experts in layers {mixed.layers}")
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
         if len({group.name for group in self.heads}) < len(self.heads) or len(self.heads) > MOST_GUESSES:

@@ -92,6 +92,11 @@ void Pass::check() const {
         vector(s.knorm, s.dim);
         vector(s.vnorm, s.dim);
         break;
+      case Op::kExperts:
+        matrix(s.gate, s.kind, s.times * s.n, s.k);
+        matrix(s.up, s.kind, s.times * s.n, s.k);
+        matrix(s.w, s.kind, s.times * s.k, s.n);
+        break;
       case Op::kBlend:
         if (in_.weights[s.w].bytes != size_t(s.n) * s.times * s.k * (s.kind == kR8 ? 1 : 4))
           fail("a table of rows is of another size");

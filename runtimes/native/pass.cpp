@@ -57,6 +57,8 @@ int Pass::next_phase(int members) {
   }
   merging_ = false;
   if (step_ && step_->op == Op::kLogits && in_.top) merge_best(*step_);
+  if (step_ && step_->op == Op::kExperts && mixing_)
+    if (const int chunks = open_experts(*step_, members)) return chunks;
   if (step_ && step_->op == Op::kDelta && stage_)
     if (const int chunks = open_delta(*step_)) return chunks;
   while (next_ < program_.steps.size()) {
@@ -78,6 +80,7 @@ int Pass::next_phase(int members) {
       case Op::kConvolve:
       case Op::kSplit:
       case Op::kBlend:
+      case Op::kRoute:
         if (int64_t(rows) * (s.op == Op::kBlend ? s.k : std::max(s.n, s.k)) > kSerial && rows > 1) return rows;
         for (int r = 0; r < rows; ++r) run(r);
         continue;
@@ -88,6 +91,7 @@ int Pass::next_phase(int members) {
         for (int i = 0; i < pieces; ++i) run(i);
         continue;
       }
+      case Op::kExperts: return open_experts(s, members);
       case Op::kDelta: return open_delta(s);
       case Op::kHeads: plan_queries(s); return s.heads + (s.shared ? 0 : s.kv);
       case Op::kAttend:
@@ -120,6 +124,8 @@ void Pass::run(int chunk) {
     case Op::kConvolve: return convolve(s, chunk);
     case Op::kDelta: return delta(s, chunk);
     case Op::kBlend: return blend(s, chunk);
+    case Op::kRoute: return route(s, chunk);
+    case Op::kExperts: return experts(s, chunk);
     case Op::kHeads:  // keys first: they take longer
       return heads(s, s.shared ? chunk : chunk < s.kv ? s.heads + chunk : chunk - s.kv);
     case Op::kAttend: return merging_ ? merge(s, chunk) : attend(s, chunk);

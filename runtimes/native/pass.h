@@ -85,6 +85,7 @@ struct Visible {
 // Buffers of a pass, kept from pass to pass.
 struct Scratch {
   std::vector<Memory> floats, acts;
+  Memory expert_in, expert_mid, expert_acts, expert_out;
   Memory mixed, queries, query_floats, query_bytes, query_tables, partial, found_ids, found_values;
   std::vector<Visible> visible;
 };
@@ -104,6 +105,12 @@ class Pass {
     int64_t begin, end;  // places that any of them may see
   };
 
+  struct Expert {  // and its rows among those that are sent to experts
+    int id, first, count;
+  };
+  struct Piece {  // a row group of an expert
+    int expert, first, count;
+  };
   struct Before {  // a token that a short convolution sees: a row of the pass, or -1 and its place
     int64_t row, place;
   };
@@ -152,6 +159,10 @@ class Pass {
   void multiply(const Step& s, int piece);
   void before(int row, int length, Before* seen) const;
   void blend(const Step& s, int row);
+  void route(const Step& s, int row);
+  void gather(const Step& s);
+  int open_experts(const Step& s, int members);
+  void experts(const Step& s, int chunk);
   void convolve(const Step& s, int row);
   Sequence sequence(int layer, int first) const;
   void order_rows();
@@ -190,6 +201,10 @@ class Pass {
   void* act_[64] = {};
   size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
+  int mixing_ = 0;  // the phase of a mixture of experts
+  std::vector<Expert> experts_;
+  std::vector<Piece> pieces_;
+  std::vector<int> slots_;  // [rows, experts of a row]: where the row lies among those sent
   Stopwatch watch_;
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix

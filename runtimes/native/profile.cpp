@@ -18,6 +18,7 @@ Part part_of(Op op) {
   switch (op) {
     case Op::kHeads:
     case Op::kLinear:
+    case Op::kExperts:
     case Op::kGlu: return kMatrices;
     case Op::kAttend: return kAttentionPart;
     case Op::kLogits: return kHead;
@@ -56,6 +57,14 @@ void Pass::count_phase() {
       if (s.qx < 0) matrix(kMatrices, (s.heads + (s.shared ? 0 : 2 * s.kv)) * (dim_ / kTile));
       return;
     case Op::kLinear: return matrix(kMatrices, tiles_of(s.n));
+    case Op::kExperts: {  // only those that some row was sent to
+      const bool first = mixing_ == 1;
+      const double bytes = static_cast<double>(tile_bytes(s.kind, first ? s.k : s.n));
+      const double tiles = first ? 2 * tiles_of(s.n) : mixing_ == 3 ? tiles_of(s.k) : 0;
+      watch_.counted(kMatrices, static_cast<double>(experts_.size()) * tiles * bytes,
+                     tiles * kTile * (first ? s.k : s.n) * rows * s.heads);
+      return;
+    }
     case Op::kGlu: return matrix(kMatrices, 2 * tiles_of(s.n));
     case Op::kLogits: return matrix(kHead, tiles_of(s.n));
     case Op::kAttend:

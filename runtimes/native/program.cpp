@@ -14,11 +14,11 @@ using program_text::fail;
 constexpr int kBuffers = 64;
 
 const std::map<std::string, Op> kOps = {
-    {"embed", Op::kEmbed},       {"load", Op::kLoad},        {"store", Op::kStore},   {"gate", Op::kGate},
-    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},        {"heads", Op::kHeads},   {"attend", Op::kAttend},
-    {"linear", Op::kLinear},     {"glu", Op::kGlu},          {"silu", Op::kActivate}, {"activate", Op::kActivate},
-    {"split", Op::kSplit},       {"logits", Op::kLogits},    {"blend", Op::kBlend},   {"convolve", Op::kConvolve},
-    {"delta", Op::kDelta},       {"multiply", Op::kMultiply}};
+    {"embed", Op::kEmbed},       {"load", Op::kLoad},         {"store", Op::kStore},   {"gate", Op::kGate},
+    {"quantize", Op::kQuantize}, {"norm", Op::kNorm},         {"heads", Op::kHeads},   {"attend", Op::kAttend},
+    {"linear", Op::kLinear},     {"glu", Op::kGlu},           {"silu", Op::kActivate}, {"activate", Op::kActivate},
+    {"split", Op::kSplit},       {"logits", Op::kLogits},     {"blend", Op::kBlend},   {"route", Op::kRoute},
+    {"experts", Op::kExperts},   {"convolve", Op::kConvolve}, {"delta", Op::kDelta},   {"multiply", Op::kMultiply}};
 const std::map<std::string, Fn> kFunctions = {{"silu", kSilu},      {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
                                               {"relu", kRelu},      {"relu2", kRelu2}, {"xielu", kXielu},
                                               {"sigmoid", kSigmoid}};
@@ -123,6 +123,12 @@ Program Program::parse(const std::string& text) {
           queries->dim != step.dim || queries->layer != step.layer)
         fail(line, "expected the heads of this layer just before");
     }
+    if (step.op == Op::kExperts) {  // trusts what the step before chose
+      const Step* routed = program.steps.empty() ? nullptr : &program.steps.back();
+      if (!routed || routed->op != Op::kRoute || routed->out != step.x || routed->n != step.times ||
+          routed->k != step.heads)
+        fail(line, "expected its route just before");
+    }
     if (step.op == Op::kHeads) {
       if (program.kv_heads && program.kv_heads != step.kv) fail(line, "layers with different numbers of KV heads");
       program.kv_heads = step.kv;
@@ -151,7 +157,8 @@ Program Program::parse(const std::string& text) {
     const Step& gate = program.steps[i];
     if (gate.op != Op::kGate) continue;
     const size_t next = i + 1 + gate.skip;
-    if (next > program.steps.size() || (next < program.steps.size() && program.steps[next].op == Op::kAttend))
+    if (next > program.steps.size() || (next < program.steps.size() && (program.steps[next].op == Op::kAttend ||
+                                                                        program.steps[next].op == Op::kExperts)))
       fail("gate skip=" + std::to_string(gate.skip), "skips to no step");
   }
   return program;

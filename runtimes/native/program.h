@@ -28,6 +28,10 @@
 //                                          of the token length - 1 - j before)), a row's own tokens by its parents,
 //                                          older ones from the cache's states; w [length, k], layer: which of those
 //                                          with states
+//   route x n k out add scale    the best k of the softmax of x [rows, n] times scale, add=1: over their sum -> [rows,
+//                                          2 k], weights and then numbers
+//   experts act x gate up w kind n k times heads fn out add    of the experts that route chose (x, heads of times), w
+//                                          (fn(gate) * up), by their weights; gate, up [times * n, k], w [times * k, n]
 //   delta x k z a b length layer w bias rate norm eps heads kv dim n out    a gated delta rule: x [rows, k] = q, k [kv,
 //                                          dim], v [heads, n] before the short convolution w [length, k] and silu; a, b
 //                                          [rows, heads]: what decays and betas are made of, with bias and rate
@@ -78,6 +82,8 @@ enum class Op {
   kActivate,
   kSplit,
   kBlend,
+  kRoute,
+  kExperts,
   kLogits
 };
 

@@ -23,10 +23,14 @@ void check_options(const std::string& line, const Step& s) {
   require(line, s.center <= 1, "expected center 0 or 1");
   require(line, s.beta < 0 || s.norm >= 0, "beta without norm");
   require(line, embeds || s.positions < 0, "positions out of place");
-  require(line, embeds || logits || blends || (s.op == Op::kNorm && s.add) || s.op == Op::kHeads || s.scale == 1,
+  require(line,
+          embeds || logits || blends || (s.op == Op::kNorm && s.add) || s.op == Op::kRoute || s.op == Op::kHeads ||
+              s.scale == 1,
           "scale out of place");
   require(line, s.op == Op::kHeads || std::isfinite(s.scale), "expected a finite scale");
-  require(line, blends || s.op == Op::kGlu || s.op == Op::kActivate || s.op == Op::kMultiply || s.fn == kSilu,
+  require(line,
+          blends || s.op == Op::kExperts || s.op == Op::kGlu || s.op == Op::kActivate || s.op == Op::kMultiply ||
+              s.fn == kSilu,
           "fn out of place");
   require(line, s.fn != kXielu || s.op == Op::kActivate, "fn out of place");
   require(line, s.op != Op::kActivate || (s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone");
@@ -71,8 +75,8 @@ void check(const std::string& line, const Program& p, const Step& s) {
   require(line, s.kind <= kF32 || s.op == Op::kEmbed || s.op == Op::kBlend, "rows can only be looked up");
   require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
   const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear || s.op == Op::kActivate;
-  const bool repeats =
-      s.op == Op::kLogits || s.op == Op::kSplit || s.op == Op::kBlend || (s.op == Op::kQuantize && s.rows == 2);
+  const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || s.op == Op::kBlend || s.op == Op::kExperts ||
+                       (s.op == Op::kQuantize && s.rows == 2);
   require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
   require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
   check_options(line, s);
@@ -108,6 +112,21 @@ void check(const std::string& line, const Program& p, const Step& s) {
       require(line, s.x != s.base, "expected base beside x");
       floats(s.x, s.k);
       floats(s.base, s.k);
+      break;
+    case Op::kRoute:
+      require(line, s.k > 0 && s.k <= s.n && s.n <= kMaxTimes && s.add <= 1, "expected k of n, at most 1024");
+      floats(s.x, s.n);
+      floats(s.out, 2 * s.k);
+      require(line, s.x != s.out, "expected out beside x");
+      break;
+    case Op::kExperts:
+      require(line, s.gate >= 0 && s.up >= 0 && s.w >= 0 && s.first == 0, "expected gate, up and w");
+      require(line, s.n > 0 && s.k > 0 && s.n % kBlock == 0 && s.k % kTile == 0, "expected n and k of whole tiles");
+      require(line, s.n <= kMaxWidth / s.times && s.k <= kMaxWidth / s.times, "number out of range");
+      require(line, s.heads > 0 && s.heads <= s.times && s.add <= 1 && s.x != s.out, "expected heads of times");
+      acts(s.act, s.k);
+      floats(s.x, 2 * s.heads);
+      floats(s.out, s.k);
       break;
     case Op::kSplit:
       require(line, s.n > 0 && s.n <= kMaxWidth / s.times && s.first == 0, "expected n, and times as often");

@@ -49,6 +49,7 @@ def test_all(command: Command) -> None:
                 "proportional rotation in 2 of 6 layers",
             ],
         ),
+        ("qwen3_moe_dense", None, ["3 of 7 experts of 32 in 2 of 3 layers"]),
         ("nanochat_capped", None, ["logits capped at 6"]),
         ("phi_half", None, ["LM head with a bias"]),
         ("qwen3_tied", None, ["norms of each head", "tied embeddings"]),

@@ -85,7 +85,7 @@ def test_a_model_by_its_config_alone(command: Command, config_alone: Path) -> No
     assert {candidate["speed"]["basis"] for candidate in found["candidates"]} == {"assumed"}
     assert all(candidate["speed"]["assumed"] for candidate in found["candidates"] if candidate["method"] != "ar")
     needs = {candidate["method"] for candidate in found["candidates"] if candidate["needs"]}
-    assert needs == {"medusa", "blockwise", "paradecode"}
+    assert needs == {"medusa", "blockwise", "paradecode", "eagle"}
     shown = command("plan", config_alone, "--budget", "1GiB", "--format", "int4", "--method", "self-spec")
     assert "make it: edgespec export" in shown.out
     assert "fp32" not in shown.out

@@ -163,7 +163,8 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> No
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"methods": ["eagle"]}, "unknown method 'eagle'"),
+        ({"methods": ["hydra"]}, "unknown method 'hydra'"),
+        ({"methods": ["eagle"]}, "needs a drafter"),
         ({"methods": ["speculative"]}, "needs a draft model"),
         ({"draft": DRAFT}, "not --method speculative"),
         ({"skip_set": Path("x.json")}, "not --method self-spec"),

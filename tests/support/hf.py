@@ -54,9 +54,8 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-NATIVE_ONLY = {
-    name for name, config in CONFIGS.items() if config["model_type"] in ("gemma4_text", "lfm2", "qwen3_5_text")
-}
+_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "olmoe", "qwen3_5_text", "qwen3_moe")
+NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] in _NATIVE_ONLY}
 """Configurations with layers that stock operators cannot compute."""
 LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
 """Configurations whose reference reaches far positions."""
@@ -119,6 +118,8 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
         module, kind = name.split(".")[-2:]
         if module == "act_fn":
             values = {"beta": 0.5, "eps": -1e-6}.get(kind, 0.3 + 0.5 * noise) * np.ones(shape)
+        elif len(shape) == 3 and "conv" not in module:  # matrices of all experts
+            values = (2.5 if "down" in kind or "output" in module else 1.0) * boost / math.sqrt(shape[2]) * noise
         elif kind == "layer_scalar":
             values = 0.8 + 0.1 * noise
         elif kind == "bias":
@@ -145,6 +146,9 @@ _CLASSES = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma4_text": "Gemma4ForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",

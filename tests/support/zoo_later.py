@@ -238,4 +238,46 @@ LATER: dict[str, Case] = {
                tie_word_embeddings=False),
         seed=5,
     ),
+    # Mixtures of experts: weights that add up to one or not, a dense layer between, multipliers.
+    "qwen3_moe_dense": Case(
+        config("qwen3_moe", num_key_value_heads=2, head_dim=16, moe_intermediate_size=32, num_experts=7,
+               num_experts_per_tok=3, norm_topk_prob=True, mlp_only_layers=[1], decoder_sparse_step=1,
+               rope_theta=1e4, tie_word_embeddings=True),
+        dtype="bfloat16",
+        boost=2.0,
+        seed=15,
+    ),
+    "qwen3_moe_plain": Case(
+        config("qwen3_moe", num_key_value_heads=4, head_dim=24, moe_intermediate_size=96, num_experts=5,
+               num_experts_per_tok=1, norm_topk_prob=False, rope_theta=500.0, tie_word_embeddings=False),
+        seed=1,
+    ),
+    "olmoe_eight": Case(
+        config("olmoe", num_key_value_heads=4, intermediate_size=64, num_experts=8, num_experts_per_tok=2,
+               norm_topk_prob=False, tie_word_embeddings=False),
+        dtype="bfloat16",
+        seed=15,
+    ),
+    "olmoe_normed": Case(
+        config("olmoe", num_key_value_heads=2, intermediate_size=32, num_experts=4, num_experts_per_tok=4,
+               norm_topk_prob=True, tie_word_embeddings=True),
+        boost=2.0,
+        seed=2,
+    ),
+    "granitemoe_untied": Case(
+        config("granitemoe", num_key_value_heads=4, intermediate_size=64, num_local_experts=4, num_experts_per_tok=3,
+               embedding_multiplier=2.0, logits_scaling=0.5, residual_multiplier=1.3, attention_multiplier=0.3,
+               tie_word_embeddings=False),
+        scale=1.0,
+        seed=6,
+    ),
+    "granitemoe_small": Case(
+        config("granitemoe", num_key_value_heads=2, intermediate_size=32, num_local_experts=6, num_experts_per_tok=2,
+               embedding_multiplier=3.0, logits_scaling=3.0, residual_multiplier=0.6, attention_multiplier=0.2,
+               tie_word_embeddings=True),
+        dtype="bfloat16",
+        scale=6.0,
+        boost=8.0,
+        seed=8,
+    ),
 }  # fmt: skip

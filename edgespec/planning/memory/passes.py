@@ -72,6 +72,9 @@ def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = Fa
     elif facts.convolutions:
         floats += 4 * facts.hidden
     floats += facts.hidden + 2 * facts.layer_embedding if facts.layer_embedding else 0
+    if mixed := facts.experts:  # rows among those sent to experts: what goes in, between, and out
+        floats += mixed.chosen * (facts.hidden + mixed.inner) + mixed.count
+        floats += mixed.chosen * (_act_bytes(part, facts.hidden) + _act_bytes(part, mixed.inner)) // 4
     acts = sum(_act_bytes(part, width) for width in (facts.hidden, attended, facts.intermediate))
     coded = model_kv(part, use, draft).keys in ("nomad1", "nomad2")
     query = facts.heads * (QUERY + dim * (4 + 1 + (16 if coded else 0)))

@@ -24,6 +24,7 @@ from edgespec.planning.speed.traffic import (
     kv_token_bytes,
     layer_weights,
     look_bytes,
+    more_experts,
     read_bytes,
 )
 from edgespec.runtimes.files.attention import default_attention
@@ -134,6 +135,8 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     def pass_ms(rows: float) -> float:
         here, per_token = passes.split(rows)
         weighed = here * weights / profile.weight_bytes if same else slower * weights / rate * line(curve, rows)
+        if not profile.facts.experts:  # its curve is that of one read for all rows
+            weighed *= more_experts(target, rows, use.operators)
         return weighed + per_token * reading(rows) * depth
 
     strict = pass_ms(1)
@@ -195,7 +198,10 @@ def assumed(manifest: Manifest, use: RunOptions, depth: float) -> Costs:
     """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
     target = manifest.target
     weights = read_bytes(target, use.operators)
-    points = [(rows, weights * v) for rows, v in rising(CURVES[use.operators][target.format])]
+    points = [
+        (rows, weights * v * more_experts(target, rows, use.operators))
+        for rows, v in rising(CURVES[use.operators][target.format])
+    ]
     pass_ms = _moved(manifest, use, points, 1.0, 0.0, depth)
     return Costs(
         plain=pass_ms(1) / _padding(use),

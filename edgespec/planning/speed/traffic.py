@@ -35,10 +35,23 @@ def layer_weights(facts: ModelFacts) -> int:
     return facts.layers * (_attention_weights(facts) + 3 * facts.hidden * facts.intermediate)
 
 
-def read_bytes(part: ModelPart, operators: Operators) -> int:
-    """Bytes of weights that a pass reads: all but an embedding of its own, of which it looks up rows."""
+def expert_weights(facts: ModelFacts, rows: float) -> tuple[float, float]:
+    """Weights of all experts, and of those that a pass over so many rows reads."""
+    mixed = facts.experts
+    each = 3 * facts.hidden * mixed.inner * len(mixed.layers) if mixed else 0
+    return (each * mixed.count, each * mixed.distinct(rows)) if mixed else (0.0, 0.0)
+
+
+def more_experts(part: ModelPart, rows: float, operators: Operators) -> float:
+    """What a pass over so many rows reads over what one row does: more rows go to more experts."""
+    return read_bytes(part, operators, rows) / read_bytes(part, operators) if part.facts.experts else 1.0
+
+
+def read_bytes(part: ModelPart, operators: Operators, rows: float = 1.0) -> int:
+    """Bytes of weights that a pass reads: of experts those chosen, of an embedding of its own only rows."""
+    every, read = expert_weights(part.facts, rows)
     rest, head = weight_size(part.format, operators), weight_size(part.head_format or part.format, operators)
-    return round(layer_weights(part.facts) * rest + head_weights(part) * head)
+    return round((layer_weights(part.facts) - every + read) * rest + head_weights(part) * head)
 
 
 def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention | None = None) -> int:

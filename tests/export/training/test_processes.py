@@ -94,7 +94,7 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command("train").refused(2, "Missing argument '{medusa|blockwise|paradecode|draft}'")
-    command("train", "eagle", model, "-o", "o").refused(2, "'eagle' is not one of 'medusa'")
+    command("train", "hydra", model, "-o", "o").refused(2, "'hydra' is not one of 'medusa'")
     command("train", "medusa", model).refused(2, "-o FOLDER")
     command("train", "medusa", model, "-o", ".").refused(2, "the current folder")
     command("train", "medusa", model, "-o", "o").refused(1, "nothing to train on", "--self-distill N")

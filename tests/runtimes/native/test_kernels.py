@@ -28,8 +28,9 @@ ISA_FLAGS = {
     "isa_neon": ("-march=armv8.2-a+dotprod",),
     "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
 }
-SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "recurrent", "attention",
-           "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon", "isa_i8mm")  # fmt: skip
+SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
+           "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
+           "isa_i8mm")  # fmt: skip
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 

@@ -269,6 +269,7 @@ private fun model(of: Reader): ModelPart {
     val facts = of.part("facts")
     facts.ignore("rope", "tied", "parameters", "taps", "delta", "shared", "head_dims")
     if ((facts.intOrNull("layer_embedding") ?: 0) > 0) throw facts.wrong("layer_embedding", "this runtime decodes models without embeddings of each layer")
+    if (facts.jsonOrNull("experts") != null) throw facts.wrong("experts", "this runtime decodes models without mixtures of experts")
     if (facts.ints("convolutions").isNotEmpty()) throw facts.wrong("convolutions", "this runtime decodes models of attention layers alone")
     val headVocab = of.partOrNull("head_vocab")
     val found = ModelPart(

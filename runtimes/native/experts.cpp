@@ -1,0 +1,147 @@
+// Mixtures of experts: each row is sent to a few experts, and only those that some row is sent to are read.
+//
+// Rows are gathered by expert; an expert's matrices are read once for all its rows.  What an expert gives for a row
+// does not depend on the rows beside it, and a row's experts are added up in the order in which the row ranks them.
+#include <algorithm>
+#include <cstring>
+
+#include "pass.h"
+
+namespace edgespec {
+
+// The best k of a row's scores as probabilities, the first of equals first: k weights, then k numbers of experts.
+void Pass::route(const Step& s, int row) {
+  thread_local std::vector<float> kept;
+  const int padded = round_up(s.n, kTile);
+  kept.assign(size_t(padded) + kTile, -3e38f);
+  float *p = kept.data(), *out = floats(s.out) + size_t(row) * 2 * s.k;
+  std::memcpy(p, floats(s.x) + size_t(row) * s.n, size_t(s.n) * 4);
+  float sum = k_.exponentials(p, padded, k_.largest(p, padded)), chosen = 0;
+  for (int j = 0; j < s.k; ++j) {
+    int best = -1;
+    for (int i = 0; i < s.n; ++i)
+      if (p[i] != -1 && (best < 0 || p[i] > p[best])) best = i;
+    out[j] = p[best];
+    out[s.k + j] = static_cast<float>(best);
+    chosen += p[best];
+    p[best] = -1;
+  }
+  if (s.add) sum = chosen;
+  for (int j = 0; j < s.k; ++j) out[j] = out[j] / sum * s.scale;
+}
+
+// Which rows go to which expert, and the rows' activations in that order.
+void Pass::gather(const Step& s) {
+  const int rows = in_.rows, each = s.heads, blocks = blocks_of(s.k);
+  const float* routed = floats(s.x);
+  std::vector<int> sent(s.times);
+  const auto expert = [&](int row, int j) { return static_cast<int>(routed[(size_t(row) * 2 + 1) * each + j]); };
+  for (int r = 0; r < rows; ++r)
+    for (int j = 0; j < each; ++j) ++sent[expert(r, j)];
+  experts_.clear();
+  pieces_.clear();
+  std::vector<int> next(s.times);
+  for (int id = 0, at = 0; id < s.times; ++id) {
+    if (!sent[id]) continue;
+    for (int g = 0; g * kRowGroup < sent[id]; ++g)
+      pieces_.push_back({static_cast<int>(experts_.size()), at + g * kRowGroup, rows_in_group(sent[id], g)});
+    experts_.push_back({id, at, sent[id]});
+    next[id] = at;
+    at += sent[id];
+  }
+  const size_t slots = size_t(rows) * each;
+  slots_.resize(slots);
+  const bool exact = s.kind == kF32;
+  void* gathered = scratch_.expert_in.get(slots * (exact ? size_t(s.k) * 4 : size_t(blocks) * sizeof(Act)) + 64);
+  for (int r = 0; r < rows; ++r)
+    for (int j = 0; j < each; ++j) {
+      const int id = expert(r, j), slot = next[id]++, group = r / kRowGroup;
+      slots_[size_t(r) * each + j] = slot;
+      if (exact) {
+        std::memcpy(static_cast<float*>(gathered) + size_t(slot) * s.k,
+                    static_cast<const float*>(act_[s.act]) + size_t(r) * s.k, size_t(s.k) * 4);
+        continue;
+      }
+      const auto& own = *std::find_if(experts_.begin(), experts_.end(), [&](const Expert& e) { return e.id == id; });
+      const int in = slot - own.first, part = in / kRowGroup, n = rows_in_group(own.count, part);
+      Act* to = static_cast<Act*>(gathered) + size_t(own.first + part * kRowGroup) * blocks + in % kRowGroup;
+      const Act* from = static_cast<const Act*>(group_acts(s.act, s.kind, s.k, group)) + r % kRowGroup;
+      const int stride = rows_in_group(rows, group);
+      for (int b = 0; b < blocks; ++b) to[size_t(b) * n] = from[size_t(b) * stride];
+    }
+  scratch_.expert_mid.get(slots * s.n * 4 + 64);
+  scratch_.expert_acts.get(slots * blocks_of(s.n) * sizeof(Act) + 64);
+  scratch_.expert_out.get(slots * s.k * 4 + 64);
+}
+
+// Gate and up, what they become for the next matrix, down, and the sum over a row's experts: a phase each.
+int Pass::open_experts(const Step& s, int members) {
+  switch (++mixing_) {
+    case 1: gather(s); return cut(static_cast<int>(experts_.size()) * (s.n / kBlock), members);
+    case 2:
+      if (s.kind != kF32) return static_cast<int>(pieces_.size());
+      ++mixing_;
+      [[fallthrough]];
+    case 3: return cut(static_cast<int>(experts_.size()) * tiles_of(s.k), members);
+    case 4: return in_.rows;
+    default: mixing_ = 0; return 0;
+  }
+}
+
+void Pass::experts(const Step& s, int chunk) {
+  float* mid = static_cast<float*>(scratch_.expert_mid.get(0));
+  float* results = static_cast<float*>(scratch_.expert_out.get(0));
+  Act* acts = static_cast<Act*>(scratch_.expert_acts.get(0));
+  if (mixing_ == 2) {
+    const Piece& piece = pieces_[chunk];
+    for (int i = 0; i < piece.count; ++i)
+      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, blocks_of(s.n), s.kind == kC8,
+                  acts + size_t(piece.first) * blocks_of(s.n) + i, piece.count);
+    return;
+  }
+  if (mixing_ == 4) {
+    thread_local std::vector<float> kept;
+    kept.assign(s.k, 0.f);
+    const float* weights = floats(s.x) + size_t(chunk) * 2 * s.heads;
+    for (int j = 0; j < s.heads; ++j)
+      k_.accumulate(kept.data(), results + size_t(slots_[size_t(chunk) * s.heads + j]) * s.k, s.k, weights[j]);
+    float* out = floats(s.out) + size_t(chunk) * s.k;
+    if (s.add)
+      k_.add(out, kept.data(), s.k);
+    else
+      std::memcpy(out, kept.data(), size_t(s.k) * 4);
+    return;
+  }
+  const bool first = mixing_ == 1;
+  const int units = first ? s.n / kBlock : tiles_of(s.k), k = first ? s.k : s.n;
+  const size_t bytes = tile_bytes(s.kind, k);
+  const auto rows_at = [&](int slot) -> const void* {
+    const void* base = first ? scratch_.expert_in.get(0) : s.kind == kF32 ? static_cast<void*>(mid) : acts;
+    if (s.kind == kF32) return static_cast<const float*>(base) + size_t(slot) * k;
+    return static_cast<const Act*>(base) + size_t(slot) * blocks_of(k);
+  };
+  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];
+  for (int unit = bounds_[chunk]; unit < bounds_[chunk + 1]; ++unit) {
+    const Expert& expert = experts_[unit / units];
+    const int at = unit % units;
+    for (int part = 0; part * kRowGroup < expert.count; ++part) {
+      const int n = rows_in_group(expert.count, part), slot = expert.first + part * kRowGroup;
+      const void* act = rows_at(slot);
+      if (!first) {
+        const auto* w = static_cast<const uint8_t*>(weight(s.w)) + (size_t(expert.id) * units + at) * bytes;
+        k_.linear[s.kind](w, k, act, n, results + size_t(slot) * s.k + at * kTile, s.k, kTile);
+        continue;
+      }
+      for (int t = 0; t < 2; ++t) {
+        const size_t tile = (size_t(expert.id) * units * 2 + size_t(at) * 2 + t) * bytes;
+        k_.linear[s.kind](static_cast<const uint8_t*>(weight(s.gate)) + tile, k, act, n, &g[0][t * kTile], kBlock,
+                          kTile);
+        k_.linear[s.kind](static_cast<const uint8_t*>(weight(s.up)) + tile, k, act, n, &u[0][t * kTile], kBlock, kTile);
+      }
+      k_.glu[s.fn](g[0], u[0], n * kBlock, y[0]);
+      for (int i = 0; i < n; ++i) std::memcpy(mid + size_t(slot + i) * s.n + at * kBlock, y[i], kBlock * 4);
+    }
+  }
+}
+
+}  // namespace edgespec

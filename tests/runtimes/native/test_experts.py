@@ -1,0 +1,84 @@
+"""Mixtures of experts: chosen as numpy chooses, equal bits for any rows, and the others are not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from edgespec.runtimes.files.packing import Kind
+from tests.support.native_graph import Floats, Node, Rows, Weights
+
+pytestmark = pytest.mark.usefixtures("native")
+
+HIDDEN, INNER, EXPERTS, CHOSEN, VOCAB = 48, 64, 6, 2, 40
+NEVER = 4  # the expert that no token is sent to
+TOKENS = np.random.default_rng(5).integers(0, VOCAB, 37).tolist()
+
+
+def random(*shape: int, seed: int) -> Floats:
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def parts() -> tuple[Floats, Floats, dict[str, Floats]]:
+    """Rows of tokens [vocab, hidden], a router [experts, hidden], and the matrices of all experts."""
+    table, router = random(VOCAB, HIDDEN, seed=1), random(EXPERTS, HIDDEN, seed=2)
+    table[:, 0], router[NEVER] = 3.0, 0.0
+    router[NEVER, 0] = -9.0
+    sizes = {"gate": (INNER, HIDDEN), "up": (INNER, HIDDEN), "w": (HIDDEN, INNER)}
+    matrices = {name: random(EXPERTS * n, k, seed=k + len(name)) * np.float32(1 / 8) for name, (n, k) in sizes.items()}
+    return table, router, matrices
+
+
+def run(folder: Path, kind: Kind, tokens: list[int], spoilt: int | None = None) -> NDArray[np.float32]:
+    """The stream [n, hidden] after one mixture; ``spoilt``: an expert whose matrices are no numbers."""
+    table, router, matrices = parts()
+    weights = Weights()
+    ids = {}
+    for name, matrix in matrices.items():
+        ids[name] = weights.matrix(matrix, kind)
+        packed = weights.arrays[ids[name]].reshape(EXPERTS, -1)
+        if spoilt is not None:
+            packed[spoilt] = np.full(packed.shape[1] // 4, np.nan, np.float32).view(packed.dtype)
+    lines = [
+        *(f"floats {id} {width}" for id, width in enumerate((HIDDEN, EXPERTS, 2 * CHOSEN))),
+        f"acts 0 {HIDDEN}", f"acts 1 {HIDDEN}",
+        f"embed w={weights.vector(table)} kind=r32 n={VOCAB} k={HIDDEN} out=0",
+        f"quantize x=0 norm=-1 k={HIDDEN} kind=f32 out=0",
+        f"linear act=0 w={weights.matrix(router)} kind=f32 n={EXPERTS} k={HIDDEN} bias=-1 out=1 add=0",
+        f"quantize x=0 norm=-1 k={HIDDEN} kind={kind} out=1",
+        f"route x=1 n={EXPERTS} k={CHOSEN} out=2 add=1 scale=0.5",
+        f"experts act=1 x=2 gate={ids['gate']} up={ids['up']} w={ids['w']} kind={kind} n={INNER} k={HIDDEN} "
+        f"times={EXPERTS} heads={CHOSEN} out=0 add=1",
+        f"store x=0 k={HIDDEN}",
+    ]  # fmt: skip
+    node = Node(folder, "\n".join(lines), weights, HIDDEN)
+    return np.asarray(node.run(Rows.chain(len(tokens), token=tokens), reach=[])[3])
+
+
+def test_a_mixture_is_numpys(tmp_path: Path) -> None:
+    table, router, matrices = parts()
+    x = table[TOKENS].astype(np.float64)
+    chance = np.exp(x @ router.T)
+    chosen = np.argsort(-chance, -1, "stable")[:, :CHOSEN]
+    assert NEVER not in chosen
+    expected = x.copy()
+    for row, experts in enumerate(chosen):
+        for expert in experts:
+            gate, up, down = (np.split(matrices[name], EXPERTS)[expert] for name in ("gate", "up", "w"))
+            inner = gate @ x[row]
+            made = down @ (inner / (1 + np.exp(-inner)) * (up @ x[row]))
+            expected[row] += 0.5 * chance[row, expert] / chance[row, experts].sum() * made
+    np.testing.assert_allclose(run(tmp_path, "f32", TOKENS), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8"])
+def test_rows_have_the_same_bits_in_any_pass_and_other_experts_are_not_read(tmp_path: Path, kind: Kind) -> None:
+    whole = run(tmp_path / "whole", kind, TOKENS)
+    assert np.isfinite(whole).all()
+    for at in (0, 7, 36):
+        np.testing.assert_array_equal(run(tmp_path / str(at), kind, TOKENS[at : at + 1])[0], whole[at])
+    np.testing.assert_array_equal(run(tmp_path / "part", kind, TOKENS[3:9]), whole[3:9])
+    np.testing.assert_array_equal(run(tmp_path / "spoilt", kind, TOKENS, NEVER), whole)
