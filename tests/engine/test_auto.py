@@ -137,7 +137,7 @@ def test_a_draft_that_cannot_be_loaded_is_dropped_and_the_next_is_taken(
 ) -> None:
     made = fresh(promises={"speculative": 1.9, "medusa": 1.8})
 
-    def gone(self: Engine) -> Any:
+    def gone(self: Engine, *part: Any) -> Any:
         raise OSError("the draft is gone")
 
     monkeypatch.setattr(Engine, "_draft_model", gone)

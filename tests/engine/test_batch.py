@@ -38,7 +38,8 @@ def test_every_text_is_that_of_the_request_alone(engine: Get, method: str, chang
         assert (result.tokens, result.text, result.finish) == (alone.tokens, alone.text, alone.finish)
         assert result.logprobs == alone.logprobs
         assert result.stats.dropped_reason is None
-        assert result.exact == alone.exact
+        if "adaptive" in changes:  # else the clock decides whether trees were verified
+            assert result.exact == alone.exact
 
 
 @pytest.mark.parametrize("method", ["ar", "ngram"])
