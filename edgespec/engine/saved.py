@@ -47,7 +47,8 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
             target = session.target
             target.follow(tokens)
             target.prefill(tokens[len(target.tokens) :])
-            slots = session.slots()
+            # a drafter's entries are made of what is tapped, which is not kept: it reads the text again
+            slots = {name: slot for name, slot in session.slots().items() if name != "drafter"}
             if "draft" in slots:  # it never ran ahead of what is committed, but may have followed another text
                 slots["draft"].follow(tokens[: common_prefix(slots["draft"].tokens, tokens)])
             arrays = {name: slot.held() for name, slot in slots.items()}

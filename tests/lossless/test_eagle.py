@@ -40,3 +40,9 @@ def test_the_embedded_drafter_is_lossless(tmp_path: Path, operators: Operators, 
                 assert result.lossless
                 assert result.exact
                 assert 0 < result.stats.accepted < result.stats.drafted
+        whole = [*engine.codec.encode(PROMPTS[-1]), *result.tokens]
+        engine.save_session(tmp_path / "a.session", whole)  # without the drafter's cache: it reads the text again
+        expected = engine.generate(whole, greedy, method="ar").tokens
+    with load(options.output, threads=1, operators=operators) as engine:
+        engine.restore_session(tmp_path / "a.session")
+        assert engine.generate(whole, greedy, method="eagle").tokens == expected
