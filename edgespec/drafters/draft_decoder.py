@@ -1,4 +1,5 @@
-"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840).
+"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
+multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone.
 
 Its entry i is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and the taps of all
 but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own guesses and its
@@ -166,4 +167,6 @@ class DraftDecoder(Drafter):
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftDecoder:
     """Drafting by the bundle's drafter."""
-    return DraftDecoder(parts.target, parts.draft("drafter"))
+    slot = parts.draft("drafter")
+    assert slot.model.part.decoder is not None
+    return DraftDecoder(parts.target, slot, slot.model.part.decoder.kind)

@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.registry import MTP
 from edgespec.errors import ExportError
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.probe import best_setting
-from edgespec.export.drafters.read import Drafter
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.formulas.cost import measure
@@ -97,9 +98,16 @@ def measure_drafter(
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
             "more than a drafter of another model reaches",
-            best_setting(drafter, target, written) or "it may be for another model, or another variant of this one",
+            _remedy(drafter, target, written),
         )
     return MeasuredDrafter(found, step_ms, covered, notes)
+
+
+def _remedy(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]]) -> str:
+    if drafter.method == MTP:
+        return "the checkpoint's layer may not be for these weights: fine-tuning leaves it as it was"
+    other = "it may be for another model, or another variant of this one"
+    return best_setting(drafter, target, texts) or other
 
 
 def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np.float32]]:
