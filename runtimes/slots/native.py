@@ -152,12 +152,18 @@ class NativeSlot(NativeRunner):
         assert hidden is not None
         return hidden.copy()
 
-    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
+    def forward_given(
+        self,
+        given: NDArray[np.float32],
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,
+    ) -> Pass:
         n = len(given)
         self._load(given, n)
-        self._verify(np.zeros(n, np.int64), None)
+        self._verify(np.zeros(n, np.int64), parents)
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(n, rows=-1, hidden=True))
+            return self._likeliest(self._launch(n, rows=-1 if parents is None else n, hidden=True))
 
     def absorb_given(self, given: NDArray[np.float32]) -> None:
         n = len(given)

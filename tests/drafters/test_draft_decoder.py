@@ -55,8 +55,8 @@ class Made:
         self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
         self.fresh = open_slot(self.model)
 
-    def recorder(self) -> Recorder:
-        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1))
+    def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
+        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
 
     def write(
         self, made: Recorder, prompt: list[int], count: int, around: Drafter | None = None, **more: Any
@@ -125,6 +125,26 @@ def test_guesses_are_the_arithmetics(opened: Callable[[str, Operators], Made], o
     made.check(recorder, 20)
 
 
+@pytest.mark.parametrize("branch", [(2,), (3, 2, 1, 1)])
+@pytest.mark.parametrize("kind", ["cut, not ascending", "two layers"])
+def test_trees_are_the_arithmetics(
+    opened: Callable[[str, Operators], Made], operators: Operators, kind: str, branch: tuple[int, ...]
+) -> None:
+    """Every node continues its own path alone; the chain of first choices is what a chain would have been."""
+    made = opened(kind, operators)
+    recorder, chain = made.recorder(branch), made.recorder()
+    assert made.write(recorder, prompt(11), 5) == made.write(chain, prompt(11), 5)
+    assert any(proposal.parents is not None for _, proposal in recorder.made)
+    made.check(recorder, 20)
+    tree, first = recorder.made[0][1], chain.made[0][1]
+    assert tree.parents is not None
+    at, path = -1, list[int]()
+    while (below := np.flatnonzero(tree.parents == at)).size:
+        at = int(below[0])
+        path.append(int(tree.tokens[at]))
+    assert path == first.tokens.tolist()
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -172,7 +192,7 @@ def test_a_slot_is_used_again(original: Made) -> None:
         before = len(recorder.made)
         written = original.write(recorder, again, 4, eos=frozenset(text[20:22]) if len(again) == 15 else frozenset())
         assert len(written) > len(again)
-        assert any(guesses for _, guesses in recorder.made[before:]) or len(written) <= len(again) + 2
+        assert any(len(made) for _, made in recorder.made[before:]) or len(written) <= len(again) + 2
     original.write(recorder, prompt(90, 2), 64)
     original.check(recorder, 40)
 

@@ -51,8 +51,8 @@ class Made:
         self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
         self.fresh = open_slot(self.model)
 
-    def recorder(self) -> Recorder:
-        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1))
+    def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
+        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
 
     def write(self, made: Recorder, prompt: list[int], count: int, **more: Any) -> tuple[list[int], Stats]:
         """Prompt and text of a request."""
@@ -98,6 +98,15 @@ def test_stock_operators_guess_the_same(opened: Callable[..., Made]) -> None:
     recorder = made.recorder()
     made.write(recorder, prompt(11), 8)
     made.check(recorder, 12)
+
+
+@pytest.mark.parametrize("branch", [(2,), (2, 2, 1)])
+def test_trees(native: None, opened: Callable[..., Made], branch: tuple[int, ...]) -> None:
+    made = opened("gated, cut")
+    recorder = made.recorder(branch)
+    text, _ = made.write(recorder, prompt(11), 12)
+    made.check(recorder, 20)
+    assert text == made.write(made.recorder(), prompt(11), 12)[0]
 
 
 @pytest.mark.parametrize(

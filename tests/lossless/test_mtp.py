@@ -11,6 +11,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.export.planned import planned_bundle
 from edgespec.runtimes.files.manifest import Format, Operators
 from tests.conftest import use_operators
 from tests.support import hf
@@ -38,6 +39,10 @@ def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Oper
     assert manifest.drafter.decoder is not None
     assert manifest.drafter.decoder.kind == "mtp"
     assert manifest.memory["weight_bytes"]["drafter"] == (options.output / manifest.drafter.weights).stat().st_size
+    planned = planned_bundle(model, form=form, methods=["mtp"], layout=manifest.target.layout)
+    assert planned.memory == manifest.memory
+    assert planned.drafter is not None
+    assert planned.drafter.facts == manifest.drafter.facts
     greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=3)
     drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
     offered = accepted = 0

@@ -59,9 +59,10 @@ def write_mtp(folder: Path, name: str, mimo: bool = False, agrees: bool = False)
     tensors |= {theirs: np.ascontiguousarray(value, np.float32) for theirs, value in added.items()}
     if offset:
         tensors = {re.sub("^model", "model.language_model", theirs): value for theirs, value in tensors.items()}
-        described = json.loads((folder / "config.json").read_text("utf-8"))
-        outer = {"model_type": "qwen3_5", "text_config": {**described, "mtp_num_hidden_layers": 1}}
-        (folder / "config.json").write_text(json.dumps(outer), "utf-8")
+    described = json.loads((folder / "config.json").read_text("utf-8"))
+    described["mtp_num_hidden_layers" if offset else "num_nextn_predict_layers" if mimo else "num_mtp_layers"] = 1
+    outer = {"model_type": "qwen3_5", "text_config": described} if offset else described
+    (folder / "config.json").write_text(json.dumps(outer), "utf-8")
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     return folder
 
