@@ -65,6 +65,17 @@ class Slot(ABC):
                 self.tap_sink(len(self.tokens), taps)
             self.tokens.extend(chunk.tolist())
 
+    def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
+        """Where a text to be read may be gone back to: states that cannot be cut back are kept at these lengths.
+
+        Args:
+            lengths: of beginnings of the text, in tokens.
+            most: checkpoints that memory allows.
+        """
+
+    def remember(self) -> None:  # noqa: B027
+        """Keep the states of the text as it is now, where there are any."""
+
     @abstractmethod
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
