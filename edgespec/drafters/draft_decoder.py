@@ -72,10 +72,10 @@ class DraftDecoder(Drafter):
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         """Make entries of the rows of the prompt, but for the last: that one gives the first guess."""
-        new = taps[max(0, self._at + len(self._taps) - first) :]
-        if first + len(taps) - len(new) != self._at + len(self._taps):
-            raise EdgespecError(f"taps of token {first}: expected those of token {self._at + len(self._taps)}")
-        self._taps = np.concatenate((self._taps, new))
+        known = self._at + len(self._taps)  # a target with states may read again what is known here
+        if first > known:
+            raise EdgespecError(f"taps of token {first}: expected those of token {known}")
+        self._taps = np.concatenate((self._taps, taps[known - first :]))
         self._settle()
 
     # -- rounds --------------------------------------------------------------------------------------------------------
