@@ -93,12 +93,15 @@ def measure_drafter(
     if drafter.tokens is not None:
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
     found = Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
+    better = best_setting(drafter, target, written, PROMPT)
     if found.rates[0] < LEAST:
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
             "more than a drafter of another model reaches",
-            best_setting(drafter, target, written) or "it may be for another model, or another variant of this one",
+            better or "it may be for another model, or another variant of this one",
         )
+    if better:
+        notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
     return MeasuredDrafter(found, step_ms, covered, notes)
 
 
