@@ -9,6 +9,7 @@ from typing import Any
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
+from edgespec.runtimes.files.kv import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Attention, Manifest, Operators, Precision
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.ort.session import default_threads
@@ -106,6 +107,7 @@ class RunOptions:
         greedy: whether only the likeliest token of a row is needed; False = whole rows of logits.
         strict: whether a row has the same bits in every pass: always with native operators.
         device: where passes run.
+        checkpoints: copies of a model's states that each sequence keeps.
     """
 
     method: str = "ar"
@@ -119,3 +121,4 @@ class RunOptions:
     greedy: bool = True
     strict: bool = True
     device: DeviceName = "cpu"
+    checkpoints: int = CHECKPOINTS

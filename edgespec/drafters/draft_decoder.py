@@ -1,4 +1,5 @@
-"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840).
+"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
+multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone.
 
 Its entry i is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and the taps of all
 but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own guesses and its
@@ -17,7 +18,8 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Pass, TappedTarget, common_prefix
-from edgespec.drafters.drawing.chain import draw_chain
+from edgespec.drafters.drawing.tree import rows_of
+from edgespec.drafters.entries import Entries
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
@@ -27,7 +29,7 @@ MOST_OWED = 64  # rows whose taps are kept while nothing is proposed
 
 
 class DraftDecoder(Drafter):
-    """Draws chains from a drafter that is conditioned on the target.
+    """Draws chains or trees from a drafter that is conditioned on the target.
 
     Invariant: the slot holds the entries of ``_tokens[: _at + 1]``, or of one token more, and ``_taps`` the taps of row
     ``_at`` and all after it, up to the row before the pending token.
@@ -35,14 +37,18 @@ class DraftDecoder(Drafter):
     Args:
         target: gives taps, and embeddings of tokens.
         slot: of the drafter; a token of it stands for an entry.
+        branch: guesses per node, see ``speculative.DraftModel``.
     """
 
     wants_taps = True
 
-    def __init__(self, target: TappedTarget, slot: Slot, name: str = "eagle") -> None:
-        self.name, self.target, self.slot = name, target, slot
+    def __init__(
+        self, target: TappedTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
+    ) -> None:
+        self.name, self.target, self.slot, self.branch = name, target, slot, branch or (1,)
+        self.entries = Entries(target, slot, self.branch)
         self._tokens: list[int] = []  # committed, the pending one last
-        self._at, self._taps = 0, self._no_taps()  # first row, [rows, k * hidden]
+        self._at, self._taps = 0, self.entries.no_taps  # first row, [rows, k * hidden]
         self._sound = False  # nothing failed since the entries were right
         self.bind(SamplingParams(), Noise())
 
@@ -50,63 +56,40 @@ class DraftDecoder(Drafter):
         """Draft as this request samples."""
         self.params, self.noise = params, noise
 
+    def rows(self, budget: int) -> list[int]:
+        """[budget + 1]: rows of the pass that verifies a proposal of each depth."""
+        return rows_of(self.branch, budget)
+
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def known(self, tokens: list[int]) -> int:
         """Rows whose entries are kept: entry i needs token i + 1, too."""
         same = common_prefix(self._tokens, tokens) if self._sound else 0
-        kept = min(max(same - 1, 0), len(self.slot.tokens), len(tokens) - 2)
-        self._crop(max(kept, 0))
-        self._tokens, self._at, self._taps, self._sound = list(tokens), len(self.slot.tokens), self._no_taps(), True
+        kept = min(max(same - 1, 0), len(self.entries), len(tokens) - 2)
+        self.entries.crop(max(kept, 0))
+        self._tokens, self._at, self._taps, self._sound = list(tokens), len(self.entries), self.entries.no_taps, True
         return self._at
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         """Make entries of the rows of the prompt, but for the last: that one gives the first guess."""
-        new = taps[max(0, self._at + len(self._taps) - first) :]
-        if first + len(taps) - len(new) != self._at + len(self._taps):
-            raise EdgespecError(f"taps of token {first}: expected those of token {self._at + len(self._taps)}")
-        self._taps = np.concatenate((self._taps, new))
+        known = self._at + len(self._taps)  # a target with states may read again what is known here
+        if first > known:
+            raise EdgespecError(f"taps of token {first}: expected those of token {known}")
+        self._taps = np.concatenate((self._taps, taps[known - first :]))
         self._settle()
 
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """A chain; none where it was not shown all of the text, or where its context ends."""
+        """A chain or tree; none where it was not shown all of the text, or where its context ends."""
         length, rows = min(budget, self.slot.context - len(tokens)), len(tokens) - 1
         if length < 1 or rows < 1 or not self._complete(tokens):
             return EMPTY
         self._sound = False
-        start = min(len(self.slot.tokens), rows - 1)  # at least one row is run
-        self._crop(start)
-        state: NDArray[np.float32] | None = None  # [hidden]: its own, of the last row
-
-        def run(guess: int | None, best: bool) -> Pass:
-            nonlocal state
-            if guess is None:
-                given = self._given(tokens[start + 1 :], self._taps[start - self._at :])
-            else:
-                assert state is not None
-                given = self._given([guess], state[None])
-            output = self.slot.forward_given(given, guess is not None, best)
-            self.slot.keep(range(len(given)))
-            assert output.hidden is not None
-            state = output.hidden[-1].copy()
-            return output
-
-        def step(guess: int | None) -> NDArray[np.float32]:
-            whole = np.full(self.target.vocab_size, -np.inf, np.float32)
-            columns = self.slot.head_tokens
-            logits = run(guess, False).logits[-1]
-            whole[slice(len(logits)) if columns is None else columns] = logits
-            return whole
-
-        def best(guess: int | None) -> tuple[int, float]:
-            found = run(guess, True).best
-            assert found is not None
-            return int(found[0][-1]), float(found[1][-1])
-
-        made = draw_chain(step, tokens, length, self.target.vocab_size, self.params, self.noise, best=best)
-        self._crop(rows)
+        start = min(len(self.entries), rows - 1)  # at least one row is run
+        self.entries.crop(start)
+        made = self.entries.draw(tokens, self._taps[start - self._at :], length, self.params, self.noise)
+        self.entries.crop(rows)
         self._at, self._taps, self._sound = rows - 1, self._taps[-1:], True
         return made
 
@@ -126,10 +109,8 @@ class DraftDecoder(Drafter):
 
     def step_once(self) -> bool:
         """One step; nothing is kept."""
-        self.slot.forward_given(self._given([0], np.zeros((1, 1), np.float32)), True, True)
+        self.entries.try_once()
         return True
-
-    # -- entries -------------------------------------------------------------------------------------------------------
 
     def _complete(self, tokens: list[int]) -> bool:
         """Whether entries and taps reach up to the pending token."""
@@ -140,30 +121,14 @@ class DraftDecoder(Drafter):
         rows = len(self._taps) - 1
         if rows < most:
             return
-        self._crop(self._at)
+        self.entries.crop(self._at)
         tokens = self._tokens[self._at + 1 : self._at + 1 + rows]
-        self.slot.absorb_given(self._given(tokens, self._taps[:rows]))
+        self.entries.absorb(tokens, self._taps[:rows])
         self._at, self._taps = self._at + rows, self._taps[rows:]
-
-    def _given(self, tokens: list[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[n, columns]: what the slot is given of tokens [n] and taps or its own hidden states [n, any]."""
-        decoder = self.slot.model.part.decoder
-        assert decoder is not None
-        given = np.zeros((len(tokens), decoder.columns), np.float32)
-        embedded = self.target.embed(np.array(tokens, np.int64))  # [n, hidden]
-        given[:, : embedded.shape[1]] = embedded
-        given[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
-        return given
-
-    def _crop(self, entries: int) -> None:
-        del self.slot.tokens[entries:]
-
-    def _no_taps(self) -> NDArray[np.float32]:
-        decoder = self.slot.model.part.decoder
-        assert decoder is not None
-        return np.zeros((0, decoder.columns - self.slot.model.facts.hidden), np.float32)
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftDecoder:
     """Drafting by the bundle's drafter."""
-    return DraftDecoder(parts.target, parts.draft("drafter"))
+    slot = parts.draft("drafter")
+    assert slot.model.part.decoder is not None
+    return DraftDecoder(parts.target, slot, slot.model.part.decoder.kind, options.branch)

@@ -22,6 +22,7 @@ from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError
 from edgespec.runtimes.process import peak_bytes
+from edgespec.runtimes.slots.checkpoints import ends_of_turns
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
 
@@ -83,6 +84,7 @@ class Stream:
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             self._session.chunk = self._admission.chunk
+            self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)

@@ -107,6 +107,7 @@ def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) 
         raise SessionError(f"{file}: {len(saved.tokens)} tokens of {saved.nbytes} bytes: "
                            f"expected {slot_bytes(arrays)}", "delete it, and it is written anew")  # fmt: skip
     fill(arrays, body)
+    slot.remember()
 
 
 def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, context: int) -> None:

@@ -110,8 +110,9 @@ class Session:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
-                Candidate(one.name, one.promise, partial(load, one), METHODS[one.name].needs == "text")
+                Candidate(one.name, one.promise, partial(load, one), needs == "text", needs == "drafter")
                 for one in choice.candidates
+                for needs in (METHODS[one.name].needs,)
             ]
             return Switch(candidates, fallback)
 

@@ -14,6 +14,7 @@ NAMES = {"f16": "float16", "nomad1": "nomad (d_sub 1)", "nomad2": "nomad (d_sub 
 BLOCK, TILE = 128, 16
 SINK_ROWS = 16
 STATE_ROWS = 144  # tokens whose part in a convolution is kept
+CHECKPOINTS = 4  # of a slot's states, where memory allows
 LONGEST_PASS = 128  # rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
 
 
@@ -104,6 +105,12 @@ def state_bytes(facts: ModelFacts) -> int:
     """
     matrices = 4 * matrix_numbers(facts) + 64 if facts.delta else 0
     return len(facts.convolutions) * (4 * STATE_ROWS * state_width(facts) + matrices)
+
+
+def checkpoint_bytes(facts: ModelFacts) -> int:
+    """Bytes of a checkpoint of all states: their matrices, and what the next token's convolutions see."""
+    matrices = 4 * matrix_numbers(facts) + 64 if facts.delta else 0
+    return len(facts.convolutions) * (4 * (facts.taps - 1) * state_width(facts) + matrices)
 
 
 def state_width(facts: ModelFacts) -> int:

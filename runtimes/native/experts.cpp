@@ -26,7 +26,7 @@ void Pass::route(const Step& s, int row) {
     chosen += p[best];
     p[best] = -1;
   }
-  if (s.add) sum = chosen;
+  if (s.add && sum == sum) sum = chosen;  // a NaN that was not chosen stays
   for (int j = 0; j < s.k; ++j) out[j] = out[j] / sum * s.scale;
 }
 

@@ -165,6 +165,7 @@ class Pass {
   void experts(const Step& s, int chunk);
   void convolve(const Step& s, int row);
   Sequence sequence(int layer, int first) const;
+  bool chain(const Sequence& q) const;
   void order_rows();
   void plan_states(const Step& s);
   int open_delta(const Step& s);

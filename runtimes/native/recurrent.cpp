@@ -77,6 +77,13 @@ Pass::Sequence Pass::sequence(int layer, int first) const {
   return q;
 }
 
+// Whether the rows of a slot follow each other, so that the state may hold them all afterwards.
+bool Pass::chain(const Sequence& q) const {
+  for (int r = q.first; r < q.first + q.count; ++r)
+    if (plan(4)[r] != (r == q.first ? -1 : r - 1) || plan(5)[r] != q.visible + r - q.first) return false;
+  return true;
+}
+
 void Pass::check_states() const {
   program_.each(in_.gates, [&](const Step& s) {
     if (s.op != Op::kDelta) return;
@@ -87,7 +94,8 @@ void Pass::check_states() const {
         last = std::max(last, plan(5)[r]);
         if (plan(4)[r] < 0 && plan(3)[r] != q.visible) fail("rows of one slot go on from different states");
       }
-      if (q.applied < 0 || q.applied > q.kept || q.kept > q.visible)
+      const bool whole = q.kept == q.visible + q.count && chain(q);
+      if (q.applied < 0 || q.applied > q.kept || q.applied > q.visible || (q.kept > q.visible && !whole))
         fail("a state of " + std::to_string(q.applied) + " tokens cannot be that of " + std::to_string(q.kept) +
              " for rows that see " + std::to_string(q.visible));
       if (std::max(q.visible - q.applied - 1, last - q.kept) + s.length > kStateRows)
@@ -240,6 +248,7 @@ void Pass::advance(const Step& s, int chunk) {
       step(mixed(recalled_ + turn.row), levels.data() + turn.from * tile, levels.data() + turn.to * tile,
            floats(s.out) + turn.row * width + size_t(head) * s.n + size_t(part) * kTile);
     }
+    if (q.kept > q.visible) std::memcpy(state, levels.data(), tile * 4);  // a chain has one level
   }
   for (int r = q.first; r < q.first + q.count; ++r) {
     float* out = floats(s.out) + r * width + size_t(head) * s.n;

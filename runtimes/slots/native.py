@@ -28,10 +28,34 @@ class NativeSlot(NativeRunner):
         same = super().follow(tokens)
         if (self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any():
             # exact keys or states that the next rows would read have been overwritten, or hold more: begin again
-            self._restart()
-            same = 0
+            self._marks.add(same)  # what was gone back to once is likely to be gone back to again
+            same = self._restart(same)
+        elif self._checkpoints:
+            self._checkpoints.crop(same)
         self._certain = same
         return same
+
+    def mark(self, lengths: Sequence[int], most: int) -> None:
+        self._marks = set(lengths)
+        if self._checkpoints:
+            self._checkpoints.limit(most)
+
+    def remember(self) -> None:
+        if self._checkpoints and not self.revocable and (self._held == len(self.tokens)).all():
+            assert self._cache is not None
+            self._settle()
+            self._checkpoints.take(self._cache.array[0], len(self.tokens))
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        past = len(self.tokens)
+        self.reserve(past + len(tokens))
+        marks = [mark - past for mark in self._marks if past < mark <= past + len(tokens)] if self._checkpoints else []
+        start = 0
+        for stop in sorted(marks):
+            super().prefill(tokens[start:stop])
+            self.remember()
+            start = stop
+        super().prefill(tokens[start:])
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         self._verify(tokens, parents)
@@ -152,12 +176,18 @@ class NativeSlot(NativeRunner):
         assert hidden is not None
         return hidden.copy()
 
-    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
+    def forward_given(
+        self,
+        given: NDArray[np.float32],
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,
+    ) -> Pass:
         n = len(given)
         self._load(given, n)
-        self._verify(np.zeros(n, np.int64), None)
+        self._verify(np.zeros(n, np.int64), parents)
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
-            return self._likeliest(self._launch(n, rows=-1, hidden=True))
+            return self._likeliest(self._launch(n, rows=-1 if parents is None else n, hidden=True))
 
     def absorb_given(self, given: NDArray[np.float32]) -> None:
         n = len(given)
@@ -231,11 +261,14 @@ class NativeSlot(NativeRunner):
         self.prefill(text[len(self.tokens) :])
         return Pass(logits, hidden)
 
-    def _restart(self) -> None:
-        """Forget the text."""
-        self.tokens.clear()
-        self._furthest = 0
+    def _restart(self, most: int = 0) -> int:
+        """Forget the text behind the last checkpoint of at most so many tokens, or all of it; returns what is left."""
         self._held[:] = 0
+        assert self._cache is not None
+        left = self._checkpoints.restore(self._cache.array[0], most) if self._checkpoints else 0
+        del self.tokens[left:]
+        self._moves, self._furthest = [], left
+        return left
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
@@ -243,4 +276,4 @@ class NativeSlot(NativeRunner):
         self._plan(chunk, len(self.tokens))
         self._certain = len(self.tokens) + len(chunk)
         self._furthest = max(self._furthest, len(self.tokens) + len(chunk))
-        return self._launch(len(chunk), rows=0, taps=self.tap_sink is not None).taps
+        return self._launch(len(chunk), rows=0, taps=self.tap_sink is not None, read=len(chunk)).taps

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS
+from edgespec.runtimes.slots.checkpoints import Checkpoints
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.native_gates import Gates
 from edgespec.runtimes.slots.shared import Bound, Model
@@ -47,6 +48,9 @@ class NativeRunner(Slot):
         commits = [(0, COMMITTED, 0)] if self.commits and model.facts.delta else []
         self._no_moves = self._bind("moves", Bound(np.array(commits, np.int64).reshape(-1, 3)))
         self._moves: list[tuple[int, int, int]] = []  # (slot, from, to), before the next pass
+        # codes of keys are exact only for the newest tokens, which would have to be copied as well
+        self._checkpoints = Checkpoints(model.facts) if model.facts.convolutions and not self.kv.ring else None
+        self._marks: set[int] = set()  # lengths of the text at which checkpoints are taken
         self._forgets = bool(self.kv.ring or model.facts.convolutions)  # exact recent keys and states are not kept
         self._certain = 0  # tokens that will not be taken back
         self._furthest = 0  # tokens ever written, of those whose exact keys or states may be lost
@@ -75,13 +79,16 @@ class NativeRunner(Slot):
 
     @property
     def kv_bytes(self) -> int:
-        return 0 if self._cache is None else self._cache.array.nbytes
+        kept = self._checkpoints.nbytes if self._checkpoints else 0
+        return kept + (0 if self._cache is None else self._cache.array.nbytes)
 
     def stand_in(self, tokens: int) -> None:
         self.reserve(tokens)
         assert self._cache is not None
         self._cache.array[:, : self.kv.nbytes(self.model.facts, tokens)] = 0  # untouched pages would cost no reading
         self.tokens, self._moves = [0] * tokens, []
+        if self._checkpoints:
+            self._checkpoints.crop(0)
         self._held[:] = self._certain = tokens
         self._furthest = max(self._furthest, tokens)
 
@@ -92,6 +99,8 @@ class NativeRunner(Slot):
 
     def take_up(self, tokens: Sequence[int], furthest: int) -> None:
         super().take_up(tokens, furthest)
+        if self._checkpoints:
+            self._checkpoints.crop(0)
         self._moves, self._furthest = [], furthest
 
     @property
@@ -142,6 +151,7 @@ class NativeRunner(Slot):
         taps: bool = False,
         times: int = 1,
         columns: int | None = None,
+        read: int = 0,
     ) -> Pass:
         """Run what the plan says.
 
@@ -152,6 +162,7 @@ class NativeRunner(Slot):
             taps: give it where it is tapped, too.
             times: rows of logits for each of them.
             columns: of the logits; None = those of the model's own LM head.
+            read: rows that are a text's own, a chain: states hold them at once.
 
         Returns a pass whose ``best`` are columns and logits [rows * times, top].
         """
@@ -162,7 +173,7 @@ class NativeRunner(Slot):
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.tapped:
             self._gates[self._at.taps] = taps
-        self._no_moves.array[:, 2] = self._committed()
+        self._no_moves.array[:, 2] = self._committed(read)
         if self._moves:
             self._bind("moves", Bound(np.concatenate([np.array(self._moves, np.int64), self._no_moves.array])))
         top, given = int(self._control[TOP]), count * times
@@ -181,12 +192,13 @@ class NativeRunner(Slot):
         found = stream.array[:, size:] if tapped else None
         return Pass(logits.array, stream.array[:, :size] if hidden else None, best, taps=found)
 
-    def _committed(self) -> int:
+    def _committed(self, read: int = 0) -> int:
         """How many tokens the states may hold after the planned pass: what may be taken back waits in their rows."""
+        committed = len(self.tokens) + read
         if not self.revocable:
-            return len(self.tokens)
+            return committed
         facts, end = self.model.facts, int(self._bound["plan"].array[PLACE].max(initial=-1)) + 1
-        return min(len(self.tokens), max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
+        return min(committed, max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
 
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""

@@ -65,6 +65,17 @@ class Slot(ABC):
                 self.tap_sink(len(self.tokens), taps)
             self.tokens.extend(chunk.tolist())
 
+    def mark(self, lengths: Sequence[int], most: int) -> None:  # noqa: B027, few have states
+        """Where a text to be read may be gone back to: states that cannot be cut back are kept at these lengths.
+
+        Args:
+            lengths: of beginnings of the text, in tokens.
+            most: checkpoints that memory allows.
+        """
+
+    def remember(self) -> None:  # noqa: B027
+        """Keep the states of the text as it is now, where there are any."""
+
     @abstractmethod
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
@@ -103,15 +114,22 @@ class Slot(ABC):
         """The residual stream of tokens [n] before the first layer, [n, hidden], a copy."""
         raise self._no_hidden()
 
-    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
-        """Run rows of a drafter after the slot's entries, a chain; ``keep`` commits them.
+    def forward_given(
+        self,
+        given: NDArray[np.float32],
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,
+    ) -> Pass:
+        """Run rows of a drafter after the slot's entries; ``keep`` commits them.
 
         Args:
             given: [n, columns], see ``DecoderPart``.
             recycled: they hold the drafter's own hidden state, not taps.
             best: fill ``best`` instead of the logits.
+            parents: int64 [n], an earlier row that a row continues, -1: the slot's entries; None = a chain.
 
-        Returns logits or the best of the last row, and ``hidden`` [n, hidden] of all.
+        Returns logits or the best of the last row, of a tree those of all; and ``hidden`` [n, hidden] of all.
         """
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
 

@@ -114,12 +114,20 @@ class StockSlot(Slot):
         assert hidden is not None
         return hidden.copy()
 
-    def forward_given(self, given: NDArray[np.float32], recycled: bool, best: bool = False) -> Pass:
+    def forward_given(
+        self,
+        given: NDArray[np.float32],
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,
+    ) -> Pass:
         tokens = np.zeros(len(given), np.int64)
         self._attach("hidden_in", "hidden_in", (1, *given.shape), np.float32)[0] = given
-        self._pending, self._gate_embed[...] = (tokens.tolist(), None), not recycled
+        above = None if parents is None else parents.tolist()
+        self._pending, self._gate_embed[...] = (tokens.tolist(), above), not recycled
         try:
-            output = self._run(tokens, len(self.tokens), rows=-1, hidden=True)
+            rows = -1 if above is None else len(given)
+            output = self._run(tokens, len(self.tokens), rows=rows, parents=above, hidden=True)
         finally:
             self._gate_embed[...] = True
         if best:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,21 +166,31 @@ class Reference:
         return y * self.tensors[f"{name}.weight"]
 
 
-class Recorder(DraftDecoder):
-    """Notes every proposal: all tokens, and the guesses."""
+class Arithmetic(Protocol):
+    """A drafter's arithmetic; ``ids``: what its LM head scores."""
 
-    def __init__(self, target: Slot, slot: Slot) -> None:
-        super().__init__(target, slot)
-        self.made: list[tuple[list[int], list[int]]] = []
+    ids: NDArray[np.int64]
+
+    def logits(self, embedded: Array, taps: Array, guesses: Array) -> Array:
+        """See ``Reference``."""
+        ...
+
+
+class Recorder(DraftDecoder):
+    """Notes every proposal, and the tokens before it."""
+
+    def __init__(self, target: Slot, slot: Slot, branch: tuple[int, ...] | None = None) -> None:
+        super().__init__(target, slot, branch=branch)
+        self.made: list[tuple[list[int], Proposal]] = []
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         found = super().propose(tokens, budget)
-        self.made.append((list(tokens), found.tokens.tolist()))
+        self.made.append((list(tokens), found))
         return found
 
 
-def check_guesses(made: Recorder, reference: Reference, fresh: Slot, tapped: Sequence[int], least: int) -> None:
-    """Every greedy guess has the largest logit of the reference, or one that cannot be told from it.
+def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Sequence[int], least: int) -> None:
+    """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
 
     Args:
         made: what was proposed.
@@ -191,7 +201,9 @@ def check_guesses(made: Recorder, reference: Reference, fresh: Slot, tapped: Seq
     """
     count, known = 0, [-1]
     taps = embedded = np.zeros((0, 0))
-    for tokens, guesses in reversed(made.made):
+    columns = {int(token): at for at, token in enumerate(reference.ids)}
+    for tokens, proposal in reversed(made.made):
+        guesses = proposal.tokens.tolist()
         if not guesses:
             continue
         if known[: len(tokens)] != tokens:  # a request's rounds are beginnings of its last one
@@ -201,11 +213,19 @@ def check_guesses(made: Recorder, reference: Reference, fresh: Slot, tapped: Seq
             taps = np.concatenate([fresh.forward_layers(ids, 0, 0, at) for at in tapped], -1).astype(np.float64)
             embedded = fresh.embed(ids).astype(np.float64)
         n = len(tokens)
-        own = fresh.embed(np.array(guesses, np.int64))[:-1].astype(np.float64)
-        logits = reference.logits(embedded[:n], taps[: n - 1], own)
-        columns = {int(token): at for at, token in enumerate(reference.ids)}
-        for row, guess in zip(logits, guesses, strict=True):
-            assert guess in columns, f"token {guess} cannot be guessed"
-            assert row[columns[guess]] > row.max() - 1e-2 * row.std(), f"after {len(tokens)} tokens: {guesses}"
-            count += 1
+        parents = list(range(-1, len(guesses) - 1)) if proposal.parents is None else proposal.parents.tolist()
+        for parent in sorted(set(parents)):
+            path, above = list[int](), parent
+            while above >= 0:
+                path.insert(0, guesses[above])
+                above = parents[above]
+            own = fresh.embed(np.array(path, np.int64)).astype(np.float64) if path else np.zeros((0, embedded.shape[1]))
+            row = reference.logits(embedded[:n], taps[: n - 1], own)[-1]
+            children = [guess for guess, its in zip(guesses, parents, strict=True) if its == parent]
+            assert len(set(children)) == len(children)
+            for guess in children:
+                assert guess in columns, f"token {guess} cannot be guessed"
+                better = int((row > row[columns[guess]] + 1e-2 * row.std()).sum())
+                assert better < len(children), f"after {len(tokens)} tokens: {guesses}"
+                count += 1
     assert count >= least

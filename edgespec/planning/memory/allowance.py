@@ -9,7 +9,9 @@ from edgespec.drafters.registry import AR, NGRAM
 from edgespec.errors import BudgetError
 from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
 from edgespec.planning.memory.parts import Memory, memory_of
+from edgespec.planning.memory.passes import checkpoint_bytes_of
 from edgespec.planning.memory.process import resident_now
+from edgespec.runtimes.files.kv import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 
@@ -31,6 +33,7 @@ class Admission:
         predicted: peak bytes; 0 = nothing was predicted.
         reason: what was changed, in words; empty = nothing.
         crowded: whether idle KV of earlier requests must go first.
+        checkpoints: most checkpoints of states.
     """
 
     method: str
@@ -38,6 +41,7 @@ class Admission:
     predicted: int
     reason: str = ""
     crowded: bool = False
+    checkpoints: int = CHECKPOINTS
 
 
 class Allowance:
@@ -59,7 +63,9 @@ class Allowance:
     """
 
     def __init__(self, manifest: Manifest, use: RunOptions, budget: str | int | None = None) -> None:
-        self._manifest, self._use = manifest, use
+        self._manifest = manifest
+        self._use = replace(use, checkpoints=0)  # they take what is left
+        self._checkpoint = checkpoint_bytes_of(manifest.target, use) if use.operators == "native" else 0
         self.asked = budget is not None and budget != OFF
         self.limit: int | None = None
         self._mapped = False  # whether mapped files count
@@ -149,7 +155,8 @@ class Allowance:
                 if takes <= self.limit:
                     crowded = takes + idle > self.limit
                     reason = "" if name == method else self._dropped(method, name, replace(base, method=method))
-                    return Admission(name, chunk, peak + busy, reason, crowded)
+                    kept = min(CHECKPOINTS, (self.limit - takes) // self._checkpoint) if self._checkpoint else 0
+                    return Admission(name, chunk, peak + busy + kept * self._checkpoint, reason, crowded, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
         raise BudgetError(
             f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "
@@ -188,7 +195,7 @@ class Allowance:
 
     def memory(self, method: str) -> Memory:
         """What a method takes, part by part, with the whole context full."""
-        return memory_of(self._manifest, replace(self._use, method=method))
+        return memory_of(self._manifest, replace(self._use, method=method, checkpoints=CHECKPOINTS))
 
     def _takes(self, use: RunOptions) -> int:
         """Bytes that count: all, or private ones."""

@@ -103,6 +103,7 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
         _tokenizer(manifest),
         *target,
         *draft,
+        *_checkpoints(manifest.target, use),
         _text(use),
     ]
     loaded = _opening(parts, "")
@@ -127,6 +128,13 @@ def _text(use: RunOptions) -> MemoryPart:
     """Tokens as Python keeps them, and the index of method ngram."""
     each = fixed.TEXT + (fixed.NGRAM if use.method == NGRAM else 0)
     return MemoryPart("text", use.batch * use.context * each, note=f"{each} bytes a token")
+
+
+def _checkpoints(part: ModelPart, use: RunOptions) -> list[MemoryPart]:
+    """Copies of the target's states at earlier lengths of a text."""
+    kept = use.batch * use.checkpoints * passes.checkpoint_bytes_of(part, use)
+    note = f"{use.batch} x {use.checkpoints} copies of states, to which a text can go back"
+    return [MemoryPart("checkpoints", kept, note=note)] if kept else []
 
 
 def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> list[MemoryPart]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from edgespec.drafters.registry import AR
 from edgespec.runtimes.files.attention import default_attention, exact_attention
-from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, padded_dim, state_width
+from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
@@ -51,6 +51,11 @@ def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False
     row = facts.kv_heads * facts.head_dim * 4
     arrays = 2 * facts.layers * use.batch
     return Kv(arrays * _touched(row * tokens, row * capacity, facts.kv_heads), "float32")
+
+
+def checkpoint_bytes_of(part: ModelPart, use: RunOptions) -> int:
+    """Of a checkpoint of the target's states; 0 = none are taken: there are no states, or coded keys beside them."""
+    return 0 if model_kv(part, use, False).ring else checkpoint_bytes(part.facts)
 
 
 def _touched(used: int, there: int, pieces: int) -> int:

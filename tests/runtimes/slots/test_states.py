@@ -41,6 +41,11 @@ def path_of(parents: np.ndarray, leaf: int) -> list[int]:
     return path
 
 
+def checkpoints(slot: NativeSlot) -> list[int]:
+    assert slot._checkpoints is not None
+    return slot._checkpoints.lengths
+
+
 def leave_a_guess(slot: NativeSlot, guess: int, kept: int) -> None:
     """The mistake that this file is about: the state of a rejected guess, in the place of the last kept token's."""
     assert slot._cache is not None
@@ -62,15 +67,20 @@ def rounds(
     """Random guesses of which a random path is kept; ``single`` is told the kept tokens one by one."""
     error = 5e-3 if trees else 0.0
     random = np.random.default_rng(seed)
-    vocab = guessing.vocab_size
+    vocab, marks = guessing.vocab_size, random.integers(20, 300, 3).tolist()
     for number in range(count):
         text = guessing.tokens
         if len(text) > 300 or random.random() < 0.03:  # another turn: back to a prefix, near or far
             prefix = text[: int(random.integers(0, len(text) + 1))]
-            for slot in (guessing, single):
-                same = slot.follow(prefix)
-                assert same in (0, len(prefix))
-                slot.prefill(prefix[same:])
+            reached = [length for length in checkpoints(guessing) if length <= len(prefix)]
+            same = guessing.follow(prefix)
+            assert same in (max(reached, default=0), len(prefix))
+            guessing.mark([length for length in marks if length <= len(prefix)], 3)
+            guessing.prefill(prefix[same:])
+            single.mark((), 0)
+            same = single.follow(prefix)
+            assert same in (0, len(prefix))
+            single.prefill(prefix[same:])
         past, n = len(guessing.tokens), int(random.integers(1, 9))
         tokens = random.integers(0, vocab, n)
         if random.random() < 0.3:  # a draft of the model's own, which is forgotten
@@ -157,6 +167,10 @@ def test_far_behind_it_begins_again(writer: Write) -> None:
     assert slot.follow(text[: len(text) - LONGEST_PASS]) == len(text) - LONGEST_PASS
     slot.prefill(text[len(slot.tokens) :])
     assert slot.follow(text[: len(text) - LONGEST_PASS - 1]) == 0
+    slot.prefill(text[: len(text) - LONGEST_PASS])
+    assert slot.follow(text) == len(text) - LONGEST_PASS
+    slot.prefill(text[len(slot.tokens) :])
+    assert slot.follow(text[: len(text) - LONGEST_PASS - 1]) == len(text) - LONGEST_PASS - 1  # gone back to before
     with pytest.raises(InvalidRequest, match="a pass of 129 rows"):
         slot.forward(np.zeros(LONGEST_PASS + 1, np.int64))
 
@@ -174,6 +188,7 @@ def test_a_delta_rule_never_goes_on_from_more_than_the_text(writer: Write, revoc
     assert set(slot._held) == {200 if revocable else 211}
     lengths = (204 if revocable else 211, 203, 150)
     for length in lengths:  # where the state has not gone yet, and where it has been
+        slot.mark((), 0)
         reused = slot.follow(text[:length].tolist())
         assert reused == (length if length == lengths[0] else 0)
         slot.prefill(text[reused:length].tolist())

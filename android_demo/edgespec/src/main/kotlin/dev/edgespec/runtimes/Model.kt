@@ -92,8 +92,11 @@ class Model(
         }
     }
 
-    internal fun matrix(bound: Bound, rows: Int, columns: Int): Matrix =
-        Matrix(rows, columns, bound.floats, this.rows.getOrPut(columns) { FloatArray(columns) })
+    /** Rows of [columns] numbers from [first] on, which begin [stride] apart. */
+    internal fun matrix(bound: Bound, rows: Int, columns: Int, stride: Int = columns, first: Int = 0): Matrix {
+        val data = if (first == 0) bound.floats else bound.floats.duplicate().also { it.position(first) }.slice()
+        return Matrix(rows, columns, data, this.rows.getOrPut(columns) { FloatArray(columns) }, stride)
+    }
 
     /** Bytes of the shared buffers. */
     val bufferBytes: Long get() = memory.values.sumOf { it.capacity().toLong() }

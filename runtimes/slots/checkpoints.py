@@ -1,0 +1,99 @@
+"""Checkpoints of states: copies at chosen lengths of a text, since what a state holds cannot be cut back.
+
+A text that goes back to before what the states hold is read on from the last checkpoint that is still a beginning of
+it.  A checkpoint holds the matrices, and of the ring only the rows that the next tokens see; keys and values lie where
+they were written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.runtimes.files.kv import CHECKPOINTS, STATE_ROWS, state_bytes, state_width
+from edgespec.runtimes.files.manifest import ModelFacts
+
+LEAST = 16  # tokens: shorter beginnings are read again as fast
+ASKING = 32  # most tokens by which a template asks for an answer
+
+
+class Checkpoints:
+    """The checkpoints of one slot.
+
+    Args:
+        facts: of a model with states.
+
+    Attributes:
+        most: how many are kept: the first one, usually the end of the system prompt, and the newest ones.
+    """
+
+    def __init__(self, facts: ModelFacts) -> None:
+        self._facts, self.most = facts, CHECKPOINTS
+        self._kept: dict[int, tuple[NDArray[np.float32], NDArray[np.float32]]] = {}  # by length, ascending
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of the text at each."""
+        return list(self._kept)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all."""
+        return sum(array.nbytes for pair in self._kept.values() for array in pair)
+
+    def take(self, cache: NDArray[np.uint8], tokens: int) -> None:  # [bytes]
+        """Copy the states of a cache; they hold exactly so many tokens, more than any checkpoint's."""
+        self.crop(tokens - 1)
+        if tokens < LEAST or not self.most:
+            return
+        rows, rest = self._views(cache)
+        self._kept[tokens] = rows[:, self._seen(tokens)], rest.copy()
+        self._bound()
+
+    def restore(self, cache: NDArray[np.uint8], most: int) -> int:  # [bytes]
+        """Put the states back as they were after the most tokens up to ``most``; returns how many, 0: there are none.
+
+        Later ones are dropped: the text goes on otherwise.
+        """
+        self.crop(most)
+        length = max(self._kept, default=0)
+        if length:
+            rows, rest = self._views(cache)
+            rows[:, self._seen(length)], rest[:] = self._kept[length]
+        return length
+
+    def crop(self, most: int) -> None:
+        """Forget those of more tokens."""
+        self._kept = {length: states for length, states in self._kept.items() if length <= most}
+
+    def limit(self, most: int) -> None:
+        """Keep at most so many from now on."""
+        self.most = most
+        self._bound()
+
+    def _bound(self) -> None:
+        while len(self._kept) > self.most:
+            del self._kept[self.lengths[min(1, self.most - 1) if self.most else 0]]
+
+    def _seen(self, tokens: int) -> NDArray[np.int64]:  # [at most taps - 1]
+        """Rows of the ring that the next token sees."""
+        return np.arange(max(0, tokens - self._facts.taps + 1), tokens) % STATE_ROWS
+
+    def _views(self, cache: NDArray[np.uint8]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """The ring [layers, 144, width], and what else there is of each layer, [layers, numbers]."""
+        facts, width = self._facts, state_width(self._facts)
+        layers = cache[: state_bytes(facts)].view(np.float32).reshape(len(facts.convolutions), -1)
+        return layers[:, : STATE_ROWS * width].reshape(-1, STATE_ROWS, width), layers[:, STATE_ROWS * width :]
+
+
+def ends_of_turns(tokens: Sequence[int], eos: Collection[int]) -> list[int]:
+    """Lengths of a prompt that other prompts are likely to begin with: its first turn, its last one, or all of it.
+
+    Templates end a turn by a token that ends an answer, too.  What follows the last one only asks for the answer, and
+    is often written otherwise in the next prompt.
+    """
+    ends = [at for at, token in enumerate(tokens[:-1], 1) if token in eos]
+    whole = len(tokens) - 1
+    return [*dict.fromkeys((*ends[:1], *ends[-1:], *([whole] if whole - max(ends, default=0) > ASKING else [])))]

@@ -1,0 +1,106 @@
+"""Conversations with models that keep states: a turn reads what is new, and writes what it writes from nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from tests.support import hf
+
+pytestmark = pytest.mark.usefixtures("native")
+TEMPLATE = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
+    "{% if add_generation_prompt %}assistant:{% if think %} think {% endif %}{% endif %}"
+)
+SYSTEM = {"role": "system", "content": "You are the keeper of a lighthouse by the sea. " * 4}
+QUESTIONS = ("How long have you been there, and what did you see of the storm that came last night?", "And then?")
+NAMES = ("lfm2_conv", "qwen3_5_delta")
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    found: dict[str, Path] = {}
+    for name in NAMES:
+        folder = tmp_path_factory.mktemp(name)
+        source, longer = hf.write_reference_checkpoint(folder / "model", name), {"max_position_embeddings": 2048}
+        for file, more in (("config.json", longer), ("tokenizer_config.json", {"chat_template": TEMPLATE})):
+            (source / file).write_text(json.dumps(json.loads((source / file).read_text()) | more))
+        Exporter(ExportOptions(str(source), folder / "bundle", ["ngram"], "int4", context=2048, threads=1)).run()
+        found[name] = folder / "bundle"
+    return found
+
+
+@pytest.fixture
+def fresh(folders: dict[str, Path], name: str) -> Callable[..., Engine]:
+    """An engine that has seen nothing."""
+    return lambda **how: load(folders[name], threads=1, check=False, **how)
+
+
+def answer(engine: Engine, talk: Any, question: str, method: str) -> tuple[list[int], int, int]:
+    """(tokens written, tokens of the prompt, how many of them were not read again)."""
+    result = talk.ask(question, max_new_tokens=40, ignore_eos=True, method=method)
+    return result.tokens, result.stats.prompt_tokens, result.stats.reused_tokens
+
+
+@pytest.mark.parametrize("method", ["ar", "ngram"])
+@pytest.mark.parametrize("think", [False, True])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_second_turn_reads_what_is_new(fresh: Callable[..., Engine], think: bool, method: str) -> None:
+    """``think``: the next prompt has not the words by which the answer was asked for, so that the text goes back."""
+    engine = fresh()
+    talk = engine.conversation([SYSTEM], template_options={"think": think})
+    _, length, reused = answer(engine, talk, QUESTIONS[0], method)
+    assert reused == 0
+    again = fresh().conversation([SYSTEM], template_options={"think": think})
+    again.messages = list(talk.messages)
+    written, whole, reused = answer(engine, talk, QUESTIONS[1], method)
+    from_nothing = answer(engine, again, QUESTIONS[1], "ar")
+    assert (written, whole) == from_nothing[:2]
+    assert from_nothing[2] == 0
+    asked = len(engine.codec.encode("assistant: think ", special=False))
+    assert reused >= length - asked - 1
+    other = engine.conversation([SYSTEM], template_options={"think": think})
+    got = answer(engine, other, "Who are you?", method)
+    system = len(engine.codec.chat([SYSTEM], generation_prompt=False))
+    assert got[2] >= system
+    assert got[0] == answer(engine, fresh().conversation(other.messages[:1], template_options={"think": think}),
+                            "Who are you?", "ar")[0]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_saved_system_prompt_serves_many_conversations(fresh: Callable[..., Engine], tmp_path: Path) -> None:
+    fresh().conversation([SYSTEM]).save(tmp_path / "a.session")
+    engine = fresh()
+    messages = engine.restore_session(tmp_path / "a.session")
+    system = len(engine.codec.chat([SYSTEM], generation_prompt=False))
+    for question in QUESTIONS:
+        tokens, _, reused = answer(engine, engine.conversation(messages), question, "ngram")
+        assert reused >= system
+        assert tokens == answer(engine, fresh().conversation([SYSTEM]), question, "ar")[0]
+
+
+@pytest.mark.parametrize("name", NAMES[1:])
+def test_without_memory_for_them_the_prompt_is_read_again(fresh: Callable[..., Engine]) -> None:
+    engine = fresh(budget="off")
+    most = engine.allowance.admit("ar", 512, gamma=4, greedy=True, methods=["ar"]).checkpoints
+    assert most == 4
+    takes = engine.allowance.memory("ar")
+    kept = takes.part("checkpoints").private
+    assert kept > 0
+    with_all = fresh(budget=takes.peak + (64 << 20)).allowance
+    found = with_all.admit("ar", 512, gamma=4, greedy=True, methods=["ar"])
+    assert found.checkpoints == 4
+    assert with_all.limit is not None
+    used = found.predicted - kept  # what a request takes without any
+    with_all.limit = used + kept // 4
+    assert with_all.admit("ar", 512, gamma=4, greedy=True, methods=["ar"]).checkpoints == 1
+    with_all.limit = used
+    assert with_all.admit("ar", 512, gamma=4, greedy=True, methods=["ar"]).checkpoints == 0

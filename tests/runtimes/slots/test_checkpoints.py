@@ -1,0 +1,122 @@
+"""Checkpoints of states: a text that goes back reads on from the last one before, and never from another state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from edgespec.runtimes.files.kv import checkpoint_bytes
+from edgespec.runtimes.slots.checkpoints import ends_of_turns
+from edgespec.runtimes.slots.native import NativeSlot
+from edgespec.runtimes.slots.native_batch import NativeBatch
+from tests.conftest import Written
+
+pytestmark = pytest.mark.usefixtures("native")
+NAMES = ["lfm2_conv", "qwen3_5_delta"]
+TEXT = np.random.default_rng(1).integers(0, 160, 330).tolist()
+
+
+@pytest.fixture
+def slot(writer: Callable[..., Written], name: str) -> NativeSlot:
+    found = writer("native", name).slot("native")
+    assert isinstance(found, NativeSlot)
+    return found
+
+
+def lengths(slot: NativeSlot) -> list[int]:
+    assert slot._checkpoints is not None
+    return slot._checkpoints.lengths
+
+
+def read(slot: NativeSlot, tokens: list[int], marks: tuple[int, ...] = (), most: int = 4) -> int:
+    """Go on to this text; how many tokens were not read again."""
+    slot.mark(marks, most)
+    same = slot.follow(tokens)
+    slot.prefill(tokens[same:])
+    return same
+
+
+def follows(slot: NativeSlot, fresh: NativeSlot) -> bool:
+    """Whether what comes next is what comes after a fresh prefill, to the bit."""
+    fresh.follow([])
+    fresh.prefill(slot.tokens)
+    rows = np.arange(4)
+    return np.array_equal(slot.forward(rows).logits.copy(), fresh.forward(rows).logits)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_text_goes_back_to_the_last_checkpoint(slot: NativeSlot, writer: Callable[..., Written], name: str) -> None:
+    fresh = writer("native", name).slot("native")
+    assert isinstance(fresh, NativeSlot)
+    read(slot, TEXT, marks=(30, 100))
+    assert lengths(slot) == [30, 100]
+    assert read(slot, TEXT[:120] + TEXT[:60]) == 100
+    assert follows(slot, fresh)
+    assert lengths(slot) == [30, 100, 120]  # where the texts parted
+    assert read(slot, TEXT[:120] + TEXT[200:] + TEXT[200:]) == 120
+    assert follows(slot, fresh)
+    assert read(slot, TEXT[:99] + TEXT[50:320]) == 30
+    assert lengths(slot) == [30, 99]
+    assert follows(slot, fresh)
+    assert read(slot, TEXT[1:]) == 0
+    assert lengths(slot) == []
+    assert follows(slot, fresh)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_another_state_is_noticed(slot: NativeSlot, writer: Callable[..., Written], name: str) -> None:
+    """What this file compares would find a checkpoint that holds a token more."""
+    fresh = writer("native", name).slot("native")
+    assert isinstance(fresh, NativeSlot)
+    assert slot._checkpoints is not None
+    read(slot, TEXT, marks=(100, 101))
+    kept = slot._checkpoints._kept
+    (rows, rest), (_, held) = kept[100], kept.pop(101)
+    kept[100] = (np.roll(rows, 1, 1), rest) if not slot.model.facts.delta else (rows, np.concatenate(
+        [held[:, :-16], rest[:, -16:]], 1))  # fmt: skip
+    assert read(slot, TEXT[:100] + TEXT[:9]) == 100
+    assert not follows(slot, fresh)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_number_is_bounded(slot: NativeSlot, name: str) -> None:
+    """The first one and the newest ones stay."""
+    empty = slot.kv_bytes
+    read(slot, TEXT[:250], marks=(10, 20, 90, 110, 150, 200), most=3)
+    assert lengths(slot) == [20, 150, 200]  # ten tokens are read again as fast
+    assert slot.kv_bytes - slot._bound["kv"].array.nbytes == 3 * checkpoint_bytes(slot.model.facts)
+    slot.mark((), 1)
+    assert lengths(slot) == [200]
+    slot.mark((), 0)
+    assert slot.kv_bytes >= empty
+    assert read(slot, TEXT[:40], marks=(30,), most=0) == 0
+    assert lengths(slot) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_slot_of_a_batch_goes_back_alone(slot: NativeSlot, name: str) -> None:
+    batch = NativeBatch(slot.model, 2)
+    first, second = batch.slots
+    read(first, TEXT[:200], marks=(60,))
+    read(second, TEXT[100:300], marks=(70,))
+    batch.grow(600)
+    assert read(first, TEXT[:61] + TEXT[:30]) == 60
+    assert read(second, TEXT[100:171] + TEXT[:30]) == 70
+    assert follows(first, slot)
+    assert follows(second, slot)
+
+
+@pytest.mark.parametrize(
+    "tokens, expected",
+    [
+        ([5] * 20 + [1] + [5] * 20 + [1] + [5] * 9, [21, 42]),  # system, user, a generation prompt
+        ([5] * 20 + [1] + [5] * 60, [21, 80]),  # what follows is more than a generation prompt
+        ([5] * 60, [59]),  # no turns: all that a prefill reads
+        ([5] * 20 + [1] + [5] * 4 + [1], [21]),
+        ([5] * 9, []),
+    ],
+)
+def test_where_turns_end(tokens: list[int], expected: list[int]) -> None:
+    assert ends_of_turns(tokens, {1, 2}) == expected
