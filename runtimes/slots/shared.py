@@ -18,7 +18,6 @@ from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import default_threads, make_session
 
-
 MOST_VIEWS = 512  # of buffers, that are kept
 
 
