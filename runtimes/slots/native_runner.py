@@ -152,12 +152,13 @@ class NativeRunner(Slot):
         times: int = 1,
         columns: int | None = None,
         read: int = 0,
+        first: int = 0,
     ) -> Pass:
         """Run what the plan says.
 
         Args:
             n: rows of the plan.
-            rows: how many of the first reach the LM head, -1: the last one.
+            rows: how many of them reach the LM head, from ``first`` on, -1: the last one.
             hidden: give the residual stream after the last layer.
             taps: give it where it is tapped, too.
             times: rows of logits for each of them.
@@ -168,7 +169,7 @@ class NativeRunner(Slot):
         """
         model, count = self.model, 1 if rows < 0 else rows
         wanted = self._attach("rows", "rows", (count,), np.int64)
-        wanted[:] = n - 1 if rows < 0 else np.arange(count)
+        wanted[:] = n - 1 if rows < 0 else np.arange(first, first + count)
         tapped = model.part.tapped if taps else ()
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.tapped:
