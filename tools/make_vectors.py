@@ -29,6 +29,7 @@ from edgespec.decoding.verify import verify
 from edgespec.drafters.ngram import NGram
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
+from tools.make_bundle_vectors import manifests
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
 NOTHING = Pass(np.zeros((1, 1), np.float32))
@@ -262,6 +263,7 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "ngram": ngram,
     "adaptive": adaptive,
     "trees": trees,
+    "manifests": manifests,
 }
 
 

@@ -83,7 +83,7 @@ class Switch(Wrapper):
         self._params, self._noise = params, noise
         self._bandit = self._fresh() if params.seeded_rejection else self._learned
         for arm in self._bandit.each:
-            arm.out = False
+            arm.out = arm.late = False
         self._use(None)
         self._seen = 0
         self.entered, self.rounds = [], {}
@@ -145,7 +145,7 @@ class Switch(Wrapper):
             return False
         bandit.each[active].out = True
         bandit.each[active].put_off(bandit.now, why)
-        left = [at for at, arm in enumerate(bandit.each) if not arm.out]
+        left = [at for at, arm in enumerate(bandit.each) if not (arm.out or arm.late)]
         if not left:
             self._take(None)
             return False
@@ -242,8 +242,10 @@ class Switch(Wrapper):
             self.entered.append(which)
 
     def _take(self, which: int | None) -> None:
-        """It is in use from now on; None = plain decoding."""
+        """It is in use from now on; None = plain decoding.  Those that would have had to see its text are out."""
         self._bandit.take(which)
+        for at, (arm, candidate) in enumerate(zip(self._bandit.each, self.candidates, strict=True)):
+            arm.late = candidate.from_start and at != which
         self.name = self._name(which)
         self._use(None)
 

@@ -34,12 +34,14 @@ class Candidate:
         promise: predicted speed over plain decoding.
         make: builds its drafter, loading what that needs; called at its first turn.
         cheap: whether looking without guessing costs next to nothing.
+        from_start: it must be shown a text from its beginning, so it is not taken up in the middle of a request.
     """
 
     name: str
     promise: float
     make: Callable[[], Adaptive]
     cheap: bool = False
+    from_start: bool = False
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Arm:
         until: round before which it is not tried again.
         wait: rounds to wait after the next failure.
         out: it failed in this request.
+        late: this request began without it, and it cannot follow.
         note: why it was left last, in words.
     """
 
@@ -62,6 +65,7 @@ class Arm:
     until: int = 0
     wait: int = AGAIN
     out: bool = False
+    late: bool = False
     note: str = ""
 
     @property
@@ -81,7 +85,7 @@ class Arm:
 
     def ready(self, now: int) -> bool:
         """Whether it may be tried."""
-        return not self.out and now >= self.until and not self.exhausted
+        return not (self.out or self.late) and now >= self.until and not self.exhausted
 
     def past(self, now: int) -> str:
         """Why it is not ready, in words."""

@@ -33,7 +33,7 @@ class ShapeOps:
         self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
                         "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
                         "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden,
-                        "fc": facts.hidden, "output_gate_proj": query, "head_gate_proj": facts.heads}  # fmt: skip
+                        "output_gate_proj": query, "fc": facts.hidden}  # fmt: skip
 
         if facts.delta is not None:
             values, inner = facts.delta.values, facts.delta.values * facts.delta.value_dim

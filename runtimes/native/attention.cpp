@@ -150,8 +150,9 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
     recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   for (int i = 0; i < queries && s.cap > 0; ++i) k_.softcap(scores[i], tokens, s.cap);
   hide(s, group, first, queries, token, tokens, scores[0]);
-  float largest_of[kMaxQueries];  // of all queries first: finding one is a chain of dependent instructions
-  for (int i = 0; i < queries; ++i) largest_of[i] = std::max(results[i][0], k_.largest(scores[i], tokens));
+  float largest_of[kMaxQueries];     // of all queries first: finding one is a chain of dependent instructions
+  for (int i = 0; i < queries; ++i)  // in this order a NaN of the block stays
+    largest_of[i] = std::max(k_.largest(scores[i], tokens), results[i][0]);
   for (int i = 0; i < queries; ++i) {
     float* out = results[i];
     const float largest = largest_of[i];
@@ -163,7 +164,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
       k_.scale(out + kTile, dim_, shrink[0]);
     }
     out[0] = largest;
-    if (largest > kSeen)
+    if (!(largest <= kSeen))
       out[1] += k_.exponentials(scores[i], tokens, largest);
     else
       std::memset(scores[i], 0, sizeof scores[i]);

@@ -36,7 +36,7 @@ void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, 
                 ptrdiff_t ahead) {
   I acc[T][Q];
   for (int t = 0; t < T; ++t)
-    for (int i = 0; i < Q; ++i) acc[t][i] = iset(q[i].minus_sum * 128);
+    for (int i = 0; i < Q; ++i) acc[t][i] = iset(static_cast<int32_t>(static_cast<uint32_t>(q[i].minus_sum) * 128));
   for (int d = 0; d < dim; d += 4) {
     B x[T];
     for (int t = 0; t < T; ++t) {
@@ -215,7 +215,7 @@ void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const flo
     for (int i = 0; i < Q; ++i) {
       const F a = fmul(fload(p + i * ld + n), fload(scales + first + n));
       const F b = fmul(fload(p + i * ld + n + 16), fload(scales + first + n + 16));
-      const float largest = flargest(fmax(a, b));
+      const float largest = flargest_size(fmax_size(a, b));
       const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
       istore_s8(weights[i], ftoi(fmul(a, inverse)));
       istore_s8(weights[i] + 16, ftoi(fmul(b, inverse)));

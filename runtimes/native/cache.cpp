@@ -1,5 +1,6 @@
 #include "cache.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -54,7 +55,7 @@ void Cache::put_key(const Kernels& k, KvFormat format, uint8_t* block, int dim, 
       for (int d = 0; d < dim; ++d) {
         const float scale = table[d], zero = table[dim + d];
         const float level = scale > 0 ? std::nearbyint((key[d] - zero) / scale) : 0.f;
-        const int code = level < 0 ? 0 : level > 15 ? 15 : static_cast<int>(level);
+        const int code = level > 0 ? level < 15 ? static_cast<int>(level) : 15 : 0;  // 0 of NaN
         put_nibble(out[d / 8 * 64 + d % 4], d % 8 < 4 ? 0 : 4, code);
       }
       return;
@@ -96,6 +97,11 @@ void Cache::append(const Kernels& k, const CodeTables& tables, int layer, int he
   put_key(k, layout_.keys, keys(block, layer, head), dim, table(layout_.keys), at, key);
   if (layout_.codes != kKvNone)
     put_key(k, layout_.codes, codes(block, layer, head), dim, table(layout_.codes), at, key);
+  float none[kMaxHeadDim];
+  if (layout_.keys >= kKvInt4 && !std::all_of(key, key + dim, [](float x) { return std::isfinite(x); })) {
+    std::fill_n(none, dim, std::nanf(""));  // four bits cannot say that a key is no number: its value does
+    value = none;
+  }
   put_value(k, values(block, layer, head), dim, at, value);
   if (!layout_.ring) return;
   uint16_t half[kMaxHeadDim];

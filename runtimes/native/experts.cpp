@@ -22,6 +22,7 @@ void Pass::route(const Step& s, int row) {
   float *p = kept.data(), *out = floats(s.out) + size_t(row) * 2 * s.k, sum = 1, chosen = 0;
   if (s.fn == kSigmoid) {
     std::memcpy(p, open.data(), size_t(n) * 4);
+    for (int i = 0; i < n; ++i) sum = p[i] == p[i] ? sum : p[i];  // NaNs stay, as those of a softmax do
   } else {
     std::fill_n(p, padded, -3e38f);
     std::memcpy(p, x, size_t(n) * 4);
@@ -36,7 +37,7 @@ void Pass::route(const Step& s, int row) {
     chosen += p[best];
     order[best] = -3e38f;
   }
-  if (s.add) sum = chosen;
+  if (s.add && sum == sum) sum = chosen;  // a NaN that was not chosen stays
   for (int j = 0; j < k; ++j) out[j] = out[j] / sum * s.scale;
   for (int j = 0; j < s.first; ++j) {
     out[k + j] = open[n + j];

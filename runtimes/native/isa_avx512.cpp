@@ -40,6 +40,9 @@ inline F fdiv(F a, F b) { return _mm512_div_ps(a, b); }
 inline F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
 inline F fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }
 inline F fmax(F a, F b) { return _mm512_max_ps(a, b); }
+inline F fmax_size(F a, F b) {
+  return _mm512_castsi512_ps(_mm512_max_epu32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+}
 inline F fabs_(F a) { return _mm512_abs_ps(a); }
 inline F fneg(F a) {
   return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(a), _mm512_set1_epi32(int(0x80000000u))));
@@ -50,8 +53,9 @@ inline F fpositive(F x, F a, F b) {
   return _mm512_mask_blend_ps(_mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_GE_OQ), b, a);
 }
 inline F fzero_below(F x, F key, float limit) {
-  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(key, _mm512_set1_ps(limit), _CMP_GE_OQ), x);
+  return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(key, _mm512_set1_ps(limit), _CMP_NLT_UQ), x);
 }
+inline bool fexceeds(F x, float limit) { return _mm512_cmp_ps_mask(x, _mm512_set1_ps(limit), _CMP_NLE_UQ); }
 inline float fsum(F a) {
   __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
   __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
@@ -63,6 +67,14 @@ inline float flargest(F a) {
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   q = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float flargest_size(F a) {
+  const __m512i v = _mm512_castps_si512(a);
+  const __m256i h = _mm256_max_epu32(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64(v, 1));
+  __m128i q = _mm_max_epu32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0x4e));
+  q = _mm_max_epu32(q, _mm_shuffle_epi32(q, 0xb1));
+  return _mm_cvtss_f32(_mm_castsi128_ps(q));
 }
 
 inline I iset(int32_t x) { return {_mm512_set1_epi32(x)}; }

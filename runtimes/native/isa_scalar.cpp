@@ -1,4 +1,5 @@
 // The specification: 16 lanes in plain C++.  Every other isa_*.cpp file defines the same types and functions.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -69,6 +70,16 @@ inline F fnma(const F& a, const F& b, const F& c) {
 inline F fmax(const F& a, const F& b) {
   return each([&](int i) { return a.v[i] > b.v[i] ? a.v[i] : b.v[i]; });
 }
+inline float larger_size(float a, float b) {
+  uint32_t x, y;
+  std::memcpy(&x, &a, 4);
+  std::memcpy(&y, &b, 4);
+  return x > y ? a : b;
+}
+// The larger of numbers that are not negative, by their bits: a NaN is larger than all of them.
+inline F fmax_size(const F& a, const F& b) {
+  return each([&](int i) { return larger_size(a.v[i], b.v[i]); });
+}
 inline F fabs_(const F& a) {
   return each([&](int i) { return std::fabs(a.v[i]); });
 }
@@ -78,16 +89,21 @@ inline F fneg(const F& a) {
 inline F fround(const F& a) {
   return each([&](int i) { return std::nearbyint(a.v[i]); });
 }
+// a * 2^r for whole r in -126 to 127; NaN where a is
 inline F fscale2(const F& a, const F& r) {
-  return each([&](int i) { return std::ldexp(a.v[i], static_cast<int>(r.v[i])); });
+  return each([&](int i) { return std::ldexp(a.v[i], std::fabs(r.v[i]) < 128 ? static_cast<int>(r.v[i]) : 0); });
 }
 // a where x >= 0, else b
 inline F fpositive(const F& x, const F& a, const F& b) {
   return each([&](int i) { return x.v[i] >= 0 ? a.v[i] : b.v[i]; });
 }
-// x where key >= limit, else 0
+// 0 where key < limit, else x: also where key is NaN
 inline F fzero_below(const F& x, const F& key, float limit) {
-  return each([&](int i) { return key.v[i] >= limit ? x.v[i] : 0.f; });
+  return each([&](int i) { return key.v[i] < limit ? 0.f : x.v[i]; });
+}
+// Whether any number is not at most the limit: larger or NaN.
+inline bool fexceeds(const F& x, float limit) {
+  return std::any_of(x.v, x.v + 16, [&](float v) { return !(v <= limit); });
 }
 // Sums and maxima halve the lanes: i and i + 8, then + 4, + 2, + 1.
 inline float fsum(F a) {
@@ -100,6 +116,11 @@ inline float flargest(F a) {
     for (int i = 0; i < half; ++i) a.v[i] = a.v[i] > a.v[i + half] ? a.v[i] : a.v[i + half];
   return a.v[0];
 }
+inline float flargest_size(F a) {
+  for (int half = 8; half; half /= 2)
+    for (int i = 0; i < half; ++i) a.v[i] = larger_size(a.v[i], a.v[i + half]);
+  return a.v[0];
+}
 
 // ---- int32 and bytes -----------------------------------------------------------------------------------------------
 inline I iset(int32_t x) {
@@ -107,14 +128,16 @@ inline I iset(int32_t x) {
   for (int32_t& v : y.v) v = x;
   return y;
 }
+// Sums wrap, as those of vectors: what has become of a NaN is the smallest number of all.
+inline int32_t wrapped(int32_t a, int32_t b) { return static_cast<int32_t>(uint32_t(a) + uint32_t(b)); }
 inline I iadd(const I& a, const I& b) {
   I y;
-  for (int i = 0; i < 16; ++i) y.v[i] = a.v[i] + b.v[i];
+  for (int i = 0; i < 16; ++i) y.v[i] = wrapped(a.v[i], b.v[i]);
   return y;
 }
 inline int32_t isum(const I& a) {
   int32_t sum = 0;
-  for (int32_t v : a.v) sum += v;
+  for (int32_t v : a.v) sum = wrapped(sum, v);
   return sum;
 }
 inline F itof(const I& a) {
@@ -122,7 +145,10 @@ inline F itof(const I& a) {
 }
 inline I ftoi(const F& a) {
   I y;
-  for (int i = 0; i < 16; ++i) y.v[i] = static_cast<int32_t>(std::nearbyint(a.v[i]));
+  for (int i = 0; i < 16; ++i) {
+    const float x = std::nearbyint(a.v[i]);
+    y.v[i] = x >= -0x1p31f && x < 0x1p31f ? static_cast<int32_t>(x) : INT32_MIN;
+  }
   return y;
 }
 inline void istore_s8(int8_t* p, const I& a) {

@@ -46,8 +46,7 @@ struct Kernels {
                 int queries, float* out, ptrdiff_t ahead);
   void (*scale)(float* x, int n, float by);
   void (*accumulate)(float* x, const float* y, int n, float by);  // x += y * by
-  // The best of scores [n]: index of the largest, the first of equals.
-  int64_t (*argmax)(const float* s, int64_t n);
+  bool (*exceeds)(const float* s, float limit);                   // whether any of 16 numbers is larger or NaN
   // Preparing queries and appending keys.
   float (*quantize_query)(const float* x, int n, int8_t* q, int32_t* minus_sum);  // returns the scale
   void (*lookup_table)(const float* codebook, const float* query, int dim, int sub, uint8_t* lut, float* scale,

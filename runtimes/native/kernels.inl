@@ -42,6 +42,7 @@ void k_center(const float* x, int k, float* y) {
   if (i < k) fstore_n(y + i, fsub(fload_n(x + i, k - i), mean), k - i);
 }
 
+// A NaN makes the scale NaN, whatever becomes of the levels: so it reaches every product of the block.
 inline void quantize_pair(F a, F b, float largest, Act* out) {
   const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   const I qa = ftoi(fmul(a, inverse)), qb = ftoi(fmul(b, inverse));
@@ -54,7 +55,7 @@ inline void quantize_pair(F a, F b, float largest, Act* out) {
 void k_quantize_blocks(const float* x, int rows, Act* out) {
   for (int r = 0; r < rows; ++r, x += kBlock) {
     const F a = fload(x), b = fload(x + 16);
-    quantize_pair(a, b, flargest(fmax(fabs_(a), fabs_(b))), out + r);
+    quantize_pair(a, b, flargest_size(fmax_size(fabs_(a), fabs_(b))), out + r);
   }
 }
 
@@ -62,8 +63,8 @@ void k_quantize(const float* x, int k, int blocks, bool per_row, Act* out, size_
   float row = 0;
   if (per_row) {
     F m = fset(0.f);
-    for (int i = 0; i < k; i += 16) m = fmax(m, fabs_(k - i >= 16 ? fload(x + i) : fload_n(x + i, k - i)));
-    row = flargest(m);
+    for (int i = 0; i < k; i += 16) m = fmax_size(m, fabs_(k - i >= 16 ? fload(x + i) : fload_n(x + i, k - i)));
+    row = flargest_size(m);
   }
   for (int block = 0; block < blocks; ++block, out += stride) {
     const int at = block * kBlock, left = k - at;
@@ -75,7 +76,7 @@ void k_quantize(const float* x, int k, int blocks, bool per_row, Act* out, size_
       a = fload_n(x + at, left < 0 ? 0 : left < 16 ? left : 16);
       b = fload_n(x + at + 16, left < 16 ? 0 : left - 16);
     }
-    quantize_pair(a, b, per_row ? row : flargest(fmax(fabs_(a), fabs_(b))), out);
+    quantize_pair(a, b, per_row ? row : flargest_size(fmax_size(fabs_(a), fabs_(b))), out);
   }
 }
 
@@ -142,22 +143,12 @@ void k_accumulate(float* x, const float* y, int n, float by) {
   for (int i = 0; i < n; i += 16) fstore(x + i, fma(fload(y + i), fset(by), fload(x + i)));
 }
 
-int64_t k_argmax(const float* s, int64_t n) {
-  // the largest value first, then where it stands: two fast reads instead of one slow
-  int64_t i = 0;
-  F m = fset(-3.4e38f);
-  for (; i + 16 <= n; i += 16) m = fmax(m, fload(s + i));
-  float best = flargest(m);
-  for (; i < n; ++i) best = s[i] > best ? s[i] : best;
-  for (i = 0; i < n; ++i)
-    if (s[i] == best) return i;
-  return 0;
-}
+bool k_exceeds(const float* s, float limit) { return fexceeds(fload(s), limit); }
 
 float k_quantize_query(const float* x, int n, int8_t* q, int32_t* minus_sum) {
   F m = fset(0.f);
-  for (int i = 0; i < n; i += 16) m = fmax(m, fabs_(fload(x + i)));
-  const float largest = flargest(m);
+  for (int i = 0; i < n; i += 16) m = fmax_size(m, fabs_(fload(x + i)));
+  const float largest = flargest_size(m);
   const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   I sum = iset(0);
   for (int i = 0; i < n; i += 16) {
@@ -165,7 +156,7 @@ float k_quantize_query(const float* x, int n, int8_t* q, int32_t* minus_sum) {
     istore_s8(q + i, v);
     sum = iadd(sum, v);
   }
-  *minus_sum = -isum(sum);
+  *minus_sum = static_cast<int32_t>(-static_cast<uint32_t>(isum(sum)));  // wraps where x is NaN
   return largest * (1.f / 127.f);
 }
 
@@ -242,7 +233,7 @@ constexpr Kernels kTable(const char* name) {
                  k_weigh,
                  k_scale,
                  k_accumulate,
-                 k_argmax,
+                 k_exceeds,
                  k_quantize_query,
                  k_lookup_table,
                  k_nearest,

@@ -62,6 +62,13 @@ inline F fdiv(F x, F y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.
 inline F fma(F x, F y, F z) { return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)}; }
 inline F fnma(F x, F y, F z) { return {_mm256_fnmadd_ps(x.a, y.a, z.a), _mm256_fnmadd_ps(x.b, y.b, z.b)}; }
 inline F fmax(F x, F y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline __m256 larger_size(__m256 x, __m256 y) {
+  return _mm256_castsi256_ps(_mm256_max_epu32(_mm256_castps_si256(x), _mm256_castps_si256(y)));
+}
+inline __m128 larger_size(__m128 x, __m128 y) {
+  return _mm_castsi128_ps(_mm_max_epu32(_mm_castps_si128(x), _mm_castps_si128(y)));
+}
+inline F fmax_size(F x, F y) { return {larger_size(x.a, y.a), larger_size(x.b, y.b)}; }
 inline F fabs_(F x) {
   const __m256 sign = _mm256_set1_ps(-0.f);
   return {_mm256_andnot_ps(sign, x.a), _mm256_andnot_ps(sign, x.b)};
@@ -83,8 +90,12 @@ inline F fpositive(F x, F a, F b) {
 }
 inline F fzero_below(F x, F key, float limit) {
   const __m256 by = _mm256_set1_ps(limit);
-  return {_mm256_and_ps(x.a, _mm256_cmp_ps(key.a, by, _CMP_GE_OQ)),
-          _mm256_and_ps(x.b, _mm256_cmp_ps(key.b, by, _CMP_GE_OQ))};
+  return {_mm256_andnot_ps(_mm256_cmp_ps(key.a, by, _CMP_LT_OQ), x.a),
+          _mm256_andnot_ps(_mm256_cmp_ps(key.b, by, _CMP_LT_OQ), x.b)};
+}
+inline bool fexceeds(F x, float limit) {
+  const __m256 by = _mm256_set1_ps(limit);
+  return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, by, _CMP_NLE_UQ), _mm256_cmp_ps(x.b, by, _CMP_NLE_UQ)));
 }
 inline float fsum(F x) {
   const __m256 h = _mm256_add_ps(x.a, x.b);
@@ -97,6 +108,12 @@ inline float flargest(F x) {
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   q = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_shuffle_ps(q, q, 1)));
+}
+inline float flargest_size(F x) {
+  const __m256 h = larger_size(x.a, x.b);
+  __m128 q = larger_size(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = larger_size(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(larger_size(q, _mm_shuffle_ps(q, q, 1)));
 }
 
 inline I iset(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }

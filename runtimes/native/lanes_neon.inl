@@ -73,6 +73,12 @@ inline float32x4_t larger(float32x4_t x, float32x4_t y) { return vbslq_f32(vcgtq
 inline F fmax(F x, F y) {
   return each([&](int i) { return larger(x.v[i], y.v[i]); });
 }
+inline float32x4_t larger_size(float32x4_t x, float32x4_t y) {
+  return vreinterpretq_f32_u32(vmaxq_u32(vreinterpretq_u32_f32(x), vreinterpretq_u32_f32(y)));
+}
+inline F fmax_size(F x, F y) {
+  return each([&](int i) { return larger_size(x.v[i], y.v[i]); });
+}
 inline F fabs_(F x) {
   return each([&](int i) { return vabsq_f32(x.v[i]); });
 }
@@ -95,7 +101,13 @@ inline F fpositive(F x, F a, F b) {
 inline F fzero_below(F x, F key, float limit) {
   const float32x4_t by = vdupq_n_f32(limit);
   return each(
-      [&](int i) { return vreinterpretq_f32_u32(vandq_u32(vreinterpretq_u32_f32(x.v[i]), vcgeq_f32(key.v[i], by))); });
+      [&](int i) { return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(x.v[i]), vcltq_f32(key.v[i], by))); });
+}
+inline bool fexceeds(F x, float limit) {
+  const float32x4_t by = vdupq_n_f32(limit);
+  const uint32x4_t below = vandq_u32(vandq_u32(vcleq_f32(x.v[0], by), vcleq_f32(x.v[1], by)),
+                                     vandq_u32(vcleq_f32(x.v[2], by), vcleq_f32(x.v[3], by)));
+  return vminvq_u32(below) == 0;
 }
 inline float fsum(F x) {
   const float32x4_t q = vaddq_f32(vaddq_f32(x.v[0], x.v[2]), vaddq_f32(x.v[1], x.v[3]));
@@ -107,6 +119,10 @@ inline float flargest(F x) {
   const float32x2_t low = vget_low_f32(q), high = vget_high_f32(q), d = vbsl_f32(vcgt_f32(low, high), low, high);
   const float a = vget_lane_f32(d, 0), b = vget_lane_f32(d, 1);
   return a > b ? a : b;
+}
+inline float flargest_size(F x) {
+  const float32x4_t q = larger_size(larger_size(x.v[0], x.v[2]), larger_size(x.v[1], x.v[3]));
+  return vget_lane_f32(vreinterpret_f32_u32(vdup_n_u32(vmaxvq_u32(vreinterpretq_u32_f32(q)))), 0);
 }
 
 inline I iset(int32_t x) {

@@ -127,11 +127,13 @@ void Pass::logits(const Step& s, int chunk) {
 
 namespace {
 
+bool better(float a, float b) { return a > b || (std::isnan(a) && !std::isnan(b)); }
+
 // Keep the best `top` of what is offered, in order; the first of equals wins; a NaN wins over everything.
 void offer(int64_t* ids, float* values, int top, int64_t id, float value) {
-  if (value <= values[top - 1]) return;  // false for NaN
+  if (!better(value, values[top - 1])) return;
   int at = top - 1;
-  for (; at > 0 && !(value <= values[at - 1]); --at) {
+  for (; at > 0 && better(value, values[at - 1]); --at) {
     ids[at] = ids[at - 1];
     values[at] = values[at - 1];
   }
@@ -158,9 +160,8 @@ void Pass::best(const Step& s, int chunk) {
       for (int i = 0; i < n; ++i) {
         const size_t at = size_t(group * kRowGroup + i) * top;
         if (s.finishes()) finish_logits(s, tile, columns, y[i]);
-        if (k_.largest(y[i], kTile) <= values[at + top - 1]) continue;
-        for (int c = 0; c < columns; ++c)
-          if (!(y[i][c] <= values[at + top - 1])) offer(ids + at, values + at, top, tile * kTile + c, y[i][c]);
+        if (!k_.exceeds(y[i], values[at + top - 1])) continue;
+        for (int c = 0; c < columns; ++c) offer(ids + at, values + at, top, tile * kTile + c, y[i][c]);
       }
     }
   }

@@ -10,6 +10,7 @@ import re
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,12 +18,21 @@ from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS
 from tests.support import apk, arm64, golden
-from tests.support.agreement import SEEDED, replay, serve, ways
+from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 
 LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
 SPREAD = 4  # formats that share the ways; native int4 has all of them, and by tests/support/agreement.py all have
+
+# states of convolutions and of delta rules, layers that share keys and values, mixtures of experts
+KINDS = ("lfm2_conv", "qwen3_5_delta", "gemma4_shared", "granitemoe_small")
+STORY = "There was nothing left to do but wait. She had"
+RANDOM: tuple[dict[str, Any], ...] = (
+    {"method": "ar"}, {"method": "speculative"}, {"method": "speculative", "branch": [2], **SEEDED},
+    {"method": "swift"}, {"method": "self-spec", **SEEDED}, {"method": "paradecode", "threshold": 0.05},
+    {"method": "medusa"},
+)  # fmt: skip
 
 # tokens on an emulated arm64 core, where starting Java is what takes time; all the rest by tests/support/agreement.py
 ON_ARM, CORE = 8, "cortex-a76"
@@ -38,29 +48,37 @@ BIONIC = """
 OF_GCC = {"__getauxval"}  # its own run-time library asks for it, where the NDK's has another way
 
 
-def write_golden(bundles: Callable[..., Path], path: Path) -> int:
+def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path], path: Path) -> int:
     """What Python writes on fresh exports, for the Kotlin test; returns the number of requests."""
     requests = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
-    made = []
+    common = [request for request in requests if request[0]["method"] != "eagle"]
+    full = export(path.parent / "full", "int4")
+    made = [serve(full, "native", requests, LENGTH)]
     for operators in OPERATORS:
         for number, form in enumerate(FORMATS):
-            whole = operators == "native" and form == "int4"
-            mine = requests if whole else requests[number % SPREAD :: SPREAD]
-            made.append(serve(bundles(operators, form), operators, mine, LENGTH))
+            if (operators, form) != ("native", "int4"):
+                made.append(serve(bundles(operators, form), operators, common[number % SPREAD :: SPREAD], LENGTH))
+    eagle = [request for request in requests if request[0]["method"] == "eagle"]
+    made.append(serve(export(path.parent / "eagle", "int8", "stock"), "stock", eagle, LENGTH))
+    for name in KINDS:
+        bundle = export_random(path.parent / name, str(checkpoint(name)))
+        made.append(serve(bundle, "native", [(settings, STORY) for settings in RANDOM], LENGTH))
     more = {
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
-        "conversation": golden.conversation(bundles("native", "int4"), path.parent),
+        "conversation": golden.conversation(full, path.parent),
     }
     path.write_text(json.dumps({"library": str(native_library().path), "bundles": made, **more}), "utf-8")
     return sum(len(one["cases"]) for one in made)
 
 
 @pytest.mark.usefixtures("native")
-def test_every_method_writes_what_python_writes(bundles: Callable[..., Path], tmp_path: Path) -> None:
+def test_every_method_writes_what_python_writes(
+    bundles: Callable[..., Path], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
     need_maven()
     path = tmp_path / "golden.json"
-    assert write_golden(bundles, path) >= 2 * len(ways())
+    assert write_golden(bundles, checkpoint, path) >= 2 * len(ways())
     ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output

@@ -28,7 +28,7 @@ def always(rate: float) -> Rates:
 
 
 class Case:
-    """Candidates over one clock and one curve; ``specs``: (name, rate, c, promise, prior, cheap)."""
+    """Candidates over one clock and one curve; ``specs``: (name, rate, c, promise, prior, cheap, from the start)."""
 
     def __init__(self, curve: Mapping[int, float], specs: Sequence[tuple[Any, ...]], **how: Any) -> None:
         self.curve, self.clock = curve, Clock()
@@ -36,10 +36,10 @@ class Case:
         self.made: list[str] = []
         self.costs = {name: c for name, _, c, *_ in specs}
         candidates = []
-        for name, rate, c, promise, prior, cheap in specs:
+        for name, rate, c, promise, prior, cheap, *start in specs:
             guesser = Guesser(rate, c, self.clock, cheap=cheap, buckets=6 if cheap else 1, name=name, **how)
             self.guessers[name] = guesser
-            candidates.append(Candidate(name, promise, self._maker(guesser, c, prior), cheap))
+            candidates.append(Candidate(name, promise, self._maker(guesser, c, prior), cheap, *start))
         self.switch = Switch(candidates)
 
     def _maker(self, guesser: Guesser, c: float, prior: float) -> Callable[[], Adaptive]:
@@ -163,6 +163,17 @@ def test_the_next_one_is_taken_where_it_does_not_pay(monkeypatch: pytest.MonkeyP
     assert list(first) == ["round", "from", "to", "why"]
     assert "draft did not pay: 0." in first["why"]
     assert f"from round {round_} heads, as draft did not pay" in case.switch.reason or others
+
+
+def test_one_that_must_see_a_text_from_its_start_waits_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    specs = [("draft", never, 0.1, 1.4, 0.8, False), ("eagle", always(0.9), 0.1, 1.3, 0.8, False, True)]
+    case = Case(INT4, specs)
+    case.run(monkeypatch, new=64)
+    assert case.made == ["draft"]
+    assert case.switch.name == PLAIN
+    case.run(monkeypatch, new=64)
+    assert case.switch.used == "eagle"
+    assert case.switch.rounds[1] > 8
 
 
 def test_a_promise_much_beyond_what_is_measured_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:

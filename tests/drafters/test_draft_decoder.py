@@ -1,4 +1,19 @@
-"""The drafter that is conditioned on hidden states guesses what the arithmetic says, whatever has happened before."""
+"""The drafter that is conditioned on hidden states guesses what the arithmetic says, whatever has happened before.
+
+What others got wrong, and where it would be seen (a wrong drafter's texts are right: guesses must be compared):
+
+- tap one off; order of embedding and hidden state; own state raw or normed; first entry: ``what_others_got_wrong``
+- d2t as tokens, or not ascending: ``offsets_are_not_tokens``; guesses outside its vocabulary: every test of guesses
+- prompts of 1, 2 and more tokens, in one chunk or many: ``prompts_of_any_length``
+- none, some or all guesses accepted, entries of guesses kept: ``guesses_are_the_arithmetics``, ``fresh_drafter``
+- a slot used again with nothing, some, all or one less in common; EOS and length inside accepted guesses; the
+  context's end: ``a_slot_is_used_again``
+- plain rounds between, other drafters' rounds: ``plain_rounds_between``, ``more_plain_rounds``, ``others_won``
+- drawn guesses over a cut vocabulary: ``drawn_from_what_it_says``, ``drawing_keeps`` in tests/lossless/test_eagle.py
+- positions and masks of trees: ``trees_are_the_arithmetics``
+- several requests at once: ``texts_are_plain_decodings`` in tests/lossless/test_eagle.py
+- the target's bits with taps and without: ``taps_change_no_bit``; NaN in taps: ``fails_costs_no_text``
+"""
 
 from __future__ import annotations
 
@@ -8,12 +23,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.control.chain import Compose
 from edgespec.decoding.drafter import Drafter, Wrapper
 from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
 from edgespec.export.bundle.model import open_model, write_model
@@ -221,15 +238,43 @@ def test_rounds_that_others_won(original: Made) -> None:
     original.check(recorder, 8)
 
 
-def test_entries_are_those_of_a_fresh_drafter(original: Made) -> None:
-    recorder, other = original.recorder(), original.recorder()
-    text = original.write(recorder, prompt(10), 15)
+@pytest.mark.parametrize("branch", [None, (2, 2)])
+def test_entries_are_those_of_a_fresh_drafter(original: Made, branch: tuple[int, ...] | None) -> None:
+    """After every round: nothing of its guesses is kept, of accepted ones neither."""
+    recorder, other = original.recorder(branch), original.recorder()
+    text, found = prompt(10), list[tuple[int, dict[str, NDArray[np.float32]]]]()
+    for done in decode(recorder.target, recorder, prompt(10), DecodeOptions(max_new_tokens=15, gamma=4), Stats()):
+        text += done.tokens
+        found.append((len(recorder.slot.tokens), recorder.slot.snapshot()))
     original.write(other, text, 2)
-    held, expected = recorder.slot.snapshot(), other.slot.snapshot()
-    assert len(recorder.slot.tokens) > 20
-    for name, values in held.items():
-        count = min(values.shape[1], expected[name].shape[1])
-        np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+    expected = other.slot.snapshot()
+    assert found[-1][0] > 20
+    for count, held in found:
+        for name, values in held.items():
+            np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["original", "cut, not ascending"])
+def test_guesses_are_drawn_from_what_it_says(
+    opened: Callable[[str, Operators], Made], operators: Operators, kind: str
+) -> None:
+    """q is the arithmetic's distribution over the tokens of its LM head, nothing for others."""
+    made = opened(kind, operators)
+    recorder, reference = made.recorder(), Reference(made.checkpoint)
+    sampling = SamplingParams(temperature=1.3, top_p=0.9, seed=4)
+    made.write(recorder, prompt(11), 5, sampling=sampling)
+    tokens, proposal = recorder.made[0]
+    assert proposal.probs is not None
+    ids, slot = np.array(tokens, np.int64), made.fresh
+    slot.follow([])
+    taps = np.concatenate([slot.forward_layers(ids, 0, 0, at) for at in made.tapped], -1).astype(np.float64)
+    guesses = slot.embed(proposal.tokens[:-1]).astype(np.float64)
+    logits = reference.logits(slot.embed(ids).astype(np.float64), taps[:-1], guesses)
+    for row, q in zip(logits, proposal.probs, strict=True):
+        whole = np.full(1024, -np.inf, np.float32)
+        whole[reference.ids] = row
+        np.testing.assert_allclose(q, distribution(whole, sampling, tokens), atol=2e-3)
+    assert (proposal.probs[np.arange(len(proposal)), proposal.tokens] > 0).all()
 
 
 def test_taps_change_no_bit_of_the_target(original: Made) -> None:

@@ -1,48 +1,141 @@
-"""The embedded EAGLE-3 drafter writes plain decoding's text, greedy and drawn, quantized, on both operators."""
+"""The embedded EAGLE-3 drafter writes plain decoding's text, in every format, on both operators, however it is used."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
+from edgespec.engine.methods import check_device, choose_method
+from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import Format, Operators
-from tests.conftest import use_operators
+from edgespec.runtimes.opening import open_slot
+from tests.conftest import OPERATORS, THREADS, use_operators
+from tests.support.toy import chi_square
 
 PROMPTS = ("ROMEO:", "KING RICHARD III:\nWhat", "First Citizen:\nWe are")
-TOKENS = 64
+GREEDY = Settings(max_new_tokens=32, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
+DRAWN = GREEDY.changed(temperature=0.8, seed=3, acceptance="coupled")
+DRAWS = 600
+
+Open = Callable[[Format, Operators], Engine]
 
 
-@pytest.fixture
+@pytest.fixture(params=OPERATORS)
 def operators(request: pytest.FixtureRequest) -> Operators:
     return use_operators(request)
 
 
-@pytest.mark.parametrize(
-    "operators, form", [("native", "int4"), ("native", "fp32"), ("stock", "int8")], indirect=["operators"]
-)
-def test_the_embedded_drafter_is_lossless(tmp_path: Path, operators: Operators, form: Format) -> None:
-    options = ExportOptions("builtin:shakespeare", tmp_path / "bundle", ["eagle"], form, operators=operators, threads=1)
-    Exporter(options).run()
-    greedy = Settings(max_new_tokens=TOKENS, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
-    drawn = greedy.changed(temperature=0.8, seed=3, acceptance="coupled")
-    with load(options.output, threads=1, operators=operators) as engine:
-        for settings in (greedy, drawn):
-            for prompt in PROMPTS:
-                plain = engine.generate(prompt, settings, method="ar")
-                result = engine.generate(prompt, settings, method="eagle")
-                assert result.tokens == plain.tokens
-                assert result.method_used == "eagle"
-                assert result.lossless
-                assert result.exact
-                assert 0 < result.stats.accepted < result.stats.drafted
-        whole = [*engine.codec.encode(PROMPTS[-1]), *result.tokens]
-        engine.save_session(tmp_path / "a.session", whole)  # without the drafter's cache: it reads the text again
-        expected = engine.generate(whole, greedy, method="ar").tokens
-    with load(options.output, threads=1, operators=operators) as engine:
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Format], Path]:
+    known: dict[Format, Path] = {}
+
+    def get(form: Format) -> Path:
+        if form not in known:
+            options = ExportOptions("builtin:shakespeare", tmp_path_factory.mktemp("eagle") / form, ["eagle"], form)
+            Exporter(options).run()
+            known[form] = options.output
+        return known[form]
+
+    return get
+
+
+def same(engine: Engine, settings: Settings, method: str = "eagle", **more: Any) -> None:
+    """Every prompt's text is plain decoding's, and some guesses are right, others wrong."""
+    drafted = accepted = 0
+    for prompt in PROMPTS:
+        plain = engine.generate(prompt, settings, method="ar")
+        result = engine.generate(prompt, settings, method=method, **more)
+        assert result.tokens == plain.tokens
+        assert result.method_used == method
+        assert result.stats.dropped_reason is None
+        assert result.lossless
+        assert result.exact
+        drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
+    assert 0 < accepted < drafted
+
+
+@pytest.mark.parametrize("form", ["fp32", "int8", "int4"])
+def test_texts_are_plain_decodings(bundle: Callable[[Format], Path], operators: Operators, form: Format) -> None:
+    with load(bundle(form), threads=THREADS, operators=operators) as engine:
+        same(engine, GREEDY.changed(adaptive=form == "int8"))
+        same(engine, DRAWN)
+        same(engine, DRAWN, "chain", proposers=("ngram", "eagle"))
+        together = engine.generate_batch(PROMPTS, DRAWN, method="eagle")
+        assert [one.tokens for one in together] == [engine.generate(each, DRAWN).tokens for each in PROMPTS]
+        assert all(one.stats.accepted for one in together)
+
+
+def test_trees_differ_at_near_ties_only(bundle: Callable[[Format], Path], operators: Operators) -> None:
+    """The rows of a tree stand elsewhere in the cache, and attention adds up in that order."""
+    with load(bundle("int4"), threads=THREADS, operators=operators) as engine:
+        for settings in (GREEDY, DRAWN):
+            for branch in ((2,), (3, 2, 1)):
+                (found,) = prove(engine, PROMPTS, settings.changed(branch=branch), ["eagle"])
+                assert found.lossless, found.differences
+            result = engine.generate(PROMPTS[0], settings.changed(branch=branch), method="eagle")
+            assert result.stats.dropped_reason is None
+            assert 0 < result.stats.accepted < result.stats.drafted
+            assert not result.exact
+
+
+def test_turns_and_a_saved_session(bundle: Callable[[Format], Path], operators: Operators, tmp_path: Path) -> None:
+    """A turn goes on where the last one ended; a session is saved without the drafter's cache, which is made anew."""
+    with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
+        text = engine.codec.encode(PROMPTS[0])
+        for more in ("\n\nJULIET:\n", "\n\nROMEO:\nI", ""):
+            first = engine.generate(text, GREEDY, method="eagle")
+            other = engine.generate(text, GREEDY, method="ngram" if more else "ar")  # its own turn on the same slot
+            assert first.tokens == other.tokens
+            assert first.stats.accepted
+            text = [*text, *first.tokens, *engine.codec.encode(more)]
+        engine.save_session(tmp_path / "a.session", text)
+        expected = engine.generate(text, GREEDY, method="ar").tokens
+    with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
         engine.restore_session(tmp_path / "a.session")
-        assert engine.generate(whole, greedy, method="eagle").tokens == expected
+        found = engine.generate(text, GREEDY, method="eagle")
+        assert found.tokens == expected
+        assert found.stats.accepted
+
+
+@pytest.mark.parametrize("branch", [None, (2,), (2, 2)])
+def test_drawing_keeps_the_distribution(bundle: Callable[[Format], Path], branch: tuple[int, ...] | None) -> None:
+    """Guesses drawn from the drafter and refused or accepted: pairs of tokens come as often as the model says."""
+    sampling = SamplingParams(temperature=1.6, top_k=3)
+    settings = GREEDY.changed(max_new_tokens=3, gamma=2, temperature=1.6, top_k=3, branch=branch)
+    with load(bundle("int4"), threads=THREADS) as engine:
+        prompt, slot = engine.codec.encode(PROMPTS[0]), open_slot(engine.model)
+
+        def outcomes(prefix: list[int]) -> list[tuple[int, float]]:
+            slot.follow([])
+            slot.prefill(prefix[:-1])
+            probs = distribution(slot.forward(np.array(prefix[-1:], np.int64)).logits[0], sampling, prefix)
+            return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
+
+        expected = {(a, b): p * q for a, p in outcomes(prompt) for b, q in outcomes([*prompt, a])}
+        seen: Counter[tuple[int, ...]] = Counter()
+        accepted = 0
+        for seed in range(DRAWS):
+            result = engine.generate(prompt, settings.changed(seed=seed), method="eagle")
+            seen[result.tokens[0], result.tokens[1]] += 1
+            accepted += result.stats.accepted
+    assert 0 < accepted < 2 * DRAWS
+    assert chi_square(seen, expected) > 1e-3
+
+
+def test_a_device_is_refused(bundle: Callable[[Format], Path]) -> None:
+    with load(bundle("int4"), threads=THREADS) as engine:
+        choice = choose_method(engine.bundle.manifest, "eagle")
+        with pytest.raises(InvalidRequest, match="hidden states"):
+            check_device("webgpu", choice)

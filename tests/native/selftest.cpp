@@ -4,6 +4,7 @@
 //   selftest isas            the instruction sets that this processor and build have
 //   selftest hash ISA        a hash of what each kernel computes: the same lines for every ISA
 //   selftest accuracy ISA    the largest errors against double precision, as JSON
+//   selftest numbers         NaN and infinities in one activation reach the logits (EDGESPEC_ISA: of whole passes)
 //   selftest pass [brief]    a small model: one row at a time against many, threads, slots, trees, moves, KV formats
 #include "selftest.h"
 
@@ -17,9 +18,9 @@ int main(int argc, char** argv) {
       if (kernels_named(isa)) std::printf("%s\n", isa);
     return 0;
   }
-  if (what == "pass") {
+  if (what == "pass" || what == "numbers") {
     try {
-      passes(argc > 2 && !std::strcmp(argv[2], "brief"));
+      what == "pass" ? passes(argc > 2 && !std::strcmp(argv[2], "brief")) : numbers();
     } catch (const std::exception& problem) {
       std::fprintf(stderr, "%s\n", problem.what());
       return 1;
@@ -29,7 +30,7 @@ int main(int argc, char** argv) {
   }
   const Kernels* kernels = argc > 2 ? kernels_named(argv[2]) : nullptr;
   if (!kernels || (what != "hash" && what != "accuracy")) {
-    std::fprintf(stderr, "selftest isas | hash ISA | accuracy ISA | pass [brief]\n");
+    std::fprintf(stderr, "selftest isas | hash ISA | accuracy ISA | numbers | pass [brief]\n");
     return 2;
   }
   if (what == "hash") print_hashes(*kernels);

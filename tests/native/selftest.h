@@ -178,5 +178,7 @@ void print_hashes(const Kernels& kernels);
 void print_accuracy(const Kernels& kernels);
 // Whole passes; throws what differs.
 void passes(bool brief);
+// NaN and infinities; throws where they are lost.
+void numbers();
 
 }  // namespace edgespec

@@ -213,14 +213,6 @@ void hash_attention(const Kernels& kernels, Random random) {
     }
     hash.print("largest,exponentials/n=" + std::to_string(n));
   }
-  for (const int n : {1, 3, 16, 17, 100, 1000}) {
-    for (int i = 0; i < 20; ++i) {
-      Floats s(n);
-      for (float& v : s) v = static_cast<float>(random.between(-5, 5 * (i + 1))) - 3.f;  // many equals
-      hash.add(kernels.argmax(s.get(), n));
-    }
-    hash.print("argmax/n=" + std::to_string(n));
-  }
   for (int dim = 16; dim <= 128; dim += 16)
     for (const int sub : {1, 2}) {
       for (int i = 0; i < 6; ++i) {
@@ -239,6 +231,14 @@ void hash_attention(const Kernels& kernels, Random random) {
       }
       hash.print("lookup_table,nearest/dim=" + std::to_string(dim) + ",sub=" + std::to_string(sub));
     }
+  for (int i = 0; i < 64; ++i) {
+    Floats s = normals(random, kTile);
+    const float largest = kernels.largest(s.get(), kTile);
+    if (i % 4 == 3) s[i / 4] = std::nanf("");
+    for (const float limit : {largest, std::nextafter(largest, -9.f), 9.f, -HUGE_VALF})
+      hash.add(int64_t(kernels.exceeds(s.get(), limit)));
+  }
+  hash.print("exceeds");
 }
 
 void hash_delta(const Kernels& kernels, Random random) {
@@ -254,8 +254,8 @@ void hash_delta(const Kernels& kernels, Random random) {
     hash.add(to);
     hash.add(out);
     const float* rows[] = {nullptr, q.get(), k.get()};
-    for (const float* bias : {static_cast<const float*>(nullptr), q.get()}) {
-      kernels.convolve(rows, w.get(), bias, 3, dim, mixed.get());
+    for (const bool biased : {false, true}) {
+      kernels.convolve(rows, w.get(), biased ? q.get() : nullptr, 3, dim, mixed.get());
       hash.add(mixed);
     }
     hash.print("delta,convolve/dim=" + std::to_string(dim));

@@ -218,8 +218,8 @@ class Runner {
     return run(rows, threads, wanted).logits;
   }
 
-  // `top` results are checked against all logits on the way.
-  Given run(const std::vector<Row>& rows, int threads, const Wanted& wanted) {
+  // `top` results are checked against all logits on the way: a NaN is the best of all.
+  Given run(const std::vector<Row>& rows, int threads, const Wanted& wanted, bool finite = true) {
     const int n = static_cast<int>(rows.size());
     std::vector<int64_t> plan(size_t(6) * n);
     for (int r = 0; r < n; ++r) {
@@ -276,9 +276,14 @@ class Runner {
       std::vector<int64_t> order(columns);
       for (int i = 0; i < columns; ++i) {
         order[i] = i;
-        if (!std::isfinite(row[i])) fail("a logit is not finite: " + format_.name());
+        if (finite && !std::isfinite(row[i])) fail("a logit is not finite: " + format_.name());
       }
-      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return row[a] > row[b]; });
+      const auto key = [&](int64_t i) { return std::isnan(row[i]) ? HUGE_VALF : row[i]; };
+      std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return key(a) > key(b); });
+      if (std::isnan(row[order[0]])) {
+        if (!std::isnan(values[size_t(r) * kTop])) fail("a NaN is not the best of its row: " + format_.name());
+        continue;
+      }
       for (int i = 0; i < kTop; ++i)
         if (ids[size_t(r) * kTop + i] != order[i] || values[size_t(r) * kTop + i] != row[order[i]])
           fail("the best tokens of row " + std::to_string(r) + " of " + std::to_string(lines) +

@@ -20,12 +20,13 @@ from typing import Any
 from edgespec import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.manifest import FORMATS
+from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
 from tests.support import arm64, jvm
+from tests.support.heads import make_heads
 
-METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "auto")
+METHODS = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "auto")
 FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock does not choose between chains and trees
 TREE = {"method": "speculative", "branch": [2]}
 CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
@@ -42,7 +43,8 @@ class LastToken:
 def ways() -> list[dict[str, Any]]:
     """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
-    found += [{**shape, **how} for shape in (TREE, CHAIN, {"method": "proposer"}) for how in ({}, SEEDED)]
+    shapes = (TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"})
+    found += [{**shape, **how} for shape in shapes for how in ({}, SEEDED)]
     found += [
         {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
     ]
@@ -73,12 +75,23 @@ def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any],
     return {"path": str(bundle), "operators": operators, "format": form, "cases": cases}
 
 
-def export(folder: Path, form: str) -> Path:
-    """A bundle for native operators with every method."""
+def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
+    """A bundle with every method."""
     methods, _ = method_parts(TARGET)
     folder.mkdir()
-    options = ExportOptions(TARGET, folder / "bundle", methods, form, draft=DRAFT,  # type: ignore[arg-type]
-                            skip_set=fixed_skip_set(folder, TARGET), threads=THREADS, operators="native")  # fmt: skip
+    options = ExportOptions(TARGET, folder / "bundle", [*methods, "eagle"], form, draft=DRAFT,
+                            skip_set=fixed_skip_set(folder, TARGET), threads=THREADS, operators=operators)  # fmt: skip
+    Exporter(options).run()
+    return options.output
+
+
+def export_random(folder: Path, source: str) -> Path:
+    """A bundle for native operators of a checkpoint of tests/support/hf.py; the draft is the model itself."""
+    folder.mkdir()
+    heads = [str(make_heads(folder / kind, kind, source)) for kind in ("medusa", "paradecode")]
+    methods = ["speculative", "self-spec", "swift", "medusa", "paradecode"]
+    options = ExportOptions(source, folder / "bundle", methods, "int4", heads=heads, draft=source, threads=THREADS,
+                            skip_set=fixed_skip_set(folder, source), operators="native")  # fmt: skip
     Exporter(options).run()
     return options.output
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 import numpy as np
@@ -61,6 +62,13 @@ class DirectLevels:
 
     def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
         """See LevelSource."""
-        quantize = self.quantizer.prepare(None)
-        for piece in source.pieces(name):
-            yield piece, quantize(piece, bits)
+        quantize, rows = self.quantizer.prepare(None), source.pieces(name)
+
+        def following() -> tuple[Array, Quantized] | None:
+            return None if (piece := next(rows, None)) is None else (piece, quantize(piece, bits))
+
+        with ThreadPoolExecutor(1) as pool:  # the next piece is read and quantized while this one is written
+            ahead = pool.submit(following)
+            while (made := ahead.result()) is not None:
+                ahead = pool.submit(following)
+                yield made

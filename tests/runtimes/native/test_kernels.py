@@ -31,7 +31,7 @@ ISA_FLAGS = {
 SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
            "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
            "isa_i8mm")  # fmt: skip
-PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts")
+PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan")
 SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
@@ -209,6 +209,11 @@ def test_rows_do_not_depend_on_what_runs_beside_them(program: Program) -> None:
     for isa in program.isas:
         if isa != "scalar":  # slow; the same bits as the others
             assert program.run("pass", EDGESPEC_ISA=isa) == f"ok ({isa})\n"
+
+
+def test_numbers_that_are_none_reach_the_logits(program: Program) -> None:
+    for isa in program.isas:
+        assert program.run("numbers", EDGESPEC_ISA=isa) == f"ok ({isa})\n"
 
 
 def test_passes_under_sanitizers(sanitized: Program) -> None:

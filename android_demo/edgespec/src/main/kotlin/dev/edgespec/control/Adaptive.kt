@@ -2,6 +2,7 @@ package dev.edgespec.control
 
 import dev.edgespec.decoding.Control
 import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Noise
 import dev.edgespec.decoding.Pass
 import dev.edgespec.decoding.Proposal
@@ -40,6 +41,7 @@ class Adaptive(
     var floor = 1.0 // speed that a proposal must promise
     var stake = Double.POSITIVE_INFINITY // plain steps that a round may lose if all its guesses are wrong
     override val wantsHidden = inner.wantsHidden
+    override val wantsTaps = inner.wantsTaps
     private val atOnce = inner.stepsAtOnce
     private val cheapInner = inner.cheap
     private val records = HashMap<Int, Record>()
@@ -72,6 +74,10 @@ class Adaptive(
     }
 
     override fun begin(tokens: Tokens) = inner.begin(tokens)
+
+    override fun known(tokens: Tokens): Int = inner.known(tokens)
+
+    override fun absorb(first: Int, taps: Matrix) = inner.absorb(first, taps)
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         val most = minOf(budget, gammaMax)

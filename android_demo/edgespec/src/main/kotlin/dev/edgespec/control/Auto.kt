@@ -2,7 +2,7 @@ package dev.edgespec.control
 
 import dev.edgespec.decoding.Control
 import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.HeadTarget
+import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Noise
 import dev.edgespec.decoding.PLAIN
 import dev.edgespec.decoding.Pass
@@ -25,8 +25,7 @@ private const val LOOK = 0.25 // plain steps that looking without a guess is cou
  * candidate is in use at a time, inside adaptive control of its own; the others are not even loaded before their turn.
  * [fallback] false = the first candidate always drafts, and only a failure makes way for another.
  */
-class Switch(private val candidates: List<Candidate>, target: Any? = null, private val fallback: Boolean = true) : Drafter {
-    private val heads = target as? HeadTarget
+class Switch(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Drafter {
     private val made = HashMap<Int, Adaptive>()
     private val learned = fresh()
     private var bandit = learned
@@ -67,7 +66,16 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
             tell(candidates[0].name, which, if (which != null && bandit.ready(0)) "which gave more in earlier requests" else past)
         }
         bandit.take(which)
-        if (which != null) enter(which, tokens) else wantHidden(null)
+        if (which != null) enter(which, tokens)
+    }
+
+    override val wantsHidden: Boolean get() = drafter?.wantsHidden ?: false
+    override val wantsTaps: Boolean get() = drafter?.wantsTaps ?: false
+
+    override fun known(tokens: Tokens): Int = drafter?.known(tokens) ?: tokens.size
+
+    override fun absorb(first: Int, taps: Matrix) {
+        drafter?.absorb(first, taps)
     }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
@@ -178,7 +186,6 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
         tell(bandit.active?.let { candidates[it].name } ?: PLAIN, which, why)
         bandit.take(which)
         drafter = null
-        if (which == null) wantHidden(null)
     }
 
     private fun tell(left: String, which: Int?, why: String) {
@@ -192,14 +199,9 @@ class Switch(private val candidates: List<Candidate>, target: Any? = null, priva
         mine.bind(params, noise)
         mine.begin(tokens)
         if (bandit.each[which].gain != null) mine.look()
-        wantHidden(mine)
         drafter = mine
         if (which !in entered) entered.add(which)
         return mine
-    }
-
-    private fun wantHidden(mine: Adaptive?) {
-        heads?.keepHidden = mine != null && mine.wantsHidden
     }
 
     // -- saying it

@@ -2,6 +2,7 @@ package dev.edgespec.control
 
 import dev.edgespec.decoding.Best
 import dev.edgespec.decoding.Drafter
+import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Noise
 import dev.edgespec.decoding.Pass
 import dev.edgespec.decoding.Proposal
@@ -19,6 +20,7 @@ private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE 
 class Compose(private val proposers: List<Drafter>) : Drafter {
     override val name = "chain"
     override val wantsHidden = proposers.any { it.wantsHidden }
+    override val wantsTaps: Boolean get() = proposers.indices.any { it !in out && proposers[it].wantsTaps }
     private val won = IntArray(proposers.size) // rounds by proposer
     private val failed = HashMap<String, String>() // why proposers were left out, by name
     private val out = HashSet<Int>()
@@ -38,6 +40,14 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
     }
 
     override fun begin(tokens: Tokens) = each { _, one -> one.begin(tokens) }
+
+    override fun known(tokens: Tokens): Int {
+        var least = tokens.size
+        each { _, one -> least = minOf(least, one.known(tokens)) }
+        return least
+    }
+
+    override fun absorb(first: Int, taps: Matrix) = each { _, one -> one.absorb(first, taps) }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         took.fill(0.0)
@@ -61,13 +71,13 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         val (winner, bucket) = whose(proposal)
-        val last = if (verdict.path.isEmpty()) 0 else verdict.path.last() + 1
+        val kept = IntArray(verdict.path.size + 1) { if (it == 0) 0 else verdict.path[it - 1] + 1 }
         val elsewhere = Verdict(IntArray(0), verdict.nextToken)
         each { at, one ->
             if (at == winner) {
                 one.observe(proposal.copy(bucket = bucket), verdict, output)
             } else {
-                one.observe(Proposal.EMPTY, elsewhere, row(output, last))
+                one.observe(Proposal.EMPTY, elsewhere, row(output, kept))
             }
         }
     }
@@ -116,11 +126,12 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
         proposers.indices.filter { it > at && it !in out }.mapNotNull { (proposers[it] as? Adaptive)?.promised(budget) }.maxOrNull() ?: 1.0
 }
 
-/** The pass as if it had been over this row alone. */
-private fun row(output: Pass, row: Int): Pass {
+/** The pass as if it had been over the last of the [kept] rows alone; what was tapped, of all of them. */
+private fun row(output: Pass, kept: IntArray): Pass {
+    val row = kept.last()
     val best = output.best?.let {
         Best(it.tokens.copyOfRange(row * it.top, (row + 1) * it.top), it.logits.copyOfRange(row * it.top, (row + 1) * it.top), it.top)
     }
     val logits = if (output.logits.rows > row) output.logits.part(row, 1) else output.logits
-    return Pass(logits, output.hidden?.part(row, 1), best)
+    return Pass(logits, output.hidden?.part(row, 1), best, output.taps?.only(kept))
 }

@@ -47,6 +47,15 @@ interface Drafter {
     /** Whether [observe] needs the hidden states of passes. */
     val wantsHidden: Boolean get() = false
 
+    /** Whether it needs what is tapped of the target, of every token: see [known] and [absorb]. */
+    val wantsTaps: Boolean get() = false
+
+    /** The prompt is about to be read: of how many of its first tokens nothing tapped is needed. */
+    fun known(tokens: Tokens): Int = tokens.size
+
+    /** Tokens [first] and on of the prompt were read: what was tapped of them, a view. */
+    fun absorb(first: Int, taps: Matrix) = Unit
+
     /** Whether proposing costs the same however deep the proposal. */
     val stepsAtOnce: Boolean get() = false
 

@@ -43,6 +43,25 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
         it.begin(tokens)
     }
 
+    val wantsHidden: Boolean
+        get() {
+            guarded("wantsHidden") { return it.wantsHidden }
+            return false
+        }
+
+    val wantsTaps: Boolean
+        get() {
+            guarded("wantsTaps") { return it.wantsTaps }
+            return false
+        }
+
+    fun known(tokens: Tokens): Int {
+        guarded("known") { return it.known(tokens) }
+        return tokens.size
+    }
+
+    fun absorb(first: Int, taps: Matrix) = guarded("absorb") { it.absorb(first, taps) }
+
     fun propose(tokens: Tokens, budget: Int): Proposal {
         guarded("propose") {
             var proposal = it.propose(tokens, budget)

@@ -81,9 +81,10 @@ class Rounds(
     private val params = options.sampling
     private val noise = Noise(params.seed)
     private val guard = Guard(drafter, stats, options.eos, target)
-    private val wantsHidden = drafter.wantsHidden
     private val shadow = stats.monitor.shadow
     private val layers = (target as? LayeredTarget)?.layers ?: 0
+    private val heads = target as? HeadTarget
+    private val tapped = target as? TappedTarget
     private var left = options.maxNewTokens
     private var begun = false
 
@@ -122,16 +123,32 @@ class Rounds(
     private fun begin() {
         begun = true
         val start = System.nanoTime()
-        (target as? HeadTarget)?.keepHidden = wantsHidden
-        val reused = target.follow(Tokens(tokens.slice(0, tokens.size - 1)))
-        if (reused < tokens.size - 1) target.prefill(tokens.slice(reused, tokens.size - 1))
+        guard.begin(tokens, params, noise)
+        val told = System.nanoTime()
+        stats.draftMs += (told - start) / 1e6
+        val reused = read()
         stats.promptTokens += tokens.size
         stats.reusedTokens += reused
-        val prefilled = System.nanoTime()
-        stats.prefillMs += (prefilled - start) / 1e6
+        stats.prefillMs += since(told)
         shadow.every = options.shadow
-        guard.begin(tokens, params, noise)
-        stats.draftMs += since(prefilled)
+    }
+
+    /**
+     * Read the prompt, but for its last token, into the slot -> how many tokens were there already.  A drafter that looks at
+     * what is tapped of the target is shown it of every token that it does not know yet: those are read again, if need be.
+     */
+    private fun read(): Int {
+        heads?.keepHidden = false
+        val shown = tapped?.takeIf { guard.wantsTaps }
+        val known = if (shown == null) tokens.size else guard.known(tokens)
+        val reused = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known))))
+        shown?.tapSink = guard::absorb
+        try {
+            if (reused < tokens.size - 1) target.prefill(tokens.slice(reused, tokens.size - 1))
+        } finally {
+            shown?.tapSink = null
+        }
+        return reused
     }
 
     /** The next round; there must be one ([finish] is null). */
@@ -143,6 +160,8 @@ class Rounds(
         val budget = minOf(options.gamma, left - 1, target.context - tokens.size - 1)
         val proposal = if (budget > 0) guard.propose(tokens, budget) else Proposal.EMPTY
         val draftMs = since(start)
+        heads?.keepHidden = guard.wantsHidden
+        tapped?.keepTaps = guard.wantsTaps
         pending[0] = tokens.at(-1)
         val rows = if (proposal.size > 0) pending + proposal.tokens else pending
         val above = proposal.parents?.let { parents -> IntArray(rows.size) { if (it == 0) -1 else parents[it - 1] + 1 } }

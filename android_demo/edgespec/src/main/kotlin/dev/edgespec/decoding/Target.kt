@@ -10,15 +10,17 @@ data class SkipSet(val attention: List<Int> = emptyList(), val mlp: List<Int> = 
 }
 
 /**
- * float32 [rows, columns]: a view of a runner's buffer, valid until the next pass over the same model.
- * [row] hands out one array again and again: look at one row at a time.
+ * float32 [rows, columns]: a view of a runner's buffer, valid until the next pass over the same model.  Rows begin [stride]
+ * numbers apart.  [row] hands out one array again and again: look at one row at a time.
  */
-class Matrix(val rows: Int, val columns: Int, private val data: FloatBuffer, private val scratch: FloatArray) {
+class Matrix(
+    val rows: Int, val columns: Int, private val data: FloatBuffer, private val scratch: FloatArray, private val stride: Int = columns,
+) {
     /** [columns]: row [at]; its contents change with the next call. */
     fun row(at: Int): FloatArray {
         require(at in 0 until rows) { "row $at of $rows" }
         val from = data.duplicate()
-        from.position(at * columns)
+        from.position(at * stride)
         from.get(scratch, 0, columns)
         return scratch
     }
@@ -27,17 +29,24 @@ class Matrix(val rows: Int, val columns: Int, private val data: FloatBuffer, pri
     fun copy(first: Int = 0, count: Int = rows): FloatArray {
         val found = FloatArray(count * columns)
         val from = data.duplicate()
-        from.position(first * columns)
-        from.get(found)
+        for (row in 0 until count) {
+            from.position((first + row) * stride)
+            from.get(found, row * columns, columns)
+        }
         return found
     }
 
     /** The rows from [first] on, the same memory. */
     fun part(first: Int, count: Int): Matrix {
         val from = data.duplicate()
-        from.position(first * columns)
-        return Matrix(count, columns, from.slice(), scratch)
+        from.position(first * stride)
+        return Matrix(count, columns, from.slice(), scratch, stride)
     }
+
+    /** A copy of these rows. */
+    fun only(kept: IntArray): Matrix = of(FloatArray(kept.size * columns).also { found ->
+        kept.forEachIndexed { at, row -> row(row).copyInto(found, at * columns, 0, columns) }
+    }, kept.size, columns)
 
     companion object {
         /** A matrix over [data], [rows * columns]. */
@@ -59,9 +68,10 @@ class Heads(val logits: Matrix?, val tokens: IntArray? = null, val best: Best? =
 
 /**
  * The output of one pass: [logits] [r, vocab], no rows where only the [best] was asked for; [hidden] [n, width], the
- * residual stream of every row after the last layer, where the target was told to keep it.
+ * residual stream of every row after the last layer, where the target was told to keep it; [taps] [n, k * width], the same
+ * after the layers that are tapped, side by side.
  */
-class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null)
+class Pass(val logits: Matrix, val hidden: Matrix? = null, val best: Best? = null, val taps: Matrix? = null)
 
 /** A model with one KV slot.  [tokens] is what the slot holds; the caller's token list is the truth. */
 interface Target {
@@ -86,6 +96,20 @@ interface Target {
 /** A target that can say the likeliest tokens without writing all logits. */
 interface GreedyTarget : Target {
     fun forwardBest(tokens: IntArray, parents: IntArray? = null): Pass
+}
+
+/** A target that can be told that [keep] may be taken back by [follow], as a draft's guesses are. */
+interface Revocable {
+    var revocable: Boolean // what goes on from states then keeps them at what follow and prefill were told
+}
+
+/** A target whose residual stream can be tapped between layers, for a drafter that is conditioned on it. */
+interface TappedTarget : Target {
+    var keepTaps: Boolean // fill Pass.taps from now on
+    var tapSink: ((Int, Matrix) -> Unit)? // called with first row and taps of every chunk of a prefill
+
+    /** The residual stream of tokens [n] before the first layer -> [n * width]. */
+    fun embed(tokens: IntArray): FloatArray
 }
 
 /** A target whose sub-layers can be left out, pass by pass, over the same KV slot. */

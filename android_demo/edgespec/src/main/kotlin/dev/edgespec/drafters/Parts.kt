@@ -12,11 +12,11 @@ import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.MethodPart
 import dev.edgespec.runtimes.Slot
 
-/** What a bundle offers to the drafters of one lane; [draft] opens the lane's draft model at the first call. */
+/** What a bundle offers to the drafters of one lane; [draft] opens the lane's draft or drafter at the first call. */
 class Parts(
     val manifest: Manifest,
     val target: Slot,
-    val draft: () -> Slot,
+    val draft: (String) -> Slot,
     val costs: () -> CostModel,
     val store: NGramStore? = null,
     val cache: java.io.File? = null, // where skip sets that swift finds are kept; null = nowhere
@@ -26,7 +26,7 @@ class Parts(
 fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions): Drafter = when (method) {
     "ar" -> Plain()
     "ngram" -> NGram(store = parts.store)
-    "speculative" -> DraftModel(parts.draft(), parts.target.vocabSize, options.branch)
+    "speculative" -> DraftModel(parts.draft("draft"), parts.target.vocabSize, options.branch)
     "self-spec" -> SelfSpec(parts.target, part.skip ?: SkipSet())
     "swift" -> buildSwift(parts, part, options)
     "medusa" -> {
@@ -46,5 +46,6 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
         val exits = part.heads.map { name -> parts.manifest.target.heads.first { it.name == name }.layer }.sorted()
         ParaDecode(parts.target, exits, options.threshold ?: part.threshold ?: PARADECODE_THRESHOLD)
     }
+    "eagle", "mtp" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
     else -> throw InvalidRequest("method '$method' is not one of this runtime", "update the app")
 }

@@ -26,6 +26,10 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
     private var params = SamplingParams()
     private var noise = Noise(0)
 
+    init {
+        model.revocable = true
+    }
+
     override fun bind(params: SamplingParams, noise: Noise) {
         this.params = params
         this.noise = noise

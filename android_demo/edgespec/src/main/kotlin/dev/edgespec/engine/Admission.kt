@@ -76,8 +76,12 @@ class Allowance(private val bundle: Bundle, private val operators: String, priva
 
     private fun request(method: String, tokens: Int, chunk: Int, greedy: Boolean): List<MemoryPart> {
         var parts = model(bundle.manifest.target, tokens, chunk, greedy, kv, "")
-        val draft = bundle.manifest.draft
-        if (method == "speculative" && draft != null) {
+        val draft = when (method) {
+            "speculative" -> bundle.manifest.draft
+            "eagle", "mtp" -> bundle.manifest.drafter
+            else -> null
+        }
+        if (draft != null) {
             parts = parts + MemoryPart("draft weights", weights(draft)) + model(draft, tokens, chunk, greedy, null, "draft ")
         }
         val total = parts.sumOf { it.bytes }
@@ -118,7 +122,7 @@ fun showBytes(count: Long): String {
 /** Of several methods, the one that holds a model or heads of its own. */
 internal fun heaviest(choice: MethodChoice): String {
     val names = (choice.proposers + choice.candidates).map { it.name }.ifEmpty { listOf(choice.name) }
-    return listOf("speculative", "blockwise", "medusa", "paradecode").firstOrNull { it in names } ?: names[0]
+    return listOf("speculative", "eagle", "mtp", "blockwise", "medusa", "paradecode").firstOrNull { it in names } ?: names[0]
 }
 
 /** Let a request in with the method it wants where that fits the memory, else with a cheaper one. */

@@ -70,7 +70,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     internal val eos: Set<Int> = manifest.eos.toSet()
     val allowance: Allowance
     private val model: Model
-    private var draftModel: Model? = null
+    private val draftModels = HashMap<String, Model>()
     private val times = HashMap<String, Map<Int, Double>>()
     internal val lanes: LanePool
     private var rowsExact: Boolean? = null
@@ -215,8 +215,8 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     fun trim(level: Trim) = onDecodeThread {
         lanes.clear(if (level == Trim.SOME) 1 else 0)
         if (level == Trim.ALL && lanes.inUse == 0) {
-            draftModel?.close()
-            draftModel = null
+            draftModels.values.forEach { it.close() }
+            draftModels.clear()
         }
     }
 
@@ -226,7 +226,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         onDecodeThread {
             lanes.clear()
             if (lanes.inUse == 0) {
-                draftModel?.close()
+                draftModels.values.forEach { it.close() }
                 model.close()
                 codec.close()
             } // else a request is suspended in between rounds: its memory goes with the garbage
@@ -251,10 +251,10 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         }
     }
 
-    private fun draft(): Model = draftModel ?: run {
-        val part = bundle.part("draft")
+    private fun draft(name: String): Model = draftModels.getOrPut(name) {
+        val part = bundle.part(name)
         val choice = chooseOperators(wantedOperators, part, library)
         val small = (manifest.files[part.weights]?.size ?: 0) < ONE_THREAD_BYTES
-        Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library).also { draftModel = it }
+        Model(bundle.path, part, choice.graph(part, false), if (small) 1 else model.threads, library)
     }
 }

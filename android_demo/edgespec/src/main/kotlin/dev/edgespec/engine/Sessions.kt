@@ -31,14 +31,14 @@ private const val MOST_IDLE = 4 // finished conversations whose KV is kept
 class Lane(
     private val bundle: Bundle,
     model: Model,
-    private val draft: () -> Model,
+    private val draft: (String) -> Model,
     context: Int,
     private val times: MutableMap<String, Map<Int, Double>>,
     store: NGramStore?,
     cache: File?,
 ) : AutoCloseable {
     val target: Slot = openSlot(model, context)
-    private var draftSlot: Slot? = null
+    private val drafts = HashMap<String, Slot>() // open ones
     private val parts = Parts(bundle.manifest, target, ::openDraft, { verifyCosts(null) }, store, cache)
     private val inner = HashMap<Pair<String, DraftOptions>, Drafter>()
     private val made = HashMap<List<Any?>, Drafter>() // whole drafters, by what they were asked for with
@@ -59,7 +59,7 @@ class Lane(
                 val candidates = choice.candidates.map {
                     Candidate(it.name, it.promise, { loaded(it, gamma, fallback, options) }, it.name == "ngram")
                 }
-                Switch(candidates, target, fallback)
+                Switch(candidates, fallback)
             }
         }
         if (choice.name == "ar" || !adaptive) return bare(choice, options)
@@ -95,18 +95,15 @@ class Lane(
         get() = target.chunk
         set(rows) {
             target.chunk = rows
-            draftSlot?.chunk = rows
+            drafts.values.forEach { it.chunk = rows }
         }
 
-    val kvBytes: Long get() = target.kvBytes + (draftSlot?.kvBytes ?: 0)
+    val kvBytes: Long get() = target.kvBytes + drafts.values.sumOf { it.kvBytes }
 
-    private fun openDraft(): Slot = draftSlot ?: openSlot(draft()).also {
-        it.chunk = target.chunk
-        draftSlot = it
-    }
+    private fun openDraft(name: String): Slot = drafts.getOrPut(name) { openSlot(draft(name)).also { it.chunk = target.chunk } }
 
     override fun close() {
-        draftSlot?.close()
+        drafts.values.forEach { it.close() }
         target.close()
     }
 

@@ -22,15 +22,18 @@ fun sha256(path: File): String {
 
 /** An opened bundle: its folder and the validated manifest. */
 class Bundle private constructor(val path: File, val manifest: Manifest) {
-    /** The model called `target` or `draft`. */
-    fun part(name: String): ModelPart = (if (name == "target") manifest.target else manifest.draft)
-        ?: throw BundleError("$path: has no $name model", "export with `--method speculative --draft MODEL2`")
+    /** The model called `target`, `draft` or `drafter`. */
+    fun part(name: String): ModelPart = when (name) {
+        "target" -> manifest.target
+        "draft" -> manifest.draft ?: throw BundleError("$path: has no draft model", "export with `--method speculative --draft MODEL2`")
+        else -> manifest.drafter ?: throw BundleError("$path: has no drafter model", "export with `--method eagle --drafter DRAFTER`")
+    }
 
     companion object {
         /** Open a bundle; presence and size of every file are always checked, with [check] their SHA-256 too. */
         fun open(folder: File, check: Boolean = true): Bundle {
             val manifest = readManifest(folder)
-            for (name in manifest.target.named() + (manifest.draft?.named() ?: emptyList())) {
+            for (name in listOfNotNull(manifest.target, manifest.draft, manifest.drafter).flatMap { it.named() }) {
                 if (name !in manifest.files) {
                     throw BundleError("${File(folder, MANIFEST)}: uses '$name' but does not list it under files")
                 }

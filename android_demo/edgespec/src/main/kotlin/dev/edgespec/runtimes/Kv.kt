@@ -9,6 +9,8 @@ import java.io.File
 internal const val KV_BLOCK = 128 // tokens that lie together
 private const val TILE = 16
 private const val SINK_ROWS = 16
+internal const val STATE_ROWS = 144 // tokens whose part in a convolution is kept
+internal const val HELD_BYTES = 64 // at the end of a delta rule's states: how many tokens they hold
 const val LONGEST_PASS = 128 // rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
 private val CODES = mapOf("f32" to 0L, "f16" to 1L, "int8" to 2L, "int4" to 3L, "nomad1" to 4L, "nomad2" to 5L, "none" to 6L)
 private val SHOWN = mapOf("f16" to "float16", "nomad1" to "nomad (d_sub 1)", "nomad2" to "nomad (d_sub 2)")
@@ -24,11 +26,15 @@ data class KvFormat(
     val ring: Int
         get() = maxOf(window, draftWindow).let { if (it > 0) up(it + LONGEST_PASS, TILE) else 0 }
 
-    private fun headerBytes(facts: ModelFacts): Long =
-        if (ring > 0) 2L * facts.layers * facts.kvHeads * (ring + SINK_ROWS) * paddedDim(facts) else 0
+    /** Bytes of states and exact keys, all layers. */
+    private fun headerBytes(facts: ModelFacts): Long {
+        val rows = if (ring > 0) ring + SINK_ROWS else 0
+        return stateBytes(facts) + 2L * facts.kvHeads * rows * facts.dims.sumOf { up(it, TILE) }
+    }
 
+    /** Bytes of 128 tokens, all layers. */
     private fun blockBytes(facts: ModelFacts): Long =
-        facts.layers.toLong() * facts.kvHeads * listOfNotNull(keys, values, codes).sumOf { headBytes(it, paddedDim(facts)) }
+        facts.kvHeads * facts.dims.sumOf { dim -> listOfNotNull(keys, values, codes).sumOf { headBytes(it, up(dim, TILE)) } }
 
     /** Bytes of a cache of at least this many tokens. */
     fun nbytes(facts: ModelFacts, tokens: Int): Long = headerBytes(facts) + up(tokens, KV_BLOCK) / KV_BLOCK * blockBytes(facts)
@@ -59,7 +65,20 @@ val ATTENTION: Map<String, KvFormat> = mapOf(
 
 internal fun up(value: Int, to: Int): Int = (value + to - 1) / to * to
 
-private fun paddedDim(facts: ModelFacts) = up(facts.headDim, TILE)
+/** The largest head's size, rounded up to vectors. */
+private fun paddedDim(facts: ModelFacts) = up(facts.dims.max(), TILE)
+
+/**
+ * Bytes of what layers without attention keep, all of them: the same for every length of text.  A layer: what a convolution
+ * reads of the last tokens, [144, width] float32; of a delta rule also its states and, in 64 bytes of their own, how many
+ * tokens they hold.
+ */
+internal fun stateBytes(facts: ModelFacts): Long {
+    val heads = facts.delta ?: return facts.convolutions.size * 4L * STATE_ROWS * facts.hidden
+    val width = heads.mixed + 2L * up(heads.values, TILE)
+    val matrices = 4L * heads.values * heads.keyDim * heads.valueDim + HELD_BYTES
+    return facts.convolutions.size * (4L * STATE_ROWS * width + matrices)
+}
 
 /** Bytes of 128 keys or values of one head. */
 private fun headBytes(name: String, dim: Int): Long = when (name) {
@@ -124,7 +143,7 @@ internal fun readTables(folder: File, part: ModelPart, kv: KvFormat): FloatArray
 
 private fun tableSize(name: String, facts: ModelFacts): Int {
     val dim = paddedDim(facts)
-    return facts.layers * facts.kvHeads * if (name == "int4") 2 * dim else 16 * dim
+    return facts.kvLayers * facts.kvHeads * if (name == "int4") 2 * dim else 16 * dim
 }
 
 /** A float32 tensor of a safetensors file. */

@@ -15,15 +15,8 @@ import java.math.BigDecimal
 const val SCHEMA = 2
 const val MANIFEST = "edgespec.json"
 val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
-val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode")
-val ELSEWHERE = listOf("eagle") // methods of bundles that this runtime does not have
+val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp")
 private const val EXPORT_AGAIN = "export the bundle again"
-
-/** What decoding and planning need to know of a model; sizes in elements. */
-class ModelFacts(
-    val architecture: String, val layers: Int, val hidden: Int, val intermediate: Int, val heads: Int, val kvHeads: Int,
-    val headDim: Int, val vocab: Int, val context: Int,
-)
 
 /** One ONNX file of a model; see the Python side for what the flags mean. */
 class Graph(
@@ -36,6 +29,9 @@ class AttentionPart(val default: String, val tables: String?, val learnt: List<S
 /** Heads beside the LM head that a graph can compute from hidden states; one gate switches a group. */
 class HeadGroup(val name: String, val kind: String, val count: Int, val layer: Int)
 
+/** A small decoder conditioned on hidden states of the target: rows that it is given have so many columns. */
+class DecoderPart(val kind: String, val columns: Int)
+
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
 
@@ -43,7 +39,7 @@ class HeadVocab(val file: String, val size: Int)
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
-    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: Boolean,
+    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain. */
     val main: String get() = listOf("gated", "strict", "plain").first { it in graphs }
@@ -67,7 +63,7 @@ class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArra
 
 /** The whole manifest. */
 class Manifest(
-    val target: ModelPart, val draft: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?, val eos: List<Int>,
+    val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?, val eos: List<Int>,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
 ) {
     /** A number among the measured costs; null if it is not there. */
@@ -129,10 +125,10 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
         return number
     }
 
-    fun int(name: String, least: Int = Int.MIN_VALUE): Int =
-        need(name, longOrNull(name, least.toLong(), Int.MAX_VALUE.toLong())).toInt()
+    fun int(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int = need(name, intOrNull(name, least, most))
 
-    fun intOrNull(name: String, least: Int = Int.MIN_VALUE): Int? = longOrNull(name, least.toLong(), Int.MAX_VALUE.toLong())?.toInt()
+    fun intOrNull(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): Int? =
+        longOrNull(name, least.toLong(), most.toLong())?.toInt()
 
     fun numberOrNull(name: String): Double? = find(name)?.let {
         if (!it.isJsonPrimitive || !it.asJsonPrimitive.isNumber) throw wrong(name, "Input should be a valid number")
@@ -173,8 +169,8 @@ internal class Reader(private val file: File, private val data: JsonObject, priv
         Reader(file, value.asJsonObject, at("$name.$at")).let { reader -> make(reader).also { reader.done() } }
     }
 
-    fun ints(name: String): List<Int> =
-        array(name).map { whole(name, it, Int.MIN_VALUE.toLong(), Int.MAX_VALUE.toLong()).toInt() }
+    fun ints(name: String, least: Int = Int.MIN_VALUE, most: Int = Int.MAX_VALUE): List<Int> =
+        array(name).map { whole(name, it, least.toLong(), most.toLong()).toInt() }
 
     fun texts(name: String): List<String> = array(name).map {
         if (!it.isJsonPrimitive || !it.asJsonPrimitive.isString) throw wrong(name, "Input should be a valid string")
@@ -241,13 +237,14 @@ fun readManifest(folder: File): Manifest {
 }
 
 private fun manifest(of: Reader): Manifest {
-    of.ignore("schema_version", "parity", "memory", "drafter") // methods with a drafter of hidden states are not for this runtime
+    of.ignore("schema_version", "parity", "memory")
     of.text("edgespec_version")
     val tokenizer = of.part("tokenizer")
     tokenizer.flag("chat_template")
     val found = Manifest(
         target = model(of.part("target")),
         draft = of.partOrNull("draft")?.let(::model),
+        drafter = of.partOrNull("drafter")?.let(::model),
         methods = of.members("methods") { _, reader -> method(reader) }.filterKeys { it in METHODS },
         bos = tokenizer.intOrNull("bos"),
         eos = tokenizer.ints("eos"),
@@ -261,25 +258,24 @@ private fun manifest(of: Reader): Manifest {
     )
     tokenizer.done()
     of.done()
+    found.drafter?.let {
+        val columns = (1 + found.target.tapped.size) * found.target.facts.hidden
+        if (it.facts.hidden != found.target.facts.hidden || it.facts.vocab != found.target.facts.vocab || it.decoder?.columns != columns) {
+            throw of.wrong("drafter", "of another hidden size, vocabulary or number of taps than the target")
+        }
+    }
     return found
 }
 
 private fun model(of: Reader): ModelPart {
     of.ignore("quantizer", "head_format")
-    val facts = of.part("facts")
-    facts.ignore("rope", "tied", "parameters", "taps", "delta", "shared", "head_dims")
-    if ((facts.intOrNull("layer_embedding") ?: 0) > 0) throw facts.wrong("layer_embedding", "this runtime decodes models without embeddings of each layer")
-    if (facts.jsonOrNull("experts") != null) throw facts.wrong("experts", "this runtime decodes models without mixtures of experts")
-    if (facts.ints("convolutions").isNotEmpty()) throw facts.wrong("convolutions", "this runtime decodes models of attention layers alone")
     val headVocab = of.partOrNull("head_vocab")
     val found = ModelPart(
-        facts = ModelFacts(
-            facts.text("architecture"), facts.int("layers", 1), facts.int("hidden", 1), facts.int("intermediate", 1),
-            facts.int("heads", 1), facts.int("kv_heads", 1), facts.int("head_dim", 1), facts.int("vocab", 1), facts.int("context", 1),
-        ),
+        facts = facts(of.part("facts")),
         format = of.text("format", FORMATS),
         graphs = of.members("graphs") { _, it ->
-            it.ignore("precision", "skip")
+            it.ignore("precision") // of graphs for devices, which also leave out layers for good
+            skipSet(it)
             Graph(
                 it.path("file"), it.textOrNull("device", listOf("cpu", "webgpu")) ?: "cpu", it.flag("gated"), it.flag("padded"),
                 it.flag("hidden"), it.textOrNull("operators", listOf("stock", "native")) ?: "stock",
@@ -288,8 +284,8 @@ private fun model(of: Reader): ModelPart {
         weights = of.path("weights"),
         index = of.pathOrNull("index"),
         layout = of.textOrNull("layout", listOf("stock", "native")) ?: "stock",
-        headroom = of.int("headroom", 1),
-        minRows = of.int("min_rows", 0),
+        headroom = of.int("headroom", 1, 1 shl 12),
+        minRows = of.int("min_rows", 0, 1),
         attention = of.partOrNull("attention")?.let {
             it.ignore("positions", "depth", "text", "text_sha256")
             AttentionPart(
@@ -307,20 +303,28 @@ private fun model(of: Reader): ModelPart {
         headVocab = headVocab?.let { HeadVocab(it.path("file"), it.int("size", 1)) },
         cut = of.flag("cut"),
         origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
-        tapped = of.ints("tapped").isNotEmpty(),
+        tapped = of.ints("tapped", 0),
+        decoder = of.partOrNull("decoder")?.let {
+            DecoderPart(it.text("kind", listOf("eagle", "mtp")), it.int("columns", 1, MOST_WIDTH)).also { _ -> it.done() }
+        },
     )
     headVocab?.done()
-    facts.done()
     of.done()
     if (listOf("gated", "strict", "plain", "native").none { it in found.graphs }) throw of.wrong("graphs", "there is none to decode with")
+    if (found.tapped.any { it > found.facts.layers }) throw of.wrong("tapped", "after more than ${found.facts.layers} layers")
+    found.decoder?.let { if (it.columns <= found.facts.hidden) throw of.wrong("decoder", "${it.columns} columns, of which the embedding has ${found.facts.hidden}") }
+    if (found.cut && found.headVocab == null) throw of.wrong("cut", "without head_vocab")
     return found
 }
+
+private fun skipSet(of: Reader): SkipSet? =
+    of.partOrNull("skip")?.let { SkipSet(it.ints("attention", 0), it.ints("mlp", 0)).also { _ -> it.done() } }
 
 private fun method(of: Reader): MethodPart {
     of.ignore("branch", "notes")
     return MethodPart(
         gamma = of.intOrNull("gamma", 1) ?: 4,
-        skip = of.partOrNull("skip")?.let { SkipSet(it.ints("attention"), it.ints("mlp")).also { _ -> it.done() } },
+        skip = skipSet(of),
         heads = of.texts("heads"),
         ranks = of.lists("ranks"),
         threshold = of.numberOrNull("threshold"),

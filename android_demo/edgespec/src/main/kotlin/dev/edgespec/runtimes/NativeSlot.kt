@@ -5,10 +5,12 @@ import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.Best
 import dev.edgespec.decoding.GreedyTarget
 import dev.edgespec.decoding.Heads
+import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Pass
 import dev.edgespec.decoding.Resume
 import dev.edgespec.decoding.SkipSet
 import dev.edgespec.decoding.Tokens
+import java.nio.ByteBuffer
 
 // lines of the plan
 private const val TOKEN = 0
@@ -17,6 +19,8 @@ private const val SLOT = 2
 private const val VISIBLE = 3
 private const val PARENT = 4
 private const val PLACE = 5
+
+private const val COMMITTED = -1L // a move from here: so many tokens are committed, states may hold them
 
 // among the controls
 private const val TOP = 0
@@ -36,13 +40,18 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     private val hidden = embed + 2
     private val lm = embed + 3
     private val groups = embed + 4
-    private val plainGates = ByteArray(groups + model.part.heads.size + (if (model.part.tapped) 1 else 0)) { if (it <= embed || it == lm) 1 else 0 }
+    private val taps = groups + model.part.heads.size // where layers are tapped
+    private val facts = model.facts
+    private val plainGates = ByteArray(taps + minOf(1, model.part.tapped.size)) { if (it <= embed || it == lm) 1 else 0 }
     private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
-    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, hiddenSize)
+    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, givenSize)
     private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
-    private val noMoves = Bound.of(OnnxJavaType.INT64, 0, 3)
+    private val noMoves = Bound.of(OnnxJavaType.INT64, if (facts.delta == null) 0 else 1, 3).also { if (facts.delta != null) it.longs.put(1, COMMITTED) }
     private var moves = ArrayList<IntArray>() // (from, to), before the next pass
-    private var furthest = 0 // tokens ever written, of those that the ring may have lost
+    private var certain = 0 // tokens that will not be taken back
+    private var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
+    private var end = 0 // of the rows that are planned
+    private val tried = HashMap<Int, Int>() // tokens whose first layers were run, by place
     private var cache: Bound? = null
     private var skipped: SkipSet? = null
 
@@ -89,27 +98,51 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun follow(tokens: Tokens): Int {
         val same = super.follow(tokens)
-        if (kv.ring > 0 && furthest - same > LONGEST_PASS) {
-            // the ring has overwritten exact keys that the next rows would read: begin again
-            this.tokens.crop(0)
-            furthest = 0
-            return 0
-        }
-        return same
+        val lost = (kv.ring > 0 || facts.convolutions.isNotEmpty()) && furthest - same > LONGEST_PASS
+        // exact keys or states that the next rows would read have been overwritten, or hold more: begin again
+        certain = if (lost || held() > same) 0.also { restart() } else same
+        return certain
     }
+
+    /** Forget the text. */
+    private fun restart() {
+        tokens.crop(0)
+        furthest = 0
+        eachHeld { cache, at -> cache.putLong(at, 0) }
+    }
+
+    /** The most tokens that the states of any layer with a delta rule hold, in place. */
+    private fun held(): Long {
+        var most = 0L
+        eachHeld { cache, at -> most = maxOf(most, cache.getLong(at)) }
+        return most
+    }
+
+    private inline fun eachHeld(use: (ByteBuffer, Int) -> Unit) {
+        if (facts.delta == null) return
+        val each = (stateBytes(facts) / facts.convolutions.size).toInt()
+        for (layer in 1..facts.convolutions.size) use(cache!!.bytes, layer * each - HELD_BYTES)
+    }
+
+    /** How many tokens the states may hold after the planned pass: what may be taken back waits in their rows. */
+    private fun committed(read: Int): Long =
+        if (!revocable) tokens.size + read.toLong() else minOf(tokens.size + read.toLong(), maxOf(certain.toLong(), held(), (end + facts.taps - STATE_ROWS).toLong()))
 
     override fun forward(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
-        return launch(tokens.size, tokens.size, keepHidden)
+        return launch(tokens.size, tokens.size, keepHidden, keepTaps)
     }
 
     override fun forwardBest(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
-        return top(1) { likeliest(launch(tokens.size, tokens.size, keepHidden)) }
+        return top(1) { likeliest(launch(tokens.size, tokens.size, keepHidden, keepTaps)) }
     }
 
     /** The plan of a pass whose rows may be kept. */
     private fun verifying(tokens: IntArray, parents: IntArray?) {
+        if (facts.convolutions.isNotEmpty() && tokens.size > LONGEST_PASS) {
+            throw InvalidRequest("a pass of ${tokens.size} rows: expected at most $LONGEST_PASS", "prefill first")
+        }
         val past = this.tokens.size
         furthest = maxOf(furthest, past + tokens.size) // kept or not, the rows are in the ring
         pending = tokens
@@ -158,6 +191,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun forwardLayers(tokens: IntArray, offset: Int, last: Int): FloatArray {
         val past = this.tokens.size + offset
+        if (facts.layerEmbedding > 0) tokens.forEachIndexed { at, token -> tried[past + at] = token }
         plan(tokens, past)
         furthest = maxOf(furthest, past + tokens.size)
         return parts(0, last, false) { launch(tokens.size, 0, hidden = true).hidden!!.copy() }
@@ -165,7 +199,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     override fun forwardLayers(hidden: FloatArray, rows: Int, offset: Int, first: Int, last: Int): FloatArray {
         val past = tokens.size + offset
-        plan(IntArray(rows), past)
+        // layers with embeddings of their own ask for the tokens again
+        plan(IntArray(rows) { tried[past + it] ?: 0 }, past)
         furthest = maxOf(furthest, past + rows)
         loadRows(hidden, rows)
         return parts(first, last, true) { launch(rows, 0, hidden = true).hidden!!.copy() }
@@ -187,7 +222,59 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         return Pass(output.logits, output.hidden, Best(IntArray(best.tokens.size) { named[best.tokens[it]] }, best.logits, best.top))
     }
 
+    // -- a drafter conditioned on a target
+
+    override fun embed(tokens: IntArray): FloatArray {
+        plan(tokens, 0) // no layer runs: the rows stand nowhere
+        return parts(0, 0, false) { launch(tokens.size, 0, hidden = true).hidden!!.copy() }
+    }
+
+    override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
+        loadRows(given, n)
+        verifying(IntArray(n), parents)
+        val rows = if (parents == null) -1 else n
+        return parts(0, layers, recycled, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, rows, hidden = true)) } }
+    }
+
+    override fun absorbGiven(given: FloatArray, n: Int) {
+        loadRows(given, n)
+        verifying(IntArray(n), null)
+        parts(0, layers, false) {
+            gates.bytes.put(2 * layers - 1, 0) // nothing reads what the last MLP gives
+            launch(n, 0)
+        }
+        keep(IntArray(n) { it })
+    }
+
+    // -- scoring many hypotheses in one pass
+
     override fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
+        val past = this.tokens.size
+        val far = facts.convolutions.isNotEmpty() && maxOf(furthest, past + tokens.size) - visible.min() + facts.taps > STATE_ROWS
+        if (far || (facts.delta != null && visible.any { it < past })) return inTurn(tokens, visible, parents, skip)
+        return hypotheses(tokens, visible, parents, skip)
+    }
+
+    /** Each right behind the text that it sees: the states that far back are not kept, the text is run again. */
+    private fun inTurn(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
+        val text = this.tokens.toIntArray()
+        restart()
+        val logits = FloatArray(tokens.size * columns)
+        val hidden = FloatArray(if (keepHidden) tokens.size * hiddenSize else 0)
+        val starts = parents.indices.filter { parents[it] < 0 }
+        for (first in starts.sortedBy { visible[it] }) {
+            val last = starts.firstOrNull { it > first } ?: tokens.size
+            prefill(text.copyOfRange(this.tokens.size, visible[first]))
+            val above = IntArray(last - first) { if (parents[first + it] < 0) -1 else parents[first + it] - first }
+            val found = hypotheses(tokens.copyOfRange(first, last), visible.copyOfRange(first, last), above, skip)
+            found.logits.copy().copyInto(logits, first * columns)
+            found.hidden?.copy()?.copyInto(hidden, first * hiddenSize)
+        }
+        prefill(text.copyOfRange(this.tokens.size, text.size))
+        return Pass(Matrix.of(logits, tokens.size, columns), if (keepHidden) Matrix.of(hidden, tokens.size, hiddenSize) else null)
+    }
+
+    private fun hypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
         val past = this.tokens.size
         val reach = past + tokens.size - visible.min()
         if (kv.ring > 0 && reach > LONGEST_PASS) {
@@ -208,16 +295,18 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     // -- one pass
 
-    override fun fill(chunk: IntArray) {
+    override fun fill(chunk: IntArray): Matrix? {
         plan(chunk, tokens.size)
-        furthest = maxOf(furthest, tokens.size + chunk.size)
-        launch(chunk.size, 0)
+        certain = tokens.size + chunk.size
+        furthest = maxOf(furthest, certain)
+        return launch(chunk.size, 0, tapping = tapSink != null, read = chunk.size).taps
     }
 
     /** Bind the plan [6, n] of rows after [past] tokens: a chain, unless parents are given. */
     private fun plan(tokens: IntArray, past: Int, visible: IntArray? = null, parents: IntArray? = null) {
         val n = tokens.size
         needRoom(past + n)
+        end = if (n == 0) 0 else past + n
         val bound = model.buffer("plan", OnnxJavaType.INT64, 6, n)
         val depths = parents?.let(::depthsOf)
         val to = bound.longs
@@ -235,17 +324,25 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /**
      * Run what the plan says: [n] rows, of which the first [rows] reach the LM head (-1: the last one), with [times] rows
-     * of logits for each of them.
+     * of logits for each of them; [tapping]: give the residual stream where it is tapped, too;
+     * [read]: rows that are a text's own, a chain: states hold them at once.
      */
-    private fun launch(n: Int, rows: Int, hidden: Boolean = false, times: Int = 1, columns: Int = this.columns): Pass {
+    private fun launch(
+        n: Int, rows: Int, hidden: Boolean = false, tapping: Boolean = false, times: Int = 1, columns: Int = this.columns,
+        read: Int = 0,
+    ): Pass {
         val count = if (rows < 0) 1 else rows
         val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
         for (at in 0 until count) wanted.longs.put(at, if (rows < 0) n - 1L else at.toLong())
         io.input("rows", wanted)
-        gates.bytes.put(this.hidden, if (hidden) 1 else 0)
+        val tapped = if (tapping) model.part.tapped.size else 0
+        gates.bytes.put(this.hidden, if (hidden || tapped > 0) 1 else 0)
+        if (model.part.tapped.isNotEmpty()) gates.bytes.put(taps, if (tapped > 0) 1 else 0)
+        if (facts.delta != null) noMoves.longs.put(2, committed(read))
         var moving: Bound? = null
         if (moves.isNotEmpty()) {
-            moving = Bound.of(OnnxJavaType.INT64, moves.size, 3)
+            moving = Bound.of(OnnxJavaType.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
+            moving.longs.duplicate().also { it.position(3 * moves.size) }.put(noMoves.longs.duplicate())
             moves.forEachIndexed { at, (from, to) ->
                 moving.longs.put(3 * at, 0)
                 moving.longs.put(3 * at + 1, from.toLong())
@@ -258,7 +355,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         val logits = model.buffer("logits", OnnxJavaType.FLOAT, if (top > 0) 0 else given, columns)
         val ids = model.buffer("ids", OnnxJavaType.INT64, given, top)
         val values = model.buffer("values", OnnxJavaType.FLOAT, given, top)
-        val stream = model.buffer("hidden", OnnxJavaType.FLOAT, if (hidden) n else 0, hiddenSize)
+        val width = (1 + tapped) * hiddenSize
+        val stream = model.buffer("hidden", OnnxJavaType.FLOAT, if (hidden || tapped > 0) n else 0, width)
         io.output("logits", logits)
         io.output("ids", ids)
         io.output("values", values)
@@ -274,7 +372,12 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         } else {
             null
         }
-        return Pass(model.matrix(logits, if (top > 0) 0 else given, columns), if (hidden) model.matrix(stream, n, hiddenSize) else null, best)
+        return Pass(
+            model.matrix(logits, if (top > 0) 0 else given, columns),
+            if (hidden) model.matrix(stream, n, hiddenSize, width) else null,
+            best,
+            if (tapped > 0) model.matrix(stream, n, tapped * hiddenSize, width, hiddenSize) else null,
+        )
     }
 
     /** Let passes read the coarser copy of the keys, with a window of its own. */
@@ -295,8 +398,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
     private fun loadRows(rows: FloatArray, n: Int) {
-        if (rows.size != n * hiddenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, $hiddenSize]")
-        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, hiddenSize)
+        if (rows.size != n * givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, $givenSize]")
+        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, givenSize)
         bound.floats.duplicate().put(rows)
         io.input("hidden_in", bound)
     }

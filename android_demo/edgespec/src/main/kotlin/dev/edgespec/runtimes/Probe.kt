@@ -13,6 +13,7 @@ private const val PREFIX = 24 // fewest tokens of context
 internal fun probeRows(slot: Slot): Boolean {
     val longest = SIZES.max()
     val held = slot.tokens.toIntArray()
+    slot.revocable = true
     val random = Random(7)
     val arbitrary = IntArray(PREFIX) { random.nextInt(slot.vocabSize) }
     val known = if (held.size >= PREFIX) held else held + arbitrary
@@ -24,11 +25,12 @@ internal fun probeRows(slot: Slot): Boolean {
             slot.forward(intArrayOf(token)).logits.row(0).contentHashCode().also { slot.keep(intArrayOf(0)) }
         }
         return SIZES.all { size ->
-            slot.follow(prefix)
+            slot.prefill(prefix.slice(slot.follow(prefix)))
             val rows = slot.forward(text.copyOf(size)).logits
             (0 until size).all { rows.row(it).contentHashCode() == plain[it] }
         }
     } finally {
         slot.follow(Tokens(held))
+        slot.revocable = false
     }
 }

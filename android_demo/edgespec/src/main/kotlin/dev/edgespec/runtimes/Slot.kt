@@ -3,22 +3,28 @@ package dev.edgespec.runtimes
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.Best
 import dev.edgespec.decoding.LayeredTarget
+import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Revocable
 import dev.edgespec.decoding.ScoringTarget
 import dev.edgespec.decoding.SkipSet
+import dev.edgespec.decoding.TappedTarget
 import dev.edgespec.decoding.Tokens
 
 const val PREFILL_CHUNK = 128
 internal const val ROUND_CAPACITY = 64
 
 /** A KV slot: one sequence's keys and values over a shared model.  What both kinds of operators share. */
-abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, AutoCloseable {
+abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTarget, TappedTarget, Revocable, AutoCloseable {
     override val vocabSize: Int = model.facts.vocab
     override val layers: Int = model.facts.layers
     override val hiddenSize: Int = model.facts.hidden
     override val context: Int = minOf(context ?: model.facts.context, model.facts.context)
     override val tokens = Tokens()
     override var keepHidden = false
+    override var keepTaps = false
+    override var tapSink: ((Int, Matrix) -> Unit)? = null
+    override var revocable = false
     override var capacity = 0
         protected set
     var chunk = PREFILL_CHUNK // most rows of a prefill's pass
@@ -37,7 +43,8 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
         reserve(this.tokens.size + tokens.size)
         for (start in tokens.indices step chunk) {
             val rows = tokens.copyOfRange(start, minOf(start + chunk, tokens.size))
-            fill(rows)
+            val taps = fill(rows)
+            if (taps != null) tapSink?.invoke(this.tokens.size, taps)
             this.tokens.push(rows)
         }
     }
@@ -53,8 +60,23 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     /** Bytes of KV allocated. */
     abstract val kvBytes: Long
 
-    /** Run rows after the slot's tokens for their KV alone. */
-    protected abstract fun fill(chunk: IntArray)
+    /** Run rows after the slot's tokens for their KV alone; their taps where there is a sink for them. */
+    protected abstract fun fill(chunk: IntArray): Matrix?
+
+    // -- a drafter conditioned on a target
+
+    /**
+     * Run rows of a drafter after the slot's entries; [keep] commits them.  [given]: [n, columns], see [DecoderPart];
+     * [recycled]: they hold the drafter's own hidden state, not taps; [parents]: null = a chain.  Logits or the [best] of the
+     * last row, of a tree those of all; hidden of all.
+     */
+    abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray? = null): Pass
+
+    /** Append the entries of rows [n, columns] with taps, of which nothing is guessed. */
+    abstract fun absorbGiven(given: FloatArray, n: Int)
+
+    /** Columns of what a pass may begin with. */
+    protected val givenSize: Int = model.part.decoder?.columns ?: model.facts.hidden
 
     protected fun noHidden() = InvalidRequest(
         "this graph has no hidden states", "export with the method that needs them, and use the graph for all methods",

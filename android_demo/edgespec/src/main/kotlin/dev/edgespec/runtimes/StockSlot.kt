@@ -3,6 +3,7 @@ package dev.edgespec.runtimes
 import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.Heads
+import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Pass
 import dev.edgespec.decoding.Resume
 import dev.edgespec.decoding.SkipSet
@@ -26,7 +27,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     private val gateAttn = if (model.graph.gated) ones("gate_attn", layers) else null
     private val gateMlp = if (model.graph.gated) ones("gate_mlp", layers) else null
     private val gateEmbed = if (model.graph.hidden) ones("gate_embed") else null
-    private val noHiddenIn = if (model.graph.hidden) given("hidden_in", OnnxJavaType.FLOAT, 1, 1, hiddenSize) else null
+    private val noHiddenIn = if (model.graph.hidden) given("hidden_in", OnnxJavaType.FLOAT, 1, 1, givenSize) else null
     private val gateLm = if (model.graph.hidden && model.part.heads.isNotEmpty()) ones("gate_lm") else null
     private val gateHeads = if (gateLm != null) given("gate_heads", OnnxJavaType.BOOL, model.part.heads.size) else null
     private var skipped: SkipSet? = null
@@ -114,13 +115,49 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
             chooseRows("hypotheses_rows", n)
             total.ints.put(0, width)
             val depths = depthsOf(parents)
-            return launch(tokens, IntArray(count) { if (it < n) visible[it] + depths[it] else past + n }, past, n, columns, keepHidden)
+            return launch(tokens, IntArray(count) { if (it < n) visible[it] + depths[it] else past + n }, past, n, columns, saysHidden)
         } finally {
             setGates(null)
         }
     }
 
     // -- parts of the model
+
+    /** Whether passes are to say their hidden states, and the graph can. */
+    private val saysHidden: Boolean get() = keepHidden && model.graph.hidden
+
+    override fun embed(tokens: IntArray): FloatArray = layers(0, 0, null, 0) {
+        chooseRows("rows", 1)
+        io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, tokens.size + extra, capacity))
+        total.ints.put(0, capacity)
+        launch(tokens, null, 0, 1, columns, true).hidden!!.copy()
+    }
+
+    override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
+        val none = noHiddenIn ?: throw noHidden()
+        loadRows(given, n)
+        pending = IntArray(n)
+        pendingParents = parents
+        gateEmbed!!.bytes.put(0, if (recycled) 0 else 1)
+        try {
+            val output = run(pending, tokens.size, rows = if (parents == null) -1 else n, parents = parents, hidden = true)
+            return if (best) Pass(output.logits, output.hidden, bestOfRows(output.logits, headTokens, 1)) else output
+        } finally {
+            gateEmbed.bytes.put(0, 1)
+            io.input("hidden_in", none)
+        }
+    }
+
+    override fun absorbGiven(given: FloatArray, n: Int) {
+        forwardGiven(given, n, recycled = false, best = false)
+        keep(IntArray(n) { it })
+    }
+
+    private fun loadRows(rows: FloatArray, n: Int) {
+        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, n, givenSize)
+        bound.floats.duplicate().put(rows, 0, n * givenSize)
+        io.input("hidden_in", bound)
+    }
 
     override fun forwardHeads(group: String, hidden: FloatArray, rows: Int, top: Int): Heads {
         val (at, which) = group(group)
@@ -164,11 +201,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         fill(gateMlp, first until last)
         gateEmbed.bytes.put(0, if (hidden == null) 1 else 0)
         try {
-            if (hidden != null) {
-                val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, 1, rows, hiddenSize)
-                bound.floats.duplicate().put(hidden, 0, rows * hiddenSize)
-                io.input("hidden_in", bound)
-            }
+            if (hidden != null) loadRows(hidden, rows)
             return run()
         } finally {
             fill(gateAttn, 0 until layers)
@@ -210,10 +243,10 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     // -- one pass
 
-    override fun fill(chunk: IntArray) {
+    override fun fill(chunk: IntArray): Matrix? {
         val past = tokens.size
         // exact total: attention's scratch space has a row of `total` per head and token
-        run(chunk, past, rows = model.part.minRows, total = past + chunk.size + extra)
+        return run(chunk, past, rows = model.part.minRows, total = past + chunk.size + extra).taps
     }
 
     private fun run(tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, total: Int? = null, hidden: Boolean = false): Pass {
@@ -229,7 +262,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         }
         val given = if (rows < 0) 1 else rows
         if (rows < 0) lastRow(tokens.size - 1) else chooseRows("rows", rows)
-        return launch(tokens, positions, past, given, columns, hidden || keepHidden)
+        return launch(tokens, positions, past, given, columns, hidden || saysHidden)
     }
 
     /** Everything but mask and rows is bound and written here. */
@@ -247,8 +280,14 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         io.output("logits", logits)
         val stream = if (hidden) model.buffer("hidden", OnnxJavaType.FLOAT, 1, n, hiddenSize) else null
         io.output("hidden", stream)
+        val wide = model.part.tapped.size * hiddenSize
+        val tapping = wide > 0 && model.graph.hidden && (keepTaps || tapSink != null)
+        val taps = if (tapping) model.buffer("taps", OnnxJavaType.FLOAT, 1, n, wide) else null
+        if (wide > 0) io.output("taps", taps)
         io.run()
-        return Pass(model.matrix(logits, rows, columns), stream?.let { model.matrix(it, n, hiddenSize) })
+        return Pass(
+            model.matrix(logits, rows, columns), stream?.let { model.matrix(it, n, hiddenSize) }, null, taps?.let { model.matrix(it, n, wide) },
+        )
     }
 
     private fun chooseRows(buffer: String, rows: Int) {

@@ -33,6 +33,7 @@ private fun settings(case: JsonObject): Settings {
             branch = given["branch"]?.ints()?.asList(),
             proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(),
             cycles = given["cycles"]?.asInt,
+            threshold = given["threshold"]?.asDouble,
         ),
         proposer = if (method == "proposer") LastToken() else null,
         ignoreEos = true,

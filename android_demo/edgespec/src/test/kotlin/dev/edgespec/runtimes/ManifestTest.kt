@@ -1,0 +1,69 @@
+package dev.edgespec.runtimes
+
+import com.google.gson.JsonObject
+import dev.edgespec.BundleError
+import dev.edgespec.support.int
+import dev.edgespec.support.ints
+import dev.edgespec.support.vectors
+import java.io.File
+import java.nio.file.Path
+import org.junit.jupiter.api.Assertions.assertArrayEquals
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Assertions.assertThrows
+import org.junit.jupiter.api.Assertions.assertTrue
+import org.junit.jupiter.api.Test
+import org.junit.jupiter.api.io.TempDir
+
+class ManifestTest {
+    @TempDir
+    lateinit var folder: Path
+
+    private fun read(data: JsonObject): Manifest {
+        File(folder.toFile(), MANIFEST).writeText(data.toString())
+        return readManifest(folder.toFile())
+    }
+
+    @Test
+    fun `every key that the exporter may write is known, and caches have the bytes of the Python side`() {
+        for (case in vectors("manifests")) {
+            val data = case["manifest"].asJsonObject
+            val found = read(data)
+            assertEquals(data["methods"].asJsonObject.keySet(), found.methods.keys)
+            val target = data["target"].asJsonObject
+            assertArrayEquals(target.ints("tapped"), found.target.tapped.toIntArray())
+            assertEquals(data["drafter"].asJsonObject["decoder"].asJsonObject.int("columns"), found.drafter!!.decoder!!.columns)
+            val sizes = case["kv_bytes"].asJsonObject
+            assertEquals(sizes.keySet(), ATTENTION.keys)
+            for ((name, kv) in ATTENTION) {
+                val bytes = listOf(1, 128, 1000).map { kv.nbytes(found.target.facts, it).toInt() }
+                assertEquals(sizes.ints(name).asList(), bytes, "$name ${target["facts"]}")
+            }
+        }
+    }
+
+    @Test
+    fun `an unknown key of any part is an error that names it`() {
+        fun parts(at: String, data: JsonObject): List<String> = data.entrySet().flatMap { (name, value) ->
+            when {
+                value.isJsonObject && name !in FREE -> listOf("$at$name") + parts("$at$name.", value.asJsonObject)
+                else -> emptyList()
+            }
+        }
+        val whole = vectors("manifests").map { it["manifest"].asJsonObject }.reduce { all, one -> if ("delta" in one["target"].asJsonObject["facts"].asJsonObject.keySet()) one else all }
+        val all = parts("", whole).filter { it.substringAfterLast('.') !in MAPS }
+        assertTrue("target.facts.delta" in all && "drafter.decoder" in all && "methods.self-spec.skip" in all, "$all")
+        for (where in all) {
+            val changed = whole.deepCopy()
+            var part = changed
+            for (name in where.split(Regex("\\.(?!data)"))) part = part[name].asJsonObject
+            part.addProperty("surprise", 1)
+            val error = assertThrows(BundleError::class.java, { read(changed) }, where)
+            assertTrue("surprise: Extra inputs are not permitted" in error.what, error.what)
+        }
+    }
+
+    private companion object {
+        val FREE = setOf("rope", "parity", "cost", "memory", "provenance") // whose keys are not fixed
+        val MAPS = setOf("graphs", "gates", "methods", "files") // by names
+    }
+}

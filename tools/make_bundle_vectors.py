@@ -1,0 +1,94 @@
+"""Vectors of manifests: what the exporter may write, every key and every choice of it, and what follows for memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from edgespec.drafters.registry import METHODS
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.manifest import FORMATS, SCHEMA, Attention, Manifest
+
+HASH = "0" * 64
+FACTS: dict[str, Any] = {
+    "architecture": "llama", "layers": 6, "hidden": 64, "intermediate": 160, "heads": 4, "kv_heads": 2, "head_dim": 24,
+    "vocab": 300, "context": 512, "rope": {"base": 1e4}, "tied": True, "parameters": 1000,
+}  # fmt: skip
+DELTA = {"keys": 2, "values": 4, "key_dim": 16, "value_dim": 32}
+KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"convolutions": [0, 2, 3], "taps": 3},
+    {"convolutions": [0, 1, 3, 4], "taps": 4, "delta": DELTA},
+    {"head_dims": [16, 16, 48], "shared": 3, "layer_embedding": 8},
+    {"experts": {"count": 8, "chosen": 2, "inner": 32, "layers": [1, 2]}},
+)
+"""Facts of several kinds of models, beside ``FACTS``."""
+
+
+def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
+    gates = {"nomad": {"perplexity_change": 0.01, "agreement": 0.9, "passed": True}}
+    return {
+        "facts": FACTS | facts,
+        "format": form,
+        "quantizer": "rtn",
+        "head_format": "int8",
+        "graphs": {
+            "native": {"file": "model.native.onnx", "device": "cpu", "precision": "fp32", "gated": True,
+                       "padded": False, "hidden": True, "operators": "native"},
+            "webgpu-fp16/draft": {"file": "draft.onnx", "device": "webgpu", "precision": "fp16",
+                                  "skip": {"attention": [1], "mlp": [2]}},
+        },
+        "weights": "model.data",
+        "index": "index.json",
+        "layout": "native",
+        "headroom": 64,
+        "min_rows": 0,
+        "attention": {"default": attention, "tables": "tables.safetensors", "learnt": ["int4", "nomad1", "nomad2"],
+                      "gates": gates, "positions": 9, "depth": 9, "text": "a text", "text_sha256": HASH},
+        "heads": [
+            {"name": "tree", "kind": "medusa", "count": 3, "own": False},
+            {"name": "block", "kind": "blockwise", "count": 3, "inner": 32},
+            {"name": "after-2", "kind": "exit", "count": 1, "layer": 2},
+        ],
+        "head_vocab": {"file": "head.bin", "size": 100},
+        "cut": False,
+        "origin": "edgespec",
+        "tapped": [1, 3],
+    }  # fmt: skip
+
+
+def manifests() -> Iterator[dict[str, Any]]:
+    """Manifests with every key: all formats, attentions, methods and kinds of models; bytes of keys and values."""
+    attentions = get_args(Attention)
+    for number in range(len(attentions)):
+        facts = KINDS[number % len(KINDS)]
+        target = _model(facts, FORMATS[number % len(FORMATS)], attentions[number])
+        decoder = {"kind": "eagle", "columns": 3 * FACTS["hidden"]}
+        drafter = _model({}, "int8", "f16") | {"heads": [], "decoder": decoder, "cut": True}
+        measured = {"acceptance": [0.5, 0.25], "positions": 8, "text": "a text", "text_sha256": HASH}
+        method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "predicted_speedup": 1.5, "notes": "none"}
+        more: dict[str, dict[str, Any]] = {
+            "self-spec": {"skip": {"attention": [1], "mlp": [2, 3]}},
+            "speculative": {"branch": [2, 1]},
+            "medusa": {"heads": ["tree"], "ranks": [[0.5, 0.25], [0.25, 0.125]]},
+            "blockwise": {"heads": ["block"]},
+            "paradecode": {"heads": ["after-2"], "threshold": 0.75},
+        }
+        data = {
+            "schema_version": SCHEMA,
+            "edgespec_version": "0",
+            "target": target,
+            "draft": _model({}, "int4", "f16") | {"cut": True},
+            "drafter": drafter,
+            "methods": {name: method | more.get(name, {}) for name in METHODS},
+            "tokenizer": {"bos": 1, "eos": [2], "chat_template": True},
+            "parity": {"top1_agreement": 1.0, "positions": 9, "perplexity": 9.0, "perplexity_source": 9.0},
+            "cost": {"step_ms": 2.0, "verify_ms": {"1": 2.0, "2": 2.5}},
+            "memory": {"weight_bytes": {"model.data": 9}},
+            "provenance": {"model": "a model", "notes": ["a note"]},
+            "golden": [{"prompt": [1, 2], "method": "ar", "tokens": [3, 4]}],
+            "files": {"model.data": {"size": 9, "sha256": HASH}},
+        }
+        made = Manifest.model_validate(data).target.facts
+        sizes = {name: [kv.nbytes(made, tokens) for tokens in (1, 128, 1000)] for name, kv in ATTENTION.items()}
+        yield {"manifest": data, "kv_bytes": sizes}
