@@ -291,6 +291,14 @@ class DrafterOps(Ops[X], Protocol[X]):
         """A drafter's residual stream: from hidden states of the target, or from its own -> [1, T, hidden]."""
         ...
 
+    def before(self, context: Callable[[], None]) -> None:
+        """What a pass over hidden states of the target does, of which nothing is guessed: entries for later ones."""
+        ...
+
+    def append(self, q: X, k: X, v: X, rule: AttentionRule) -> None:
+        """Keys and values as ``attention`` makes them, which nothing reads yet."""
+        ...
+
     def join(self, *parts: X) -> X:
         """Norms side by side -> [1, T, sum of their widths]."""
         ...

@@ -53,6 +53,12 @@ class ShapeOps:
         fused()
         return recycled()
 
+    def before(self, context: Callable[[], None]) -> None:
+        context()
+
+    def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
+        self.attention(q, k, v, rule)
+
     def join(self, *parts: int) -> int:
         return sum(parts)
 

@@ -77,6 +77,15 @@ class NativeOps:
         self._ready.clear()
         return out
 
+    def before(self, context: Callable[[], None]) -> None:
+        self._inside = True
+        self.program.gated(self.gates.embed, context)
+        self._inside = False
+        self._ready.clear()
+
+    def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
+        self._heads(q, k, v, rule)
+
     def join(self, *parts: Value) -> Value:
         rows = [part if isinstance(part, Normed) else self._as_floats(part, "given") for part in parts]
         floats = [part.x if isinstance(part, Normed) else part for part in rows]
@@ -108,27 +117,7 @@ class NativeOps:
 
     def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
-        fields: dict[str, int | float] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
-                                          "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
-        if rule.rotary:
-            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
-            fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
-            fields |= {"growth": program.input(growth)} if growth else {}
-        norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
-        if any(norms.values()):
-            fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
-            fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
-        given = [value for value in (q, k, v) if value is not None]
-        products = [value for value in given if isinstance(value, Product)]
-        if len(products) == len(given) and isinstance(q, Product) and all(value.x == q.x for value in products):
-            parts = tuple(value.parts[value.part] for value in products)
-            fields |= {"shared": 1} if k is None else {}
-            act = self._acts(q.x, "hidden", parts)
-            program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
-                         kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
-        else:
-            rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
-            program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
+        self._heads(q, k, v, rule)
         out = program.floats("attention", facts.heads * dim)
         limits = {"window": rule.window} if rule.window else {}
         caps = {"cap": float(rule.cap)} if rule.cap else {}
@@ -229,6 +218,31 @@ class NativeOps:
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _heads(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> None:
+        """Queries, keys and values of a layer."""
+        facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
+        fields: dict[str, int | float] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
+                                          "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
+        if rule.rotary:
+            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
+            fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
+            fields |= {"growth": program.input(growth)} if growth else {}
+        norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
+        if any(norms.values()):
+            fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
+            fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
+        given = [value for value in (q, k, v) if value is not None]
+        products = [value for value in given if isinstance(value, Product)]
+        if len(products) == len(given) and isinstance(q, Product) and all(value.x == q.x for value in products):
+            parts = tuple(value.parts[value.part] for value in products)
+            fields |= {"shared": 1} if k is None else {}
+            act = self._acts(q.x, "hidden", parts)
+            program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
+                         kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
+        else:
+            rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
+            program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
 
     def _tap(self, x: Floats, layers: int) -> None:
         """Give the residual stream after so many layers, where it is tapped."""

@@ -45,6 +45,12 @@ class StockPlan(StoragePlan):
         fused()
         recycled()
 
+    def before(self, context: Callable[[], None]) -> None:
+        context()
+
+    def append(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.attention(q, k, v, rule)
+
     def join(self, *parts: None) -> None: ...
 
     def norm(self, x: None, norm: Norm) -> None:
