@@ -9,37 +9,41 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import FINAL_NORM, LAYERS
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.eagle3 import EMBEDDED, FUSED
-from edgespec.export.drafters.read import HEAD, TAPS, Drafter
+from edgespec.export.drafters.read import HEAD, TAPS
 from edgespec.export.heads.description import CUT, FUSE
 from edgespec.runtimes.slots.slot import Slot
 
 Array = NDArray[np.float32]
-HELPS = 0.1  # how much more often first guesses must be right
+HELPS = 0.05  # how much more often first guesses must be right
 
 
-def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]]) -> str:
+def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]], given: int) -> str:
     """Which setting would make first guesses better, in words; "" = none of those that are tried.
 
     Args:
         drafter: what was read.
         target: gives its residual stream after any number of layers.
         texts: written by the target.
+        given: how many tokens of each it was given; guesses of those do not count.
     """
-    layers = target.layers
     streams = [_streams(target, text, drafter.tapped) for text in texts]
+    ends = np.concatenate([[number] * (len(text) - 2) for number, text in enumerate(texts)])  # [N]: which text's
+    wanted = np.concatenate([np.asarray(text)[2:] for text in texts])  # [N]
+    counted = np.concatenate([np.arange(2, len(text)) >= given for text in texts])  # [N]
+
+    def rows(at: int, first: int) -> Array:  # [N, hidden]
+        return np.concatenate([found[at][first : len(found[at]) - 2 + first] for found in streams])
+
     shares: dict[tuple[int, bool, bool], float] = {}
     before = drafter.arch.settings.flag("norm_before_residual")
     for shift, swapped, residual in product((0, -1, 1), (False, True), (before, not before)):
-        if not all(0 <= at + shift <= layers for at in drafter.tapped):
+        if not all(0 <= at + shift <= target.layers for at in drafter.tapped):
             continue
-        right = count = 0
-        for text, found in zip(texts, streams, strict=True):
-            taps = np.concatenate([found[at + shift] for at in drafter.tapped], -1)  # [T, k * hidden]
-            guesses = _guesses(drafter, found[0][1:], taps[:-1], swapped, residual)  # [T - 1]
-            right += int((guesses[:-1] == np.asarray(text)[2:]).sum())
-            count += len(guesses) - 1
-        shares[shift, swapped, residual] = right / max(1, count)
+        taps = np.concatenate([rows(at + shift, 0) for at in drafter.tapped], -1)  # [N, k * hidden]
+        guesses = _guesses(drafter, rows(0, 1), taps, ends, swapped, residual)  # [N]
+        shares[shift, swapped, residual] = float((guesses == wanted)[counted].mean())
     best = max(shares, key=lambda each: shares[each])
     if shares[best] < shares[0, False, before] + HELPS:
         return ""
@@ -59,8 +63,18 @@ def _streams(target: Slot, text: Sequence[int], tapped: Sequence[int]) -> dict[i
     return {at: target.forward_layers(tokens, 0, 0, at) for at in sorted(wanted)}
 
 
-def _guesses(drafter: Drafter, embedded: Array, taps: Array, swapped: bool, residual: bool) -> NDArray[np.int64]:
-    """First guesses [n] of entries [n]: of the first layer alone, which is all that most drafters have."""
+def _guesses(
+    drafter: Drafter,
+    embedded: Array,  # [n, hidden]
+    taps: Array,  # [n, k * hidden]
+    ends: NDArray[np.int64],  # [n]
+    swapped: bool,
+    residual: bool,
+) -> NDArray[np.int64]:
+    """First guesses [n] of entries [n] of several texts, one after the other; ``ends`` says whose each is.
+
+    Of the first layer alone, which is all that most drafters have.
+    """
     arch, source = drafter.arch, drafter.arch.source
     facts, layer = arch.facts, f"{LAYERS}.0"
 
@@ -84,7 +98,7 @@ def _guesses(drafter: Drafter, embedded: Array, taps: Array, swapped: bool, resi
     cos, sin = (np.tile(table[:, None], (1, 1, 2)) for table in arch.rotaries["rope"].tables(n, facts.context))
     q, k = (each * cos + np.concatenate((-each[..., dim // 2 :], each[..., : dim // 2]), -1) * sin for each in (q, k))
     out = np.zeros((n, facts.heads, dim), np.float32)
-    above = np.triu(np.ones((n, n), bool), 1)
+    above = np.triu(np.ones((n, n), bool), 1) | (ends[:, None] != ends)  # [n, n]: not to be seen
     for head in range(facts.heads):
         kv = head * facts.kv_heads // facts.heads
         scores = q[:, head] @ k[:, kv].T * np.float32(dim**-0.5)

@@ -31,6 +31,7 @@ from edgespec.runtimes.files.manifest_parts import Attention as Attention
 from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGate
 from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
+from edgespec.runtimes.files.manifest_parts import DrafterKind as DrafterKind
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
@@ -126,7 +127,9 @@ class ModelPart(Part):
             raise ValueError(
                 f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
             )
-        if (mixed := facts.experts) and (mixed.chosen > mixed.count or max(mixed.layers, default=0) >= facts.layers):
+        if (mixed := facts.experts) and (
+            not mixed.always < mixed.chosen <= mixed.count or max(mixed.layers, default=0) >= facts.layers
+        ):
             raise ValueError(f"facts: {mixed.chosen} of {mixed.count} experts in layers {mixed.layers}")
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)
@@ -221,6 +224,15 @@ class Manifest(Part):
     provenance: Provenance = Field(default_factory=dict)
     golden: list[GoldenVector] = Field(default_factory=list)
     files: dict[InsidePath, FileEntry] = Field(default_factory=dict)
+
+    @property
+    def models(self) -> list[ModelPart]:
+        """Every model of the bundle, the target first."""
+        return [part for part in (self.target, self.draft, self.drafter) if part]
+
+    def beside(self, needs: str) -> ModelPart | None:
+        """The model that guesses for a method which ``needs`` a "draft" or a "drafter"; None where there is none."""
+        return {"draft": self.draft, "drafter": self.drafter}.get(needs)
 
     @model_validator(mode="after")
     def _fits(self) -> Manifest:

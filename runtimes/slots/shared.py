@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import mmap
+import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,10 @@ from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import default_threads, make_session
 
+MOST_VIEWS = 512  # of buffers, that are kept
+LEAST_PAGES = 1 << 16  # bytes of an array that gets pages of its own
+HUGE = 4 << 20  # bytes from which huge pages are asked for
+
 
 class Bound:
     """A numpy array and the OrtValue over the same memory (zero copy): write one, the session reads the other."""
@@ -29,6 +35,22 @@ class Bound:
 
         self.array = array  # kept: the OrtValue does not own the memory
         self.value = ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def own_pages(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """A zeroed array on pages of its own, which go back to the system with it; pages never written cost nothing.
+
+    Caches come, grow and go with the requests: malloc, from which numpy takes memory, would keep the holes.
+    """
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if size < LEAST_PAGES:
+        return np.zeros(shape, dtype)
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    pages = mmap.mmap(-1, size, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE:  # as numpy does
+        with suppress(OSError):  # a system without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 class Model:
@@ -86,5 +108,7 @@ class Model:
             self._flat[name] = flat = np.zeros(size, dtype)
             for old in [old for old in self._views if old[0] == name]:
                 del self._views[old]
+        if len(self._views) >= MOST_VIEWS:  # of stock attention every length of a text makes another one
+            del self._views[next(iter(self._views))]
         self._views[key] = Bound(flat[:size].reshape(shape))
         return self._views[key]

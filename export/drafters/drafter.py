@@ -1,0 +1,67 @@
+"""A drafter conditioned on hidden states on its way into a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures.base import Architecture
+from edgespec.export.heads.choice import cut_draft
+from edgespec.export.heads.description import HeadPlan
+from edgespec.runtimes.files.manifest import DrafterKind
+from edgespec.runtimes.files.operators import WantedOperators
+
+
+@dataclass(frozen=True)
+class Drafter:
+    """A drafter on its way into a bundle.
+
+    Attributes:
+        arch: the drafter, over its checkpoint.
+        tapped: which boundaries of the target it looks at, in its order.
+        tokens: int64 [size], what its LM head scores, ascending; None = all tokens of the target, in order.
+        notes: what the user should know about how it is read.
+    """
+
+    arch: Architecture
+    tapped: tuple[int, ...]
+    tokens: NDArray[np.int64] | None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def plan(self) -> HeadPlan:
+        """What its graphs have."""
+        return HeadPlan() if self.tokens is None else HeadPlan(cut=True, only=True)
+
+    @property
+    def method(self) -> DrafterKind:
+        """The method that drafts by it."""
+        assert self.arch.drafts is not None
+        return self.arch.drafts
+
+
+def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:
+    """Refuse a drafter of another method than is wanted, and operators that cannot run it.
+
+    Raises:
+        ExportError: see above.
+    """
+    if drafter.method not in methods:
+        raise ExportError(
+            f"{drafter.arch.source.path}: is a drafter for --method {drafter.method}", f"add --method {drafter.method}"
+        )
+    if operators == "stock" and (what := drafter.arch.native_only):
+        raise ExportError(
+            f"--operators stock: --method {drafter.method} has {what}, which only native operators compute",
+            "leave --operators out",
+        )
+
+
+def cut_drafter(drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
+    """Let one that has the target's LM head score only some tokens, int64 [size], ascending."""
+    cut_draft(drafter.arch, tokens)
+    return Drafter(drafter.arch, drafter.tapped, tokens, drafter.notes)
