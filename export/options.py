@@ -30,10 +30,10 @@ class ExportOptions:
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
-        the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the draft's LM head; 0 =
-        all, None = as many as pay (``planning/speed/cut.py``). devices: those to write graphs for. device_precisions:
-        of activations there; none = fp32. adapter: LoRA adapter to merge into the target. drafter: folder of
-        a drafter conditioned on hidden states, for ``eagle``.
+        the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
+        and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
+        devices: those to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter
+        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle``.
     """
 
     model: str
@@ -98,8 +98,8 @@ class ExportOptions:
             raise ExportError("--drafter was given, but not --method eagle", "add --method eagle")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
-        if self.draft_vocab and SPECULATIVE not in methods:
-            raise ExportError("--draft-vocab was given, but not --method speculative", "add --method speculative")
+        if self.draft_vocab and not {SPECULATIVE, EAGLE} & set(methods):
+            raise ExportError("--draft-vocab was given, but not --method speculative or eagle", "add one of them")
         if self.head_vocab is not None and not set(needing("heads")) & set(methods):
             raise ExportError(
                 "--head-vocab was given, but no method with heads", f"methods: {', '.join(needing('heads'))}"

@@ -22,6 +22,7 @@ from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, 
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.export.drafters.measure import measure_drafter
 from edgespec.export.drafters.read import Drafter, read_drafter
+from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.drafters.write import drafter_bytes, write_drafter
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.heads.choice import HeadChoice, choose_heads
@@ -100,7 +101,6 @@ class Exporter:
             if not isinstance(self.target, EmittedModel):
                 raise ExportError("--drafter needs graphs of edgespec's own, and this model's are optimum's")
             self.drafter = read_drafter(resolve(options.its_drafter), self.target.arch)
-            self.notes += [f"drafter: {note}" for note in self.drafter.notes]
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
         tapped = self.drafter.tapped if self.drafter else ()
@@ -127,8 +127,14 @@ class Exporter:
         return EmittedModel(open_model(path, None))
 
     def _cut_draft(self) -> None:
-        """Leave a draft the tokens that were asked for, or as many as pay."""
+        """Leave a draft the tokens that were asked for, or as many as pay; give a drafter those that were asked for."""
         size = self.options.draft_vocab
+        if self.drafter is not None and isinstance(self.target, EmittedModel):
+            if size is not None:
+                tokens = self._frequent(size or self.target.facts.vocab, self.target, "--draft-vocab")
+                assert tokens is not None
+                self.drafter = with_tokens(self.drafter, self.target.arch, tokens)
+            self.notes += [f"drafter: {note}" for note in self.drafter.notes]
         if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
             size = paying_size(self.target.facts, self.draft.facts, first_ids(self.codec.encode(self.text)))
         if self.draft is not None and size:
