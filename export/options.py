@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -96,10 +96,14 @@ class ExportOptions:
             )
         if self.drafter is not None and EAGLE not in methods:
             raise ExportError("--drafter was given, but not --method eagle", "add --method eagle")
+        if EAGLE in methods and MTP in methods:
+            raise ExportError("a bundle holds one drafter: --method eagle or --method mtp, not both")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
-        if self.draft_vocab and not {SPECULATIVE, EAGLE} & set(methods):
-            raise ExportError("--draft-vocab was given, but not --method speculative or eagle", "add one of them")
+        if self.draft_vocab and not {SPECULATIVE, EAGLE, MTP} & set(methods):
+            raise ExportError(
+                "--draft-vocab was given, but no method that it is for", "methods: speculative, eagle, mtp"
+            )
         if self.head_vocab is not None and not set(needing("heads")) & set(methods):
             raise ExportError(
                 "--head-vocab was given, but no method with heads", f"methods: {', '.join(needing('heads'))}"

@@ -14,14 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
-from edgespec.drafters.registry import EAGLE, SPECULATIVE, needing
+from edgespec.drafters.registry import MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.measure import measure_drafter
-from edgespec.export.drafters.read import Drafter, read_drafter
+from edgespec.export.drafters.mtp import cut_mtp, read_mtp
+from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.drafters.write import drafter_bytes, write_drafter
 from edgespec.export.emitted import EmittedModel
@@ -37,7 +39,7 @@ from edgespec.export.planning.plan import describe_export
 from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.refusals import refuse_draft, refuse_target
-from edgespec.export.source.source import resolve
+from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.planning.speed.cut import first_ids, paying_size
@@ -101,12 +103,15 @@ class Exporter:
             if not isinstance(self.target, EmittedModel):
                 raise ExportError("--drafter needs graphs of edgespec's own, and this model's are optimum's")
             self.drafter = read_drafter(resolve(options.its_drafter), self.target.arch)
+        elif MTP in self.methods and isinstance(self.target, EmittedModel):
+            self.drafter = read_mtp(Checkpoint.open(self.path), self.target.arch)
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
         tapped = self.drafter.tapped if self.drafter else ()
         self.heads = HeadChoice(trained, self._frequent(options.head_vocab, self.target, "--head-vocab"), tapped)
         self.target.equip(self.heads)
         self._cut_draft()
+        self._cut_drafter()
         self.attention = check_attention(options.attention, options.operators, len(self.codec.encode(self.text)))
         check_coded_keys(self.target.facts, self.attention)
 
@@ -127,20 +132,30 @@ class Exporter:
         return EmittedModel(open_model(path, None))
 
     def _cut_draft(self) -> None:
-        """Leave a draft the tokens that were asked for, or as many as pay; give a drafter those that were asked for."""
+        """Leave a draft the tokens that were asked for, or as many as pay."""
         size = self.options.draft_vocab
-        if self.drafter is not None and isinstance(self.target, EmittedModel):
-            if size is not None:
-                tokens = self._frequent(size or self.target.facts.vocab, self.target, "--draft-vocab")
-                assert tokens is not None
-                self.drafter = with_tokens(self.drafter, self.target.arch, tokens)
-            self.notes += [f"drafter: {note}" for note in self.drafter.notes]
         if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
             size = paying_size(self.target.facts, self.draft.facts, first_ids(self.codec.encode(self.text)))
         if self.draft is not None and size:
             scored = self._frequent(size, self.draft, "--draft-vocab")
             assert scored is not None
             self.draft.cut(scored)
+
+    def _cut_drafter(self) -> None:
+        """Give a drafter the tokens that were asked for; else the layer inside the checkpoint as many as pay."""
+        size, facts = self.options.draft_vocab, self.target.facts
+        if self.drafter is None or not isinstance(self.target, EmittedModel):
+            return
+        inside = self.drafter.method == MTP
+        if size is None and inside:
+            size = paying_size(facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
+        if size == 0 and not inside:
+            size = facts.vocab
+        if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
+            self.drafter = (
+                cut_mtp(self.drafter, tokens) if inside else with_tokens(self.drafter, self.target.arch, tokens)
+            )
+        self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
         """The tokens of a cut LM head, [size]."""
@@ -228,7 +243,7 @@ class Exporter:
         if self.drafter is not None and made.drafter is not None:
             self.progress("acceptance", 0, 1, "the drafter against the target")
             found = measure_drafter(self.drafter, made.folder, made.drafter, made.slot, made.tokens, options.threads)
-            made.methods[EAGLE] = found.method(made.costs, self.text_name, digest(self.text))
+            made.methods[self.drafter.method] = found.method(made.costs, self.text_name, digest(self.text))
             self.notes += found.notes
             self.progress("acceptance", 1, 1, "the drafter against the target")
 
@@ -293,7 +308,7 @@ class Exporter:
             "revision": options.revision,
             "adapter": None if options.adapter is None else Path(options.adapter).resolve().name,
             "draft": None if options.draft is None else Path(options.draft).name,
-            "drafter": None if self.drafter is None else Path(str(options.its_drafter)).name,
+            "drafter": None if options.its_drafter is None else Path(options.its_drafter).name,
             "notes": self.notes or None,
             "seed": options.seed,
             **self.target.provenance(),

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
-from edgespec.drafters.registry import EAGLE, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, MTP, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
@@ -23,6 +23,7 @@ from edgespec.export.bundle.model_part import (
     check_operators,
     open_described,
 )
+from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
@@ -108,12 +109,17 @@ def planned_bundle(
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
     target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
     drafter: PlannedModel | None = None
-    if EAGLE in wanted:
-        its_own, tapped = assumed_drafter(arch)
-        drafter = PlannedModel(its_own, replace(choice, head=choice.drafter_head), layout, (), None, "drafter/")
+    if EAGLE in wanted or MTP in wanted:
+        its_own: Architecture
+        if EAGLE in wanted:
+            its_own, tapped, rows = *assumed_drafter(arch), None
+            assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
+        else:
+            its_own, tapped = planned_mtp(arch), (arch.facts.layers,)
+            rows = paying_size(arch.facts, its_own.facts) if draft_vocab is None else draft_vocab or None
+        drafter = PlannedModel(its_own, replace(choice, head=choice.drafter_head), layout, (), rows, "drafter/")
         drafter.as_draft()
         files |= drafter.files()
-        assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
         its_heads = replace(its_heads, tapped=tapped)
     target.with_heads(its_heads, gated=bool(set(needing("layers", "heads", "drafter")) & set(wanted)))
     target.part = target.part.model_copy(update={"attention": _attention(attention, layout, assumed)})
@@ -154,6 +160,15 @@ def planned_bundle(
         | ({} if draft is None else {"draft": draft}),
         files=entries(files),
     )
+
+
+def possible_drafter(model: str, revision: str | None = None) -> str:
+    """The method whose drafter a model can have: ``mtp`` if its config.json speaks of that layer, else ``eagle``.
+
+    Raises:
+        ExportError: as ``planned_bundle``.
+    """
+    return MTP if has_mtp(_opened(resolve(model, revision, weights=False), None)) else EAGLE
 
 
 def _opened(path: Path, context: int | None) -> Architecture:

@@ -30,7 +30,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     "--method",
     "methods",
     multiple=True,
-    help="speculative, self-spec, swift, medusa, blockwise, paradecode or eagle; may be repeated.  "
+    help="speculative, self-spec, swift, medusa, blockwise, paradecode, eagle or mtp; may be repeated.  "
     "ar and ngram always work.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
@@ -132,6 +132,7 @@ def command(
     edgespec export ./target --method speculative --draft ./draft --context 4096
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./Qwen3-4B --method eagle --drafter AngelSlim/Qwen3-4B_eagle3
+    edgespec export ./Qwen3.5-4B --method mtp
     edgespec export ./Llama-3.2-3B --recipe laptop-3b-chat --draft ./Llama-3.2-1B
     edgespec export ./model --dry-run --json
     """

@@ -25,7 +25,8 @@ def _numbers(text: str) -> tuple[int, ...]:
 NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "branch": (
         _numbers,
-        "speculative, swift, eagle: guesses in a tree; 2 = two at every node along the first choices, 3,2,1 = by depth",
+        "speculative, swift, eagle, mtp: guesses in a tree; 2 = two at every node along the first choices, "
+        "3,2,1 = by depth",
     ),
     "nodes": (int, "medusa: most guesses of a tree, 1 to 64; else what is predicted to be fastest"),
     "threshold": (float, "paradecode: how sure an early exit must be, 0 to 1; else what the export found best"),

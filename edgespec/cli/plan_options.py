@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.drafters.registry import METHODS, SPECULATIVE, complete, needing
+from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.candidates import Option
 from edgespec.planning.profile.record import Profile
@@ -77,9 +77,12 @@ def model_options(
     Raises:
         ExportError: unreadable or unsupported.
     """
-    from edgespec.export.planned import planned_bundle
+    from edgespec.export.planned import planned_bundle, possible_drafter
 
-    wanted = tuple(methods) or needing("text", "layers", "heads", "drafter", *(("draft",) if draft else ()))
+    wanted = tuple(methods) or (
+        *needing("text", "layers", "heads", *(("draft",) if draft else ())),
+        possible_drafter(source, revision),
+    )
     found = []
     for form in formats or FORMATS:
         planned = planned_bundle(source, form=form, methods=wanted, draft=draft, context=context, revision=revision)
@@ -91,7 +94,7 @@ def model_options(
         needs |= {
             name: f"needs a drafter: edgespec train {name} {source} -o {DRAFTER}"
             for name in planned.methods
-            if METHODS[name].needs == "drafter"
+            if name == EAGLE
         }
         if SPECULATIVE in planned.methods and draft is None:
             needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
@@ -109,7 +112,7 @@ def export_command(option: Option, method: str) -> str | None:
         words += ["--method", method]
     if METHODS[method].needs == "heads":
         words += ["--heads", f"{method}-heads"]
-    if METHODS[method].needs == "drafter":
+    if method == EAGLE:
         words += ["--drafter", DRAFTER]
     if METHODS[method].needs == "draft":
         words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]

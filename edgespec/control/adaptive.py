@@ -96,6 +96,12 @@ class Adaptive(Wrapper):
             self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
         super().bind(params, noise)
 
+    def prefill(self, tokens: list[int], most: int) -> int:
+        """Let the inner drafter read the prompt where it will be asked at once."""
+        record = self._record(self._expected_bucket)
+        asked = not self.fallback or record.drafting or not record.seen[0]
+        return self.inner.prefill(tokens, most) if asked else 0
+
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """The inner drafter's proposal, as long as it pays to verify."""
         budget = min(budget, self.gamma_max)

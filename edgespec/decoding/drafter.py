@@ -35,8 +35,8 @@ class Drafter:
     """Guesses what follows; it never owns a loop over rounds (``loop.decode`` does).
 
     A drafter overrides ``propose``, and whatever else it needs.  The loop calls ``watch``, ``bind`` and ``begin`` when
-    a request starts, then reads the prompt; ``propose``, ``observe`` and ``timed`` in every round.  An exception in any
-    of them costs the request its drafter, never its text.
+    a request starts, then reads the prompt and lets the drafter read it (``prefill``); ``propose``, ``observe`` and
+    ``timed`` in every round.  An exception in any of them costs the request its drafter, never its text.
 
     Attributes:
         name: the method, as the bundle and the command line call it.
@@ -92,6 +92,10 @@ class Drafter:
     def known(self, tokens: list[int]) -> int:
         """The prompt is about to be read: of how many of its first tokens nothing tapped is needed."""
         return len(tokens)
+
+    def prefill(self, tokens: list[int], most: int) -> int:
+        """Read at most so many tokens that the first proposal after this prompt needs; returns how many are left."""
+        return 0
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         """Tokens ``first`` and on of the prompt were read: what was tapped of them, [n, k * hidden], to be copied."""
@@ -168,6 +172,9 @@ class Wrapper(Drafter):
 
     def known(self, tokens: list[int]) -> int:
         return min([len(tokens), *(drafter.known(tokens) for drafter in self.inside)])
+
+    def prefill(self, tokens: list[int], most: int) -> int:
+        return sum(drafter.prefill(tokens, most) for drafter in self.inside)
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         self.tell("absorb", lambda drafter: drafter.absorb(first, taps))

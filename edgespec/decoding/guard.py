@@ -56,6 +56,13 @@ class Guard(Wrapper):
             self._drop("known", error)
             return len(tokens)
 
+    def prefill(self, tokens: list[int], most: int) -> int:
+        try:
+            return super().prefill(tokens, most)
+        except Exception as error:
+            self._drop("prefill", error)
+            return 0
+
     # Every Exception is caught, EdgespecError too: a draft model that yields NaN raises one, and if it was the target
     # that failed below a self-draft, its next pass will say so.
     def tell(self, where: str, call: Callable[[Drafter], None]) -> None:

@@ -16,7 +16,7 @@ from edgespec.decoding.guard import Guard
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.observer import Observer
 from edgespec.decoding.proposal import EMPTY
-from edgespec.decoding.request import DecodeOptions, Finish, PassRequest, Round
+from edgespec.decoding.request import DecodeOptions, Finish, PassRequest, PrefillRequest, Round
 from edgespec.decoding.rows import RowSampler
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
@@ -24,8 +24,8 @@ from edgespec.decoding.target import GreedyTarget, HeadTarget, LayeredTarget, Pa
 from edgespec.decoding.verify import keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
-# each PassRequest is answered by its Pass (``send``); then comes the Round
-Rounds = Generator[PassRequest | Round, Pass | None, None]
+# a PrefillRequest is answered by a number of tokens (``send``) or None, a PassRequest by its Pass; then comes the Round
+Rounds = Generator[PrefillRequest | PassRequest | Round, int | Pass | None, None]
 
 
 def decode(
@@ -72,6 +72,8 @@ def run_pass(target: Target, request: PassRequest) -> Pass:
 def _alone(target: Target, running: Rounds) -> Generator[Round, None, None]:
     """Drive one request: each of its passes at once."""
     for item in running:
+        if isinstance(item, PrefillRequest):
+            continue
         if isinstance(item, PassRequest):
             item = running.send(run_pass(target, item))
         assert isinstance(item, Round)
@@ -87,8 +89,9 @@ def rounds(
 ) -> Rounds:
     """Like ``decode``, but the passes over the target are left to whoever drives the generator.
 
-    It yields a ``PassRequest``, wants its ``Pass`` sent, and yields the ``Round`` made of it; the arrays of the pass
-    must stay as they are until then.
+    First it yields a ``PrefillRequest`` as long as some of the prompt is not read, and reads as many tokens as it is
+    sent.  Then it yields a ``PassRequest``, wants its ``Pass`` sent, and yields the ``Round`` made of it; the arrays of
+    the pass must stay as they are until then.
     """
     tokens = [int(token) for token in prompt]
     check_prompt(tokens, options.sampling, target.vocab_size, target.context)
@@ -121,23 +124,39 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
         raise InvalidRequest(f"logit_bias names token {max(sampling.logit_bias)}; {known}")
 
 
-def _read(target: Target, tokens: list[int], guard: Guard) -> int:
+Reading = Generator[PrefillRequest, int | Pass | None, int]
+
+
+def _read(target: Target, tokens: list[int], guard: Guard) -> Reading:
     """Read the prompt, but for its last token, into the slot; returns how many tokens were there already.
 
     A drafter that looks at what is tapped of the target is shown it of every token that it does not know yet: those
     are read again, if need be.
     """
     tapped = target if isinstance(target, TappedTarget) and guard.wants_taps else None
-    reused = target.follow(tokens[: min(len(tokens) - 1, guard.known(tokens) if tapped else len(tokens))])
-    if tapped:
-        tapped.tap_sink = guard.absorb
-    try:
-        if reused < len(tokens) - 1:
-            target.prefill(tokens[reused:-1])
-    finally:
+    held = reused = target.follow(tokens[: min(len(tokens) - 1, guard.known(tokens) if tapped else len(tokens))])
+    while left := len(tokens) - 1 - held:
+        most = yield PrefillRequest(left)
+        assert not isinstance(most, Pass)
         if tapped:
-            tapped.tap_sink = None
+            tapped.tap_sink = guard.absorb
+        try:
+            target.prefill(tokens[held : held + min(left, most or left)])
+        finally:
+            if tapped:
+                tapped.tap_sink = None
+        held += min(left, most or left)
     return reused
+
+
+def _read_ahead(tokens: list[int], guard: Guard) -> Reading:
+    """Let the drafter read what its first proposal needs; returns how much it would still read."""
+    before, left = len(tokens), guard.prefill(tokens, 0)
+    while 0 < left < before:  # one that does not get on is not asked again
+        most = yield PrefillRequest(left, draft=True)
+        assert not isinstance(most, Pass)
+        before, left = left, guard.prefill(tokens, most or left)
+    return left
 
 
 def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats) -> Rounds:
@@ -149,8 +168,11 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     guard.bind(params, noise)
     guard.begin(tokens)
     observer.begun()
-    reused = _read(target, tokens, guard)
+    reused = yield from _read(target, tokens, guard)
     observer.prefilled(len(tokens), reused)
+    if options.max_new_tokens > 1:
+        yield from _read_ahead(tokens, guard)
+        observer.begun()
     heads = target if isinstance(target, HeadTarget) else None
     tapped = target if isinstance(target, TappedTarget) else None
 
@@ -176,7 +198,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         parents = None if proposal.parents is None else np.concatenate(([-1], proposal.parents + 1))
         request = PassRequest(rows, parents, proposal.resume, only_best)
         output = yield request
-        assert output is not None, "a pass that was asked for must be answered"
+        assert isinstance(output, Pass), "a pass that was asked for must be answered"
         observer.passed(request)
 
         sampler = RowSampler(output.logits, tokens, proposal, params, noise, output.best)

@@ -52,6 +52,19 @@ class DecodeOptions:
 
 
 @dataclass(slots=True)
+class PrefillRequest:
+    """The prompt is not read yet.  Whoever drives the request sends how many tokens come next; None = all of them.
+
+    Attributes:
+        left: tokens to be read.
+        draft: whether a draft model reads them, after the target.
+    """
+
+    left: int
+    draft: bool = False
+
+
+@dataclass(slots=True)
 class PassRequest:
     """A pass that a request wants.  Whoever drives it runs the pass, perhaps together with those of other requests.
 

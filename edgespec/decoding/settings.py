@@ -24,7 +24,7 @@ class DraftOptions:
     """What shapes the guesses of some methods; None = what the bundle or the method has found best.
 
     Attributes:
-        branch: speculative, swift, eagle: guesses per node by depth; one number: along the likeliest chain.
+        branch: speculative, swift, eagle, mtp: guesses per node by depth; one number: along the likeliest chain.
         nodes: medusa: most guesses of a tree.
         threshold: paradecode: confidence from which an early exit is taken.
         kind: swift: the kind of text, of which a skip set is remembered.

@@ -1,4 +1,5 @@
-"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840).
+"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
+multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone.
 
 Its entry i is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and the taps of all
 but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own guesses and its
@@ -71,10 +72,10 @@ class DraftDecoder(Drafter):
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         """Make entries of the rows of the prompt, but for the last: that one gives the first guess."""
-        new = taps[max(0, self._at + len(self._taps) - first) :]
-        if first + len(taps) - len(new) != self._at + len(self._taps):
-            raise EdgespecError(f"taps of token {first}: expected those of token {self._at + len(self._taps)}")
-        self._taps = np.concatenate((self._taps, new))
+        known = self._at + len(self._taps)  # a target with states may read again what is known here
+        if first > known:
+            raise EdgespecError(f"taps of token {first}: expected those of token {known}")
+        self._taps = np.concatenate((self._taps, taps[known - first :]))
         self._settle()
 
     # -- rounds --------------------------------------------------------------------------------------------------------
@@ -128,4 +129,6 @@ class DraftDecoder(Drafter):
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftDecoder:
     """Drafting by the bundle's drafter."""
-    return DraftDecoder(parts.target, parts.draft("drafter"), branch=options.branch)
+    slot = parts.draft("drafter")
+    assert slot.model.part.decoder is not None
+    return DraftDecoder(parts.target, slot, slot.model.part.decoder.kind, options.branch)

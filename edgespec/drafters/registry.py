@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from edgespec.drafters.parts import Parts
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
-AR, NGRAM, SPECULATIVE, SELF_SPEC, EAGLE = "ar", "ngram", "speculative", "self-spec", "eagle"
+AR, NGRAM, SPECULATIVE, SELF_SPEC, EAGLE, MTP = "ar", "ngram", "speculative", "self-spec", "eagle", "mtp"
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -78,6 +78,7 @@ METHODS: dict[str, Method] = {
     EAGLE: Method(
         "a drafter conditioned on hidden states", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.EAGLE
     ),
+    MTP: Method("a layer of the checkpoint", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.MTP),
 }
 
 

@@ -70,6 +70,16 @@ class DraftModel(Drafter):
         """[budget + 1]: rows of the pass that verifies a proposal of each depth."""
         return rows_of(self.branch, budget)
 
+    def prefill(self, tokens: list[int], most: int) -> int:
+        """Read the prompt by pieces; what ``propose`` reads by itself is left to it."""
+        known = self.model.follow(tokens[:-1])
+        left = len(tokens) - 1 - known
+        if left < _FEED or len(tokens) >= self.model.context or max(tokens[known:]) >= self.model.vocab_size:
+            return 0
+        if most:
+            self.model.prefill(tokens[known : known + min(left, most)])
+        return max(left - most, 0)
+
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """A chain or tree; less deep than ``budget`` where the draft's own context ends."""
         model = self.model

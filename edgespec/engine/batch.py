@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from time import perf_counter
-from typing import cast
+from typing import cast, overload
 
 from edgespec.decoding.loop import run_pass
-from edgespec.decoding.request import PassRequest
+from edgespec.decoding.request import PassRequest, PrefillRequest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.loaded import LoadedBundle
@@ -26,6 +26,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 Answer = Chunk | Exception
+MOST_WIDTHS = 2  # of batches whose KV is kept
 
 
 class BatchSessions:
@@ -50,7 +51,7 @@ class BatchSessions:
 
 
 class Batches:
-    """Batches of an engine; idle sessions are kept by width, with what their drafters have learned."""
+    """Batches of an engine; idle sessions of the latest widths are kept, with what their drafters have learned."""
 
     def __init__(self) -> None:
         self._idle: dict[int, BatchSessions] = {}
@@ -81,10 +82,17 @@ class Batches:
                 engine.lock,
             )
         finally:
-            if sessions and engine.closed:
-                sessions.close()
-            elif sessions:
-                self._idle[width] = sessions
+            if sessions:
+                self._give_back(engine, width, sessions)
+
+    def _give_back(self, engine: LoadedBundle, width: int, sessions: BatchSessions) -> None:
+        with engine.lock:
+            gone = [] if width not in self._idle else [self._idle.pop(width)]
+            self._idle[width] = sessions
+            while len(self._idle) > (0 if engine.closed else MOST_WIDTHS):
+                gone.append(self._idle.pop(next(iter(self._idle))))
+            for old in gone:
+                old.close()
 
     def _take(self, engine: LoadedBundle, width: int) -> BatchSessions:
         """Idle sessions of a batch of that width, or new ones."""
@@ -127,7 +135,7 @@ def run_batch(
         while len(results) < count:
             while len(running) < width and (number := next(waiting, None)) is not None:
                 running[number] = start(number)
-            for _, answer in round_of(list(running.values()), batch, lock):
+            for _, answer in round_of(list(running.values()), batch, lock, wait=True):
                 if isinstance(answer, Exception):
                     raise answer
             for number, stream in list(running.items()):
@@ -143,22 +151,50 @@ def run_batch(
 
 
 def round_of(
-    streams: Sequence[Stream], batch: NativeBatch | None, lock: AbstractContextManager[object]
+    streams: Sequence[Stream], batch: NativeBatch | None, lock: AbstractContextManager[object], wait: bool = False
 ) -> list[tuple[Stream, Answer]]:
-    """A round of every request: its text, or the error that it met.
+    """A round of every request that has read its prompt: its text, or the error that it met.
+
+    One of those that have not reads a piece of it, whichever has waited longest.
 
     Args:
         streams: requests that have not ended.
         batch: whose slots they decode on; None = they take turns.
         lock: held while the model is used.
+        wait: decode only what all can decode together, when every prompt is read.
     """
+    reading = sorted((stream for stream in streams if stream.reading), key=lambda stream: stream.read_at)[:1]
+    decoding = [stream for stream in streams if not stream.reading]
     if batch is None:
-        return [(stream, _tried(stream.step)) for stream in streams]
+        turns = reading if wait and reading else reading + decoding
+        took = ((stream, _tried(stream.step)) for stream in turns)
+        return [(stream, got) for stream, got in took if not isinstance(got, PrefillRequest)]
+    answers: list[tuple[Stream, Answer]] = []
     with lock:
-        return list(_joint(streams, batch))
+        for stream in reading:
+            try:
+                asked = stream.read(len(streams))
+            except Exception as error:
+                answers.append((stream, error))
+                continue
+            if asked is None:
+                answers.append((stream, Chunk("", None)))
+            elif isinstance(asked, PassRequest):
+                decoding.append(stream)
+        if wait and any(stream.reading and not stream.ended for stream in streams):
+            return answers
+        return answers + list(_joint(decoding, batch))
 
 
-def _tried(step: Callable[[], Chunk | None]) -> Answer:
+@overload
+def _tried(step: Callable[[], Chunk]) -> Answer: ...
+
+
+@overload
+def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | PrefillRequest: ...
+
+
+def _tried(step: Callable[[], Chunk | PrefillRequest | None]) -> Answer | PrefillRequest:
     """What a round gives; a request that fails must not take others along."""
     try:
         return step() or Chunk("", None)
@@ -177,6 +213,8 @@ def _joint(streams: Sequence[Stream], batch: NativeBatch) -> Iterator[tuple[Stre
             continue
         if asked is None:
             yield stream, Chunk("", None)
+        elif isinstance(asked, PrefillRequest):
+            continue
         elif asked.resume is not None:  # rows that go on from some layer are another pass than whole ones
             yield stream, _tried(partial(_alone, stream, asked))
         else:

@@ -13,6 +13,7 @@ from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, needing, searching
 from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
+from edgespec.engine.pace import Pace
 from edgespec.engine.sessions import Session, SessionPool, Times
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
@@ -50,6 +51,7 @@ class LoadedBundle:
         allowance: the memory it may take.
         lock: held while the model is used: buffers are shared by all sessions.
         sessions: KV slots and drafters, kept from request to request.
+        paces: how fast prompts are read, by the target and by a draft.
         device_lost: why passes no longer run on the device; None = they do.
 
     Args:
@@ -110,6 +112,7 @@ class LoadedBundle:
         self._off_device: LoadedBundle | None = None
         self._rows_exact: bool | None = None
         self._times: Times = {}
+        self.paces = Pace(), Pace()
 
     # -- what this bundle is -------------------------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from edgespec.control.auto import Switch
 from edgespec.control.chain import Compose
 from edgespec.decoding.loop import rounds, run_pass
-from edgespec.decoding.request import DecodeOptions, PassRequest, Round
+from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest, Round
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
@@ -30,7 +30,12 @@ _HANDOVER = 1e-4  # seconds
 
 
 class Stream:
-    """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``."""
+    """A running request: iterate for text as it comes; ``result`` is there at the end, or after ``close``.
+
+    Attributes:
+        reading: whether some of the prompt is still to be read.
+        read_at: when some of it was read last, by ``time.perf_counter``.
+    """
 
     def __init__(
         self,
@@ -73,7 +78,9 @@ class Stream:
 
     def _begin(self) -> None:
         """Take up the request where it stands, on the session that is there."""
-        settings, self._prefilled = self._settings, False
+        settings = self._settings
+        self._asked: PassRequest | PrefillRequest | None = None  # what comes next, where that is known
+        self.reading, self.read_at = True, 0.0
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             self._session.chunk = self._admission.chunk
@@ -191,11 +198,14 @@ class Stream:
         """Whether the last round was made."""
         return self._finish is not None
 
-    def ask(self, beside: int = 1) -> PassRequest | None:
-        """The pass that the next round wants; None = the request was cancelled.
+    def ask(self, beside: int = 1) -> PassRequest | PrefillRequest | None:
+        """The pass that the next round wants; a request that still reads its prompt reads some of it.
 
         Args:
             beside: requests whose passes run together with this one's, itself included.
+
+        Returns:
+            None: the request was cancelled; a ``PrefillRequest``: there is more to be read.
 
         Raises:
             InvalidRequest: the engine was closed.
@@ -207,9 +217,29 @@ class Stream:
         if not self._stats.rounds:
             self._reserve()
         self._drafter.set_width(beside)
-        asked = next(self._rounds)
-        assert isinstance(asked, PassRequest)
+        asked, self._asked = self._asked or next(self._rounds), None
+        if isinstance(asked, PrefillRequest):
+            asked = self._fill(asked)
+        assert not isinstance(asked, Round)
+        if isinstance(asked, PrefillRequest):
+            self._asked = asked
+        self.reading = self._asked is not None
         return asked
+
+    def read(self, beside: int) -> PassRequest | PrefillRequest | None:
+        """Like ``ask``, but a pass is not lost: the next ``ask`` gives it again."""
+        asked = self._asked = self.ask(beside)
+        return asked
+
+    def _fill(self, asked: PrefillRequest) -> PrefillRequest | PassRequest | Round:
+        """Read some of the prompt -> what comes next."""
+        pace, start = self._engine.paces[asked.draft], time.perf_counter()
+        rows = pace.rows(self.target.chunk, self._sessions.busy < 2)
+        found = self._rounds.send(min(rows, asked.left))
+        self.read_at = time.perf_counter()
+        if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done
+            pace.took(rows, self.read_at - start)
+        return found
 
     def answer(self, output: Pass) -> Chunk:
         """The round made of the pass that was asked for."""
@@ -224,38 +254,19 @@ class Stream:
             self._on_stats(self._stats)
         return self._decoder.finish()
 
-    def step(self) -> Chunk | None:
-        """A round by itself; None = the request was cancelled.  The caller does not hold the engine's lock."""
+    def step(self) -> Chunk | PrefillRequest | None:
+        """A round by itself, or some of the prompt (a ``PrefillRequest``); None = the request was cancelled.
+
+        The caller does not hold the engine's lock.
+        """
         while True:
             try:
-                self._prefill()
                 with self._engine.lock:  # buffers are shared by all slots: one round at a time
                     asked = self.ask()
-                    return None if asked is None else self.answer(run_pass(self.target, asked))
+                    return self.answer(run_pass(self.target, asked)) if isinstance(asked, PassRequest) else asked
             except DeviceError as error:
                 self._rounds.close()
                 self._leave_device(error)
-
-    def _prefill(self) -> None:
-        """Fill the slot by chunks, all but the last of them: in between a cancel is seen, and other requests run."""
-        if self._prefilled:
-            return
-        self._prefilled = True
-        start, head, reused = time.perf_counter(), self.tokens[:-1], -1
-        while not self._cancel.is_set():
-            with self._engine.lock:
-                self._engine.require_open()
-                held = self.target.follow(head)
-                reused = held if reused < 0 else reused
-                if len(head) - held <= self.target.chunk:
-                    break
-                self._reserve()
-                self.target.prefill(head[held : held + self.target.chunk])
-            time.sleep(_HANDOVER)  # for those that come just now
-        else:
-            held = max(reused, 0)
-        self._stats.reused_tokens -= held - max(reused, 0)  # the first round counts what it finds
-        self._stats.prefill_ms += 1000 * (time.perf_counter() - start)
 
     def _reserve(self) -> None:
         wanted = len(self._prompt) + self._settings.max_new_tokens
@@ -263,8 +274,11 @@ class Stream:
 
     def _run(self) -> Generator[Chunk, None, None]:
         try:
-            while not self.ended and (chunk := self.step()) is not None:
-                yield chunk
+            while not self.ended and (made := self.step()) is not None:
+                if isinstance(made, Chunk):
+                    yield made
+                else:
+                    time.sleep(_HANDOVER)  # for those that come just now
             if rest := self.end():
                 yield Chunk(rest, None)
         finally:

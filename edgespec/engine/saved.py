@@ -42,11 +42,16 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
     try:
         if session.target.capacity < len(tokens):
             _admit(engine, len(tokens))
+        target, left = session.target, len(tokens)
+        while left:  # by pieces, between which others run
+            with engine.lock:
+                engine.require_open()
+                held = target.follow(tokens)
+                rows = engine.paces[0].rows(target.chunk, engine.sessions.busy < 2)
+                target.prefill(tokens[held : held + rows])
+                left = len(tokens) - len(target.tokens)
         with engine.lock:
             engine.require_open()
-            target = session.target
-            target.follow(tokens)
-            target.prefill(tokens[len(target.tokens) :])
             # a drafter's entries are made of what is tapped, which is not kept: it reads the text again
             slots = {name: slot for name, slot in session.slots().items() if name != "drafter"}
             if "draft" in slots:  # it never ran ahead of what is committed, but may have followed another text

@@ -33,6 +33,7 @@ from edgespec.runtimes.slots.slot import Slot
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
+MOST_DRAFTERS = 64  # drafters and their control, by method and options, that are kept with what they learned
 
 UNKNOWN = Ratios({}, {})
 
@@ -62,10 +63,7 @@ class Session:
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
         self._begin_draft: Callable[[Slot], None] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
-        self._inner: dict[tuple[str, DraftOptions], Drafter] = {}
-        self._adaptive: dict[tuple[str, DraftOptions, int, bool], Adaptive] = {}
-        self._chains: dict[tuple[DraftOptions, int | None, bool, bool], Compose] = {}
-        self._switches: dict[tuple[object, ...], Switch] = {}
+        self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def drafter(
@@ -79,10 +77,8 @@ class Session:
         inner = self._bare(choice, options)
         if choice.name == AR or not adaptive:
             return inner
-        key = choice.name, options, gamma or choice.gamma, fallback
-        if key not in self._adaptive:
-            self._adaptive[key] = self._controlled(choice, inner, gamma, fallback)
-        return self._adaptive[key]
+        key = "adaptive", choice.name, options, gamma or choice.gamma, fallback
+        return self._kept(key, lambda: self._controlled(choice, inner, gamma, fallback))
 
     def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
         """The drafter around a caller's proposer; the last one is kept with what was learned of it."""
@@ -96,17 +92,21 @@ class Session:
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions
     ) -> Drafter:
         """Several drafters asked in turn, each inside control of its own: what pays depends on who else may draft."""
-        key = replace(options, proposers=tuple(one.name for one in choice.proposers)), gamma, adaptive, fallback
-        if key not in self._chains:
+        named = replace(options, proposers=tuple(one.name for one in choice.proposers))
+
+        def make() -> Compose:
             bare = [(one, self._bare(one, options)) for one in choice.proposers]
-            drafters = [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
-            self._chains[key] = Compose(drafters)
-        return self._chains[key]
+            return Compose(
+                [self._controlled(one, inner, gamma, fallback) if adaptive else inner for one, inner in bare]
+            )
+
+        return self._kept(("chain", named, gamma, adaptive, fallback), make)
 
     def _switch(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Drafter:
         """The candidates of method auto; each is loaded at its first turn."""
-        key = tuple((one.name, one.promise) for one in choice.candidates), options, gamma, fallback
-        if key not in self._switches:
+        promised = tuple((one.name, one.promise) for one in choice.candidates)
+
+        def make() -> Switch:
             self._verify_costs(None)  # the passes that this times must come before the prompt is read
             load = partial(self._loaded, gamma=gamma, fallback=fallback, options=options)
             candidates = [
@@ -114,8 +114,9 @@ class Session:
                 for one in choice.candidates
                 for needs in (METHODS[one.name].needs,)
             ]
-            self._switches[key] = Switch(candidates, fallback)
-        return self._switches[key]
+            return Switch(candidates, fallback)
+
+        return self._kept(("auto", promised, options, gamma, fallback), make)
 
     def _loaded(self, choice: MethodChoice, gamma: int | None, fallback: bool, options: DraftOptions) -> Adaptive:
         """The drafter of a method inside control of its own."""
@@ -123,10 +124,17 @@ class Session:
 
     def _bare(self, choice: MethodChoice, options: DraftOptions) -> Drafter:
         """The drafter of a method, without control."""
-        which = choice.name, replace(options, proposers=())
-        if which not in self._inner:
-            self._inner[which] = METHODS[choice.name].build(self._parts, choice.part, options)
-        return self._inner[which]
+        key = choice.name, replace(options, proposers=())
+        return self._kept(key, lambda: METHODS[choice.name].build(self._parts, choice.part, options))
+
+    def _kept(self, key: tuple[object, ...], make: Callable[[], Drafter]) -> Drafter:
+        """What was made for these options, or is made now; of too many, the one not asked for longest is forgotten."""
+        found = self._made.pop(key, None)
+        found = make() if found is None else found
+        self._made[key] = found
+        while len(self._made) > MOST_DRAFTERS:
+            del self._made[next(iter(self._made))]
+        return found
 
     def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
         """A drafter inside new control."""
@@ -255,6 +263,11 @@ class SessionPool:
             if session in self._busy:
                 self._busy.remove(session)
                 session.close()
+
+    @property
+    def busy(self) -> int:
+        """How many sessions are in use."""
+        return len(self._busy)
 
     def kv_bytes(self) -> int:
         """Bytes of KV of all sessions."""

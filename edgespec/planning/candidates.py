@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from edgespec.drafters.registry import EAGLE, SPECULATIVE, needing, searching
+from edgespec.drafters.registry import needing, searching
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed, speed_of
@@ -136,7 +136,8 @@ def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpti
             threads=threads,
             device=request.load.device,
         )
-        yield replace(use, gamma=max(part.gamma, use.gamma)) if method in (SPECULATIVE, EAGLE, "medusa") else use
+        longer = method in (*needing("draft", "drafter"), "medusa")
+        yield replace(use, gamma=max(part.gamma, use.gamma)) if longer else use
         if request.load.attention is None and operators == "native" and _coarser(manifest):
             yield replace(use, attention="int8")
 

@@ -16,6 +16,7 @@ from edgespec.export.architectures.shapes import ShapeOps
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import DrafterKind
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
@@ -47,6 +48,7 @@ class Architecture:
             ("halves"), with its neighbour ("neighbours"), or as halves, but the other way round ("reversed").
             Everything behind the architecture sees halves: rows of q and k are read in another order.
         head_bias: the LM head has a bias.
+        drafts: the method that it is a drafter of; None = it is a model.
         given: columns of the rows that a drafter's passes are given; 0 = passes begin with tokens.
     """
 
@@ -75,6 +77,7 @@ class Architecture:
     rope_share: ClassVar[float] = 1.0
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
     head_bias: ClassVar[bool] = False
+    drafts: ClassVar[DrafterKind | None] = None
     given: int = 0
 
     def __init__(self, source: Checkpoint) -> None:

@@ -29,6 +29,9 @@ class Qwen35(Architecture):
         kinds = self.settings.each("layer_types", self.facts.layers, ("linear_attention", "full_attention"))
         kinds = kinds or ["full_attention" if at % every == every - 1 else "linear_attention"
                           for at in range(self.facts.layers)]  # fmt: skip
+        recurrent = [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
+        if not recurrent:  # a layer for predictions further on, alone
+            return
         sizes = {"keys": ("num_key_heads", 16), "values": ("num_value_heads", 32), "key_dim": ("key_head_dim", 128),
                  "value_dim": ("value_head_dim", 128)}  # fmt: skip
         heads = DeltaHeads(
@@ -36,12 +39,12 @@ class Qwen35(Architecture):
         )
         taps = self.settings.integer("linear_conv_kernel_dim", 4)
         odd = heads.values % heads.keys or heads.key_dim % 16 or heads.value_dim % 16 or not 2 <= taps <= 16
-        if odd or heads.value_dim > 512 or heads.key_dim > 512 or self.activation != "silu" or len(set(kinds)) < 2:
+        odd = odd or heads.value_dim > 512 or heads.key_dim > 512
+        if odd or self.activation != "silu" or len(recurrent) == len(kinds):
             raise UnsupportedModel(
                 f"{self.settings.file}: expected layers of both kinds, silu, key heads that divide the value heads, "
                 "sizes of heads that are multiples of 16 up to 512, and linear_conv_kernel_dim in 2 to 16"
             )
-        recurrent = [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
         self.facts = self.facts.model_copy(update={"convolutions": recurrent, "taps": taps, "delta": heads})
 
     def bias(self, module: str) -> bool:

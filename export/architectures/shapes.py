@@ -33,12 +33,12 @@ class ShapeOps:
         self._widths = {"q_proj": query, "k_proj": key, "v_proj": key, "o_proj": facts.hidden,
                         "gate_proj": facts.intermediate, "up_proj": facts.intermediate,
                         "down_proj": facts.hidden, "in_proj": 3 * facts.hidden, "out_proj": facts.hidden,
-                        "fc": facts.hidden}  # fmt: skip
+                        "output_gate_proj": query, "fc": facts.hidden}  # fmt: skip
 
         if facts.delta is not None:
             values, inner = facts.delta.values, facts.delta.values * facts.delta.value_dim
             self._widths |= {"in_proj_qkv": facts.delta.mixed, "in_proj_z": inner, "in_proj_a": values,
-                             "in_proj_b": values, "output_gate_proj": query}  # fmt: skip
+                             "in_proj_b": values}  # fmt: skip
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> int:
         self.found[weight] = self.facts.vocab, self.facts.hidden

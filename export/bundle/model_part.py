@@ -166,5 +166,5 @@ def model_part(
         head_vocab=head_vocab,
         cut=plan.only,
         tapped=list(plan.tapped),
-        decoder=DecoderPart(kind="eagle", columns=arch.given) if arch.given else None,
+        decoder=DecoderPart(kind=arch.drafts, columns=arch.given) if arch.drafts else None,
     )

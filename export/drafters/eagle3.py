@@ -40,6 +40,7 @@ class Eagle3(Architecture):
     """
 
     model_type = "eagle3"
+    drafts = "eagle"
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)

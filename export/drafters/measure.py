@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.probe import best_setting
-from edgespec.export.drafters.read import Drafter
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.formulas.cost import measure
@@ -93,16 +94,22 @@ def measure_drafter(
     if drafter.tokens is not None:
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
     found = Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
-    better = best_setting(drafter, target, written, PROMPT)
+    better = best_setting(drafter, target, written, PROMPT) if drafter.method == EAGLE else ""
     if found.rates[0] < LEAST:
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
             "more than a drafter of another model reaches",
-            better or "it may be for another model, or another variant of this one",
+            better or _remedy(drafter),
         )
     if better:
         notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
     return MeasuredDrafter(found, step_ms, covered, notes)
+
+
+def _remedy(drafter: Drafter) -> str:
+    if drafter.method == MTP:
+        return "the checkpoint's layer may not be for these weights: fine-tuning leaves it as it was"
+    return "it may be for another model, or another variant of this one"
 
 
 def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np.float32]]:

@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import FINAL_NORM, LAYERS
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.eagle3 import EMBEDDED, FUSED
-from edgespec.export.drafters.read import HEAD, TAPS, Drafter
+from edgespec.export.drafters.read import HEAD, TAPS
 from edgespec.export.heads.description import CUT, FUSE
 from edgespec.runtimes.slots.slot import Slot
 

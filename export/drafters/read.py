@@ -6,7 +6,6 @@ Layers are counted here as boundaries: after how many of them the residual strea
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,9 @@ from safetensors import safe_open
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
-from edgespec.export.heads.description import CUT, FUSE, HeadPlan
+from edgespec.export.heads.description import CUT, FUSE
 from edgespec.export.source.derived import Own, Rows
 from edgespec.export.source.extended import ExtendedCheckpoint
 from edgespec.export.source.source import Checkpoint
@@ -26,28 +26,6 @@ from edgespec.export.source.source import Checkpoint
 TAPS = "eagle_aux_hidden_state_layer_ids"
 EMBEDDING, HEAD, OFFSETS = "embed_tokens.weight", "lm_head.weight", "d2t"
 COMPARED = 64  # rows of a copy of the embedding that are looked at
-
-
-@dataclass(frozen=True)
-class Drafter:
-    """A drafter on its way into a bundle.
-
-    Attributes:
-        arch: the drafter, over its checkpoint.
-        tapped: which boundaries of the target it looks at, in its order.
-        tokens: int64 [size], what its LM head scores, ascending; None = all tokens of the target, in order.
-        notes: what the user should know about how it is read.
-    """
-
-    arch: Eagle3
-    tapped: tuple[int, ...]
-    tokens: NDArray[np.int64] | None
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def plan(self) -> HeadPlan:
-        """What its graphs have."""
-        return HeadPlan() if self.tokens is None else HeadPlan(cut=True, only=True)
 
 
 def read_drafter(path: Path, target: Architecture) -> Drafter:
@@ -102,7 +80,7 @@ def _configuration(source: Checkpoint, target: Architecture) -> tuple[dict[str, 
         raise UnsupportedModel(
             f"{source.path}: {kind!r} is not a drafter that edgespec knows: expected EAGLE-3, as speculators, "
             "SpecForge or its authors write it",
-            "DFlash, MTP heads and assistants are not supported yet",
+            "the layer inside a checkpoint needs no folder: --method mtp; DFlash and assistants are not supported yet",
         )
     config["head_dim"] = head_dim_of(source, config.get("num_attention_heads"))
     config["vocab_size"] = target.facts.vocab

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.drafters.read import HEAD, Drafter
+from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.read import HEAD
 from edgespec.export.heads.description import CUT
 from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Held
 

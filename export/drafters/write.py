@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from edgespec.export.bundle.model import write_model
-from edgespec.export.drafters.read import Drafter
+from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.quantizers.levels import BITS

@@ -197,9 +197,7 @@ class NativeOps:
     def sublayer(
         self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None = None
     ) -> Value:
-        if not isinstance(x, Floats):
-            raise ExportError("native operators expect a residual stream")
-
+        x = self._as_floats(x, "x")
         if kind == "attention":
             self._tap(x, layer)
 

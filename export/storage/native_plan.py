@@ -124,11 +124,11 @@ class NativePlan(StoragePlan):
         x: _Waiting | None,
         body: Callable[[_Waiting | None], _Waiting | None],
         scale: str | None = None,
-    ) -> _Waiting | None:
+    ) -> None:
+        self._ready(x)
         self.inside = True
-        self._ready(body(x))
+        self._ready(body(None))
         self.inside = False
-        return x
 
     def head(self, x: _Waiting | None, norm: Norm, head: Linear) -> None:
         self._norm(norm)

@@ -7,7 +7,9 @@ a file a batch) and ``checkpoint.pt``.  It is removed once the finished files ar
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -54,6 +56,7 @@ class TrainingState:
     def __init__(self, output: Path) -> None:
         self.output = output
         self.folder = output / FOLDER
+        self._lock: int | None = None
 
     def begin(self, identity: Mapping[str, Any], restart: bool, overwrite: bool) -> bool:
         """Start, or go on with what is there -> whether it goes on.
@@ -64,34 +67,58 @@ class TrainingState:
             overwrite: replace finished heads at the end.
 
         Raises:
-            TrainingError: an unfinished training with other arguments, finished heads, or a folder of something else.
+            TrainingError: an unfinished training with other arguments, finished heads, a folder of something else, or
+                one that another process trains into.
         """
         arguments = self.folder / ARGUMENTS
+        if self.output.exists() and not self.output.is_dir():
+            raise TrainingError(f"{self.output}: expected a folder, found a file", "choose another with -o")
+        self._take()
         if arguments.is_file() and not restart:
             self._check(arguments, json.loads(json.dumps(identity)))
             return True
-        if self.output.exists() and not self.output.is_dir():
-            raise TrainingError(f"{self.output}: expected a folder, found a file", "choose another with -o")
         finished = any((self.output / name).is_file() for name in (DESCRIPTION, DRAFT_REPORT))
         if finished and not overwrite and not arguments.is_file():
             raise TrainingError(
                 f"{self.output}: trained heads are already there",
                 "pass --overwrite to replace them, or choose another -o",
             )
-        others = (
-            [path for path in self.output.iterdir() if not path.name.startswith(".")] if self.output.is_dir() else []
-        )
-        if others and not finished:
+        if not finished and any(not path.name.startswith(".") for path in self.output.iterdir()):
             raise TrainingError(f"{self.output}: exists and holds no trained heads", "choose another folder with -o")
         shutil.rmtree(self.folder, ignore_errors=True)
         try:
             (self.folder / TEXTS).mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise TrainingError(
-                f"{self.output}: cannot write here: {error.strerror}", "choose another folder with -o"
-            ) from error
+            raise self._unusable(error) from error
         write_json(arguments, identity)
         return False
+
+    def _take(self) -> None:
+        """Make the folder, and keep other processes out of it as long as this one trains."""
+        try:
+            self.output.mkdir(parents=True, exist_ok=True)
+            if sys.platform == "win32" or self._lock is not None:
+                return
+            import fcntl
+
+            self._lock = os.open(self.output, os.O_RDONLY)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.release()
+            raise TrainingError(
+                f"{self.output}: another process trains into this folder", "wait for it, or choose another with -o"
+            ) from error
+        except OSError as error:
+            raise self._unusable(error) from error
+
+    def release(self) -> None:
+        """Let other processes in."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _unusable(self, error: OSError) -> TrainingError:
+        return TrainingError(f"{self.output}: cannot write here: {error.strerror}", "choose another folder with -o")
 
     def _check(self, arguments: Path, identity: dict[str, Any]) -> None:
         before = read_object(arguments, TrainingError, "pass --restart to begin anew")

@@ -85,6 +85,12 @@ class Trainer:
 
     def run(self) -> Trained:
         """Train, or go on with an interrupted training, and write the finished files."""
+        try:
+            return self._run()
+        finally:
+            self.state.release()
+
+    def _run(self) -> Trained:
         options, main = self.options, self.accelerator.is_main_process
         if main:
             self.state.begin(

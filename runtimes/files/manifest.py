@@ -31,6 +31,7 @@ from edgespec.runtimes.files.manifest_parts import Attention as Attention
 from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGate
 from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
+from edgespec.runtimes.files.manifest_parts import DrafterKind as DrafterKind
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath

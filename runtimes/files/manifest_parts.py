@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field
 from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Share, Vocab, Width
 from edgespec.runtimes.files.facts import Part
 
+DrafterKind = Literal["eagle", "mtp"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 
@@ -73,7 +74,10 @@ class HeadGroup(Part):
 
 
 class DecoderPart(Part):
-    """A small decoder conditioned on hidden states of the target, which guesses: EAGLE-3 (arXiv 2503.01840).
+    """A small decoder conditioned on hidden states of the target, which guesses.
+
+    ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840); ``mtp``, the multi-token prediction layer inside a checkpoint
+    (arXiv 2412.19437), which sees the residual stream after the last layer.
 
     It has keys and values of its own.  Entry i of them is made of token i + 1 and of the target's hidden states at
     token i; then it goes on with its own guesses and its own hidden states.
@@ -82,7 +86,7 @@ class DecoderPart(Part):
     the hidden states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.
     """
 
-    kind: Literal["eagle"]
+    kind: DrafterKind
     columns: Width
 
 

@@ -18,6 +18,8 @@ from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import default_threads, make_session
 
+MOST_VIEWS = 512  # of buffers, that are kept
+
 
 class Bound:
     """A numpy array and the OrtValue over the same memory (zero copy): write one, the session reads the other."""
@@ -86,5 +88,7 @@ class Model:
             self._flat[name] = flat = np.zeros(size, dtype)
             for old in [old for old in self._views if old[0] == name]:
                 del self._views[old]
+        if len(self._views) >= MOST_VIEWS:  # of stock attention every length of a text makes another one
+            del self._views[next(iter(self._views))]
         self._views[key] = Bound(flat[:size].reshape(shape))
         return self._views[key]

@@ -1,75 +1,161 @@
-"""A long prompt is filled in by chunks: in between a cancel is seen, and other requests run."""
+"""A long prompt is read by chunks: in between a cancel is seen, and other requests run; the text stays the same."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
+from itertools import cycle
 
 import pytest
 
-from edgespec.engine.loading import load
+from edgespec.decoding.settings import Settings
+from edgespec.engine.engine import Engine
+from edgespec.engine.pace import ALONE, BESIDE, Pace
+from edgespec.engine.running import RunningBatch
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK, Slot
 
 LONG = [5 + at % 900 for at in range(6 * PREFILL_CHUNK)]
+PLAIN = Settings(method="ar", max_new_tokens=8, ignore_eos=True)
 
 
 @pytest.fixture
-def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Tokens of every call that fills a slot."""
-    found: list[int] = []
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Slot, int]]:
+    """Slot and tokens of every call that fills one."""
+    found: list[tuple[Slot, int]] = []
     original = Slot.prefill
 
     def counted(self: Slot, tokens: Sequence[int]) -> None:
-        found.append(len(tokens))
+        found.append((self, len(tokens)))
         original(self, tokens)
 
     monkeypatch.setattr(Slot, "prefill", counted)
     return found
 
 
-def test_the_text_and_what_was_reused(bundle: Callable[..., Path], chunks: list[int]) -> None:
-    engine = load(bundle("int4"), threads=1, budget="off")
-    first = engine.generate(LONG, method="ar", max_new_tokens=8, ignore_eos=True)
-    assert chunks.count(PREFILL_CHUNK) == 5
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Chunks of these sizes in turn, whatever the clock says."""
+
+    def use(*sizes: int) -> None:
+        turn = cycle(sizes)
+        monkeypatch.setattr(Pace, "rows", lambda self, most, alone: min(most, next(turn)))
+
+    return use
+
+
+def test_the_text_and_what_was_reused(fresh: Callable[..., Engine], chunks: list[tuple[Slot, int]]) -> None:
+    engine = fresh()
+    first = engine.generate(LONG, PLAIN)
+    assert sum(count >= 8 for _, count in chunks) >= 6
     assert (first.stats.prompt_tokens, first.stats.reused_tokens) == (len(LONG), 0)
-    again = engine.generate(LONG, method="ar", max_new_tokens=8, ignore_eos=True)
+    again = engine.generate(LONG, PLAIN)
     assert again.tokens == first.tokens
     assert again.stats.reused_tokens == len(LONG) - 1
-    other = engine.generate(LONG[: PREFILL_CHUNK + 3] + LONG, method="ar", max_new_tokens=8, ignore_eos=True)
-    assert other.stats.reused_tokens == PREFILL_CHUNK + 3
+    other = engine.generate(LONG[:131] + LONG, PLAIN)
+    assert other.stats.reused_tokens == 131
 
 
 def test_a_cancel_is_seen_between_chunks(
-    bundle: Callable[..., Path], chunks: list[int], monkeypatch: pytest.MonkeyPatch
+    fresh: Callable[..., Engine], chunks: list[tuple[Slot, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, cancel = load(bundle("int4"), threads=1, budget="off"), threading.Event()
-    monkeypatch.setattr("edgespec.engine.request.time.sleep", lambda _: cancel.set() if len(chunks) == 2 else None)
-    result = engine.generate(LONG, method="ar", max_new_tokens=8, cancel=cancel)
-    assert (result.finish, result.tokens, chunks) == ("cancelled", [], [PREFILL_CHUNK] * 2)
-    monkeypatch.undo()
-    assert len(engine.generate(LONG, method="ar", max_new_tokens=8, ignore_eos=True).tokens) == 8
+    engine, cancel = fresh(), threading.Event()
+    with monkeypatch.context() as patch:
+        patch.setattr("edgespec.engine.request.time.sleep", lambda _: cancel.set() if len(chunks) == 2 else None)
+        result = engine.generate(LONG, PLAIN, cancel=cancel)
+    assert (result.finish, result.tokens, len(chunks)) == ("cancelled", [], 2)
+    assert len(engine.generate(LONG, PLAIN).tokens) == 8
 
 
+@pytest.mark.parametrize("method", ["ar", "speculative"])
 def test_another_request_runs_between_chunks(
-    bundle: Callable[..., Path], chunks: list[int], monkeypatch: pytest.MonkeyPatch
+    fresh: Callable[..., Engine],
+    chunks: list[tuple[Slot, int]],
+    rows: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
 ) -> None:
-    engine = load(bundle("int4"), threads=1, budget="off")
-    texts: list[list[int]] = []
-    alone = engine.generate("ROMEO:", method="ar", max_new_tokens=8).tokens
-    expected = engine.generate(LONG, method="ar", max_new_tokens=8, ignore_eos=True).tokens
+    """After every third chunk, of the draft's reading as of the target's."""
+    engine, texts = fresh(), list[list[int]]()
+    settings = PLAIN.changed(method=method, adaptive=False)
+    rows(PREFILL_CHUNK)
+    alone = engine.generate("ROMEO:", settings).tokens
+    expected = engine.generate(LONG, settings).tokens
     engine.sessions.clear()
     chunks.clear()
+    reading = threading.get_ident()
 
     def other(_: float) -> None:
-        if len(chunks) == 2 and not texts:
-            texts.append([])
-            running = threading.Thread(
-                target=lambda: texts.append(engine.generate("ROMEO:", method="ar", max_new_tokens=8).tokens)
-            )
+        if threading.get_ident() == reading and len(chunks) % 3 == 0:
+            running = threading.Thread(target=lambda: texts.append(engine.generate("ROMEO:", settings).tokens))
             running.start()
             running.join()
 
     monkeypatch.setattr("edgespec.engine.request.time.sleep", other)
-    assert engine.generate(LONG, method="ar", max_new_tokens=8, ignore_eos=True).tokens == expected
-    assert texts == [[], alone]
+    assert engine.generate(LONG, settings).tokens == expected
+    assert texts
+    assert all(text == alone for text in texts)
+    counts: dict[Slot, int] = {}
+    for slot, count in chunks:
+        counts[slot] = counts.get(slot, 0) + count
+        assert count <= PREFILL_CHUNK
+    assert [count for count in counts.values() if count > PREFILL_CHUNK] == [len(LONG) - 1] * (1 + (method != "ar"))
+
+
+def test_a_batch_decodes_beside_a_long_prompt(fresh: Callable[..., Engine], rows: Callable[..., None]) -> None:
+    """One thread for all, as the server: a short request has ended before a long prompt is read."""
+    engine = fresh()
+    rows(32)
+    alone = [engine.generate(prompt, PLAIN).tokens for prompt in (LONG, LONG[7:16])]
+    batch = RunningBatch(engine, 3)
+    cancel = threading.Event()
+    long, gone = batch.join(LONG, PLAIN), batch.join(LONG[1:], PLAIN, cancel)
+    list(batch.round())
+    short = batch.join(LONG[7:16], PLAIN)
+    rounds = drained(batch, lambda: short.ended)
+    assert long.reading
+    assert short.result.tokens == alone[1]
+    assert rounds < 12
+    cancel.set()
+    drained(batch, lambda: not batch.streams)
+    assert (gone.result.finish, gone.result.tokens) == ("cancelled", [])
+    assert long.result.tokens == alone[0]
+    batch.close()
+
+
+def drained(batch: RunningBatch, until: Callable[[], bool]) -> int:
+    """Rounds until then; no request fails."""
+    for number in range(1000):
+        if until():
+            return number
+        for _, answer in batch.round():
+            assert not isinstance(answer, Exception), answer
+    raise AssertionError("no end")
+
+
+def costs(pace: Pace, fixed: float, row: float, alone: bool, chunks: int = 80) -> Iterator[tuple[int, float]]:
+    """Rows and seconds of chunks on a machine that takes so many seconds for a pass and for each of its rows."""
+    for _ in range(chunks):
+        size = pace.rows(PREFILL_CHUNK, alone)
+        pace.took(size, fixed + size * row)
+        yield size, fixed + size * row
+
+
+def test_chunks_are_bounded_by_time() -> None:
+    assert Pace().rows(PREFILL_CHUNK, alone=True) == 16
+    assert Pace().rows(5, alone=True) == 5
+    pace = Pace()
+    fast = list(costs(pace, 0.0, 1e-5, alone=True))
+    assert fast[1][0] == PREFILL_CHUNK
+    slower = list(costs(pace, 0.001, 0.004, alone=True))  # the same, deep in a long text
+    assert sum(seconds > ALONE for _, seconds in slower) < 8  # larger ones are tried now and then
+    beside = list(costs(pace, 0.001, 0.004, alone=False))
+    assert all(seconds <= BESIDE for _, seconds in beside[1:])
+    assert beside[-1][0] == 8
+    assert next(costs(pace, 0.001, 0.0001, alone=True))[0] >= 8
+
+
+def test_chunks_are_larger_where_a_pass_costs_more_than_its_rows() -> None:
+    pace = Pace()
+    sizes = [size for size, _ in costs(pace, 0.2, 0.001, alone=True)]
+    assert sizes[5:] == [PREFILL_CHUNK] * 75
+    assert pace.rows(PREFILL_CHUNK, alone=False) == 8

@@ -27,13 +27,13 @@ class Job:
         arguments: of ``edgespec``, given the folder it works in.
         look: raises where what it left is not whole; what has not been made yet is whole.
         made: whether all that it makes is there.
-        shares: whether two of them may run at once, on the same cache.
+        alone: whether a second one at the same time is refused.
     """
 
     arguments: Callable[[Path], list[str]]
     look: Callable[[Path], None]
     made: Callable[[Path], bool]
-    shares: bool = False
+    alone: bool = False
 
 
 def prepare(folder: Path) -> None:
@@ -109,18 +109,17 @@ JOBS: dict[str, Job] = {
         lambda work: ["run", str(work / "bundle"), *RUN, "--operators", "stock", "--max-new-tokens", "2"],
         _look_at_conversion,
         lambda work: any((work / "cache").glob("[!.]*-stock")),
-        shares=True,
     ),
     "calibrate": Job(
         lambda work: ["calibrate", str(work / "bundle"), "--seconds", "0.1", "--threads", "1", "--force"],
         _look_at_profiles,
         lambda work: any((work / "cache" / "profiles").glob("[!.]*")),
-        shares=True,
     ),
     "train": Job(
         lambda work: [*TRAIN, "-o", str(work / "out" / "heads"), "--overwrite"],
         _look_at_heads,
         lambda work: (work / "out" / "heads" / "edgespec_heads.json").exists(),
+        alone=True,
     ),
     "ngram build": Job(
         lambda work: [
@@ -137,6 +136,5 @@ JOBS: dict[str, Job] = {
         ],
         _look_at_sets,
         lambda work: True,  # a search that finds nothing keeps nothing
-        shares=True,
     ),
 }

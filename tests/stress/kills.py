@@ -220,7 +220,7 @@ def disturb(
             raise RuntimeError(f"{name}: ended with {code} by itself: {child.said()[-2000:]}")
         needs = before - _bytes(place.source)
         for event in events:
-            if (event == "read-only" and not place.mounted) or (event == "two at once" and not job.shares):
+            if event == "read-only" and not place.mounted:
                 continue
             tally = found[name, event] = Tally()
             for moment in range(moments):
@@ -267,14 +267,17 @@ def _one(place: Place, job: Job, event: str, rng: Random, whole: float, needs: i
                 time.sleep(0.001)
         elif other is not None:
             child.send(signal.SIGKILL)
-            _require(other.wait() == 0, f"the other ended with {other.code}: {other.said()[-800:]}")
+            done = other.wait()
+            refused = job.alone and "another process" in other.said()
+            _require(done == refused, f"the other ended with {other.code}: {other.said()[-800:]}")
         code = child.wait()
         if event == "read-only":
             _require(place.remount("rw"), "cannot be written any more")
         place.deny(0o755)
     said = child.said()
+    together = (0, 1, -9) if job.alone else (0, -9)
     _require(
-        code in CODES.get(event, (0, -9) if event == "two at once" else (0, 1)), f"ended with {code}: {said[-800:]}"
+        code in CODES.get(event, together if event == "two at once" else (0, 1)), f"ended with {code}: {said[-800:]}"
     )
     _require("Traceback" not in said and "Exception ignored" not in said, f"ended with {code}: {said[-1500:]}")
     parts = place.parts()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -166,6 +166,16 @@ class Reference:
         return y * self.tensors[f"{name}.weight"]
 
 
+class Arithmetic(Protocol):
+    """A drafter's arithmetic; ``ids``: what its LM head scores."""
+
+    ids: NDArray[np.int64]
+
+    def logits(self, embedded: Array, taps: Array, guesses: Array) -> Array:
+        """See ``Reference``."""
+        ...
+
+
 class Recorder(DraftDecoder):
     """Notes every proposal, and the tokens before it."""
 
@@ -179,7 +189,7 @@ class Recorder(DraftDecoder):
         return found
 
 
-def check_guesses(made: Recorder, reference: Reference, fresh: Slot, tapped: Sequence[int], least: int) -> None:
+def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Sequence[int], least: int) -> None:
     """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
 
     Args:

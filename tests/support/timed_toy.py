@@ -13,7 +13,7 @@ from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.loop import rounds, run_pass
 from edgespec.decoding.proposal import Proposal, Verdict
-from edgespec.decoding.request import DecodeOptions, PassRequest, Round
+from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
@@ -166,6 +166,8 @@ def run(
     driven = rounds(target, drafter, prompt, options, made.stats)
     start = clock.ms
     for item in driven:
+        if isinstance(item, PrefillRequest):
+            continue
         assert isinstance(item, PassRequest)
         output = run_pass(target, item)
         item.ms = verify.v(len(item.tokens)) * STEP_MS

@@ -16,6 +16,7 @@ from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 
 OFF = "off"
+MOST_KNOWN = 1024  # figures that are kept
 LEAST = 64  # tokens: a bundle that has no room for them is refused when it is loaded
 STACK = 8 << 20  # bytes that a thread reserves
 CHUNKS = (128, 64, 32, 16)  # rows of a prefill's pass: fewer need less scratch and more time
@@ -205,6 +206,8 @@ class Allowance:
         # requests differ by a token: whole blocks of KV are what is allocated anyway
         use = replace(use, context=min(-(-use.context // 64) * 64, self._manifest.target.facts.context))
         if use not in self._known:
+            if len(self._known) >= MOST_KNOWN:
+                self._known.clear()
             memory = memory_of(self._manifest, use)
             self._known[use] = memory.peak if self._mapped else memory.private, memory.peak
         return self._known[use]

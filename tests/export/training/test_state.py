@@ -33,6 +33,16 @@ def test_a_beginning_and_an_end(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [DESCRIPTION, "heads.safetensors"]
 
 
+def test_one_process_at_a_time_trains_into_a_folder(tmp_path: Path) -> None:
+    first, other = TrainingState(tmp_path / "o"), TrainingState(tmp_path / "o")
+    first.begin(ARGUMENTS, restart=False, overwrite=False)
+    with pytest.raises(TrainingError, match=r"another process trains into this folder(.|\n)*another with -o"):
+        other.begin(ARGUMENTS, restart=True, overwrite=False)
+    first.release()
+    assert other.begin(ARGUMENTS, restart=False, overwrite=False) is True
+    other.release()
+
+
 def test_other_arguments_are_named(tmp_path: Path) -> None:
     state = TrainingState(tmp_path)
     state.begin(ARGUMENTS, restart=False, overwrite=False)

@@ -1,0 +1,56 @@
+"""How much of a prompt is read at once: few enough rows that nobody else waits for long."""
+
+from __future__ import annotations
+
+SIZES = (8, 16, 32, 64, 128)  # rows of a chunk
+FIRST = 16  # while nothing is known
+ALONE, BESIDE = 0.1, 0.04  # seconds of a chunk: as long as somebody who comes now, or is there, has to wait
+_GAIN = 0.9  # a larger chunk is worth its time where a row of it costs at most so much of a smaller one's
+_FORGET = 32  # chunks after which larger ones are tried again
+
+
+class Pace:
+    """Bounds chunks of a prompt by time, from what the latest ones took.
+
+    A request that is alone takes larger chunks where they are cheaper by the row, as on machines that wait for weights
+    rather than compute; beside others the time alone decides.  In strict mode a row has the same bits whatever chunk it
+    is in, so that the clock changes no text.
+    """
+
+    def __init__(self) -> None:
+        self._cost: dict[int, float] = {}  # seconds of a row, by rows of the chunk
+        self._chunks = 0
+
+    def rows(self, most: int, alone: bool) -> int:
+        """Rows of the next chunk.
+
+        Args:
+            most: that fit a pass.
+            alone: whether no other request is there.
+        """
+        sizes = [size for size in SIZES if size <= most] or [most]
+        at = max((at for at, size in enumerate(sizes) if self._fits(size, alone)), default=0)
+        while alone and self._cost and at + 1 < len(sizes):
+            here, next_ = self._cost.get(sizes[at]), self._cost.get(sizes[at + 1])
+            if here is None or (next_ is not None and next_ > _GAIN * here):
+                break
+            at += 1
+        return sizes[at]
+
+    def _fits(self, size: int, alone: bool) -> bool:
+        """Whether a chunk of this size is short enough."""
+        if not self._cost:
+            return size <= FIRST
+        nearest = min(self._cost, key=lambda known: abs(known - size))
+        return size * self._cost[nearest] <= (ALONE if alone else BESIDE)
+
+    def took(self, rows: int, seconds: float) -> None:
+        """A chunk took so long.  What changed since, the depth or other load, changed for all sizes."""
+        if rows not in SIZES:  # the last one of a prompt
+            return
+        cost = seconds / rows
+        change = cost / self._cost.get(rows, cost)
+        self._cost = {size: old * change for size, old in self._cost.items()} | {rows: cost}
+        self._chunks += 1
+        if self._chunks % _FORGET == 0:
+            self._cost = {size: old for size, old in self._cost.items() if size <= rows}

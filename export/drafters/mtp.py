@@ -1,0 +1,167 @@
+"""Multi-token prediction: the layer inside a checkpoint that predicts one token further (arXiv 2412.19437, 2.2).
+
+Entry i is made of token i + 1 and of the target's hidden state at token i, after the target's final norm::
+
+    x = fc [norm(embedding) ; norm(hidden)], y = norm(layer(x)), logits = the target's LM head(y)
+
+The layer is of the target's own kind.  It goes on with its own guesses, y being the next step's hidden state.
+Embedding and LM head are the target's.  Checkpoints differ in names, and some have the hidden state first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
+from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, X
+from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.heads.choice import cut_draft
+from edgespec.export.heads.description import FUSE
+from edgespec.export.source.derived import Own
+from edgespec.export.source.extended import ExtendedCheckpoint, Extra
+from edgespec.export.source.prefix import Renamed, with_usual_prefix
+from edgespec.export.source.source import Checkpoint, ConfigOnly
+
+EMBEDDED, STATE, TARGET_NORM = "embedding_norm", "hidden_norm", "target_norm"
+KEYS = ("mtp_num_hidden_layers", "num_mtp_layers", "num_nextn_predict_layers")  # of config.json: how many there are
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where a family of checkpoints has the layer.
+
+    Attributes:
+        at: the prefix of all its tensors; of its layer's below that: ``layer``.
+        layer: see above.
+        names: of ours, behind the prefix.
+        hidden_first: the hidden state stands before the embedding.
+    """
+
+    at: str
+    layer: str
+    names: Mapping[str, str]
+    hidden_first: bool = False
+
+
+LAYOUTS = (
+    Layout("mtp.", "layers.{}.", {"fc": "fc", EMBEDDED: "pre_fc_norm_embedding", STATE: "pre_fc_norm_hidden",
+                                  FINAL_NORM: "norm"}),
+    Layout("model.mtp_layers.{}.", "", {"fc": "input_proj", EMBEDDED: "token_layernorm", STATE: "hidden_layernorm",
+                                        FINAL_NORM: "final_layernorm"}, hidden_first=True),
+)  # fmt: skip
+"""Qwen3.5's, which is also transformers' for any decoder; MiMo's."""
+
+
+class Mtp(Architecture):
+    """See the module; ``mtp_of`` makes one of the target's kind.
+
+    Args:
+        source: tensors by Llama's names, and ``fc``, ``embedding_norm``, ``hidden_norm`` and ``target_norm``.
+        context: most tokens, the target's.
+        hidden_first: the hidden state stands before the embedding.
+    """
+
+    drafts = "mtp"
+    hidden_first = False
+
+    def __init__(self, source: Checkpoint, context: int, hidden_first: bool) -> None:
+        super().__init__(source)
+        self.facts = self.facts.model_copy(update={"context": context})
+        self.given, self.hidden_first = 2 * self.facts.hidden, hidden_first
+
+    def build(self, ops: Ops[X]) -> X:
+        """The decoder, from what a pass is given to logits."""
+        ops, hidden = cast(DrafterOps[X], ops), self.facts.hidden
+
+        def normed(norm: str) -> X:
+            return ops.norm(ops.given(hidden, hidden), self.norm(norm))
+
+        token = ops.norm(ops.given(0, hidden), self.norm(EMBEDDED))
+        state = ops.either(lambda: normed(TARGET_NORM), lambda: normed(FINAL_NORM))
+        state = ops.norm(state, self.norm(STATE))
+        (x,) = ops.linear(ops.join(*((state, token) if self.hidden_first else (token, state))), Linear(FUSE))
+        return ops.head(self.layer(ops, x, 0), self.final_norm, self.head)
+
+
+def mtp_of(target: Architecture, source: Checkpoint, hidden_first: bool = False) -> Mtp:
+    """The layer as one of the target's kind, over its own tensors; its configuration is the target's, for one layer."""
+    config: dict[str, Any] = {**target.source.config, "num_hidden_layers": 1, "tie_word_embeddings": False}
+    source.config = config | {"layer_types": ["full_attention"]}
+    kind = type(target)
+    made = cast(type[Mtp], type(f"{kind.__name__}Mtp", (Mtp, kind), {}))
+    return made(source, target.facts.context, hidden_first)
+
+
+def has_mtp(target: Architecture) -> bool:
+    """Whether the model's config.json speaks of such a layer."""
+    return any(target.source.config.get(key) for key in KEYS)
+
+
+def planned_mtp(target: Architecture) -> Mtp:
+    """The layer that a config.json without weights speaks of.
+
+    Raises:
+        ExportError: it speaks of none.
+    """
+    if not has_mtp(target):
+        raise _missing(target.source, f"config.json has none of {', '.join(KEYS)}")
+    return mtp_of(target, ConfigOnly(target.source.path, {}))
+
+
+def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
+    """Take the layer out of the target's checkpoint.
+
+    Args:
+        source: the checkpoint as it is stored.
+        target: the model in it.
+
+    Raises:
+        ExportError: there is none, or one that is not supported.
+    """
+    layout = next((each for each in LAYOUTS if source.has(_at(each, "fc"))), None)
+    if layout is None:
+        raise _missing(source, f"expected a tensor {' or '.join(_at(each, 'fc') for each in LAYOUTS)}")
+    outer, layers = target.outer_names, (layout.at + layout.layer).format
+    names = {f"{outer.get(ours, ours)}.weight": _at(layout, ours) for ours in layout.names}
+    others = {*names.values()}
+    for name in source.index:
+        if name.startswith(layers(0)) and name not in others:
+            names[f"{target.layers_at}.0.{name.removeprefix(layers(0))}"] = name
+    if any(name.startswith(layers(1)) for name in source.index) or source.has(f"{layout.at}embed_tokens.weight"):
+        raise UnsupportedModel(
+            f"{source.path}: several layers, or an embedding of its own, below {layout.at.format(0)}: expected one "
+            "layer that shares the model's embedding"
+        )
+    usual = with_usual_prefix(source, target.layers_at)
+    extra: dict[str, Extra] = {
+        f"{TARGET_NORM}.weight": Own(usual, f"{outer.get(FINAL_NORM, FINAL_NORM)}.weight"),
+        f"{outer.get(HEAD, HEAD)}.weight": Own(target.source, target.head.weight),
+    }
+    arch = mtp_of(target, ExtendedCheckpoint(Renamed(source, names), extra), layout.hidden_first)
+    check_tensors(arch, Renamed(source, names))
+    return Drafter(arch, (target.facts.layers,), None)
+
+
+def cut_mtp(drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
+    """Let it score only some tokens, int64 [size], ascending."""
+    cut_draft(drafter.arch, tokens)
+    return Drafter(drafter.arch, drafter.tapped, tokens, drafter.notes)
+
+
+def _at(layout: Layout, ours: str) -> str:
+    """The checkpoint's name of one of ours."""
+    return f"{layout.at.format(0)}{layout.names[ours]}.weight"
+
+
+def _missing(source: Checkpoint, why: str) -> ExportError:
+    return ExportError(
+        f"{source.path}: holds no layer for multi-token prediction: {why}",
+        "copies of a model that were converted, quantized or merged often lack it: take the original checkpoint",
+    )

@@ -1,0 +1,165 @@
+"""The layer inside a checkpoint guesses what its arithmetic says, whatever has happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.loop import decode
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.stats import Stats
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.drafters.mtp import cut_mtp, read_mtp
+from edgespec.export.drafters.write import write_drafter
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from tests.support.eagle import Recorder, check_guesses
+from tests.support.mtp import MtpReference, write_mtp
+
+CUT = np.array([3, *range(9, 120), 150])
+KINDS: dict[str, dict[str, Any]] = {
+    "gated": {"name": "qwen3_5_delta"},
+    "with biases, cut": {"name": "qwen3_5_biases", "tokens": CUT},
+    "gated, cut": {"name": "qwen3_5_delta", "tokens": CUT, "agrees": True},
+    "of a dense model": {"name": "qwen3_tied"},
+    "hidden state first": {"name": "qwen3_tied", "mimo": True, "agrees": True},
+}
+
+
+class Made:
+    """A target with such a layer, opened."""
+
+    def __init__(self, folder: Path, operators: Operators, name: str, tokens: Any = None, **how: Any) -> None:
+        self.checkpoint, self.tokens = write_mtp(folder / "checkpoint", name, **how), tokens
+        arch = open_model(self.checkpoint, 96)
+        drafter = read_mtp(Checkpoint.open(self.checkpoint), arch)
+        if tokens is not None:
+            drafter = cut_mtp(drafter, tokens)
+        self.tapped, plan = drafter.tapped, HeadPlan(tapped=drafter.tapped)
+        part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
+        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)
+        main, plain = ("native", "native") if operators == "native" else ("gated", "plain")
+        self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
+        self.fresh = open_slot(self.model)
+
+    def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
+        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
+
+    def write(self, made: Recorder, prompt: list[int], count: int, **more: Any) -> tuple[list[int], Stats]:
+        """Prompt and text of a request."""
+        stats, text = Stats(), list(prompt)
+        for done in decode(made.target, made, prompt, DecodeOptions(max_new_tokens=count, gamma=4, **more), stats):
+            text += done.tokens
+        assert stats.dropped_reason is None
+        return text, stats
+
+    def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
+        tapped = broken.pop("tapped", self.tapped)
+        check_guesses(made, MtpReference(self.checkpoint, self.tokens, **broken), self.fresh, tapped, least)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Made]:
+    known: dict[tuple[str, Operators], Made] = {}
+
+    def get(kind: str, operators: Operators = "native") -> Made:
+        if (kind, operators) not in known:
+            known[kind, operators] = Made(tmp_path_factory.mktemp("mtp"), operators, **KINDS[kind])
+        return known[kind, operators]
+
+    return get
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(2, 150, count).tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_guesses_are_the_arithmetics(native: None, opened: Callable[..., Made], kind: str) -> None:
+    made = opened(kind)
+    recorder = made.recorder()
+    _, stats = made.write(recorder, prompt(11), 12)
+    made.check(recorder, 12)
+    assert bool(KINDS[kind].get("agrees")) <= (stats.accepted > 0)
+
+
+def test_stock_operators_guess_the_same(opened: Callable[..., Made]) -> None:
+    made = opened("of a dense model", "stock")
+    recorder = made.recorder()
+    made.write(recorder, prompt(11), 8)
+    made.check(recorder, 12)
+
+
+@pytest.mark.parametrize("branch", [(2,), (2, 2, 1)])
+def test_trees(native: None, opened: Callable[..., Made], branch: tuple[int, ...]) -> None:
+    made = opened("gated, cut")
+    recorder = made.recorder(branch)
+    text, _ = made.write(recorder, prompt(11), 12)
+    made.check(recorder, 20)
+    assert text == made.write(made.recorder(), prompt(11), 12)[0]
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"swapped": True}, {"late": True}, {"raw": True}, {"unnormed": True}, {"closed": True}, {"turned": 0.5},
+     {"plain": True}, {"tapped": (3,)}],
+    ids=str,
+)  # fmt: skip
+def test_what_others_got_wrong_would_be_seen(native: None, opened: Callable[..., Made], broken: dict[str, Any]) -> None:
+    made = opened("gated")
+    recorder = made.recorder()
+    made.write(recorder, prompt(11), 12)
+    with pytest.raises(AssertionError):
+        made.check(recorder, **broken)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_prompts_of_any_length_in_any_number_of_chunks(
+    native: None, opened: Callable[..., Made], count: int, chunk: int
+) -> None:
+    made = opened("gated, cut")
+    recorder = made.recorder()
+    assert isinstance(recorder.target, Slot)
+    recorder.target.chunk = chunk
+    made.write(recorder, prompt(count), 8)
+    made.check(recorder, 8)
+
+
+def test_a_slot_is_used_again(native: None, opened: Callable[..., Made]) -> None:
+    """Over a recurrent target: nothing, some, all of the last request's tokens again, and one less."""
+    made = opened("gated, cut")
+    recorder = made.recorder()
+    text, _ = made.write(recorder, prompt(20), 10)
+    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), prompt(1), text[:2]):
+        written, _ = made.write(recorder, again, 5)
+        assert len(written) == len(again) + 5
+    made.check(recorder, 30)
+
+
+def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[..., Made]) -> None:
+    """And the states of the target, after rounds with accepted and with refused guesses."""
+    made = opened("gated, cut")
+    recorder, other = made.recorder(), made.recorder()
+    text, stats = made.write(recorder, prompt(10), 24)
+    assert 0 < stats.accepted < stats.drafted
+    made.write(other, text, 2)
+    assert isinstance(recorder.target, Slot)
+    made.fresh.follow([])
+    made.fresh.prefill(recorder.target.tokens)
+    for slot, fresh in ((recorder.slot, other.slot), (recorder.target, made.fresh)):
+        held, expected = slot.snapshot(), fresh.snapshot()
+        assert len(slot.tokens) > 20
+        for name, values in held.items():
+            count = min(values.shape[1], expected[name].shape[1])
+            np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)

@@ -1,0 +1,94 @@
+"""Drafting by the layer inside a checkpoint writes plain decoding's text, greedy and drawn, quantized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.loading import load
+from edgespec.errors import ExportError
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.planned import planned_bundle
+from edgespec.runtimes.files.manifest import Format, Operators
+from tests.conftest import use_operators
+from tests.support import hf
+from tests.support.mtp import write_mtp
+
+PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
+HYBRID, DENSE = "qwen3_5_delta", "qwen3_tied"
+
+
+@pytest.fixture
+def operators(request: pytest.FixtureRequest) -> Operators:
+    return use_operators(request)
+
+
+@pytest.mark.parametrize(
+    "operators, name, form",
+    [("native", HYBRID, "int4"), ("native", HYBRID, "int8"), ("native", HYBRID, "fp32"), ("stock", DENSE, "int8")],
+    indirect=["operators"],
+)
+def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Operators, name: str, form: Format) -> None:
+    model = write_mtp(tmp_path / "model", name, agrees=True)
+    options = ExportOptions(str(model), tmp_path / "bundle", ["mtp"], form, operators=operators, threads=1)
+    manifest = Exporter(options).run()
+    assert manifest.drafter is not None
+    assert manifest.drafter.decoder is not None
+    assert manifest.drafter.decoder.kind == "mtp"
+    assert manifest.memory["weight_bytes"]["drafter"] == (options.output / manifest.drafter.weights).stat().st_size
+    planned = planned_bundle(model, form=form, methods=["mtp"], layout=manifest.target.layout)
+    assert planned.memory == manifest.memory
+    assert planned.drafter is not None
+    assert planned.drafter.facts == manifest.drafter.facts
+    greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=3)
+    drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
+    offered = accepted = 0
+    with load(options.output, threads=1, operators=operators) as engine:
+        for settings in (greedy, drawn):
+            for prompt in PROMPTS:
+                plain = engine.generate(prompt, settings, method="ar")
+                result = engine.generate(prompt, settings, method="mtp")
+                assert result.tokens == plain.tokens
+                assert result.method_used == "mtp"
+                assert result.lossless
+                assert result.exact
+                offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
+    assert 0 < accepted < offered
+
+
+def test_a_cut_head(native: None, tmp_path: Path) -> None:
+    model = write_mtp(tmp_path / "model", HYBRID, agrees=True)
+    manifest = Exporter(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], draft_vocab=140, threads=1)).run()
+    assert manifest.drafter is not None
+    assert manifest.drafter.head_vocab is not None
+    assert manifest.drafter.cut
+    assert manifest.drafter.head_vocab.size == 140
+    with load(tmp_path / "bundle", threads=1) as engine:
+        settings = Settings(max_new_tokens=24, ignore_eos=True, adaptive=False)
+        assert engine.generate(PROMPTS[0], settings, method="mtp").tokens == engine.generate(
+            PROMPTS[0], settings, method="ar"
+        ).tokens  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name, more, message",
+    [
+        (None, {}, "no layer for multi-token prediction"),
+        (HYBRID, {"operators": "stock"}, "only native operators"),
+        (HYBRID, {"methods": ["mtp", "eagle"], "drafter": "there"}, "one drafter"),
+        (HYBRID, {"drafter": "there"}, "not --method eagle"),
+        (HYBRID, {}, "of the drafter's first guesses"),
+    ],
+)
+def test_what_cannot_be_is_refused(
+    native: None, tmp_path: Path, name: str | None, more: dict[str, object], message: str
+) -> None:
+    """The last one: a layer of random weights, as one is that a fine-tuning has left behind."""
+    made = write_mtp(tmp_path / "model", name) if name else hf.write_reference_checkpoint(tmp_path / "model", DENSE)
+    options = ExportOptions(str(made), tmp_path / "bundle", **{"methods": ["mtp"], "threads": 1, **more})  # type: ignore[arg-type]
+    with pytest.raises(ExportError, match=message):
+        Exporter(options).run()
+    assert not (tmp_path / "bundle").exists()
