@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from edgespec.decoding.settings import Settings
-from edgespec.drafters.registry import AR, AUTO, SPECULATIVE, needing
+from edgespec.drafters.registry import AR, AUTO, METHODS
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
 from edgespec.errors import InvalidRequest
@@ -243,7 +243,7 @@ def plot(figures: Sequence[MethodFigures], path: Path, title: str) -> None:
 def extra_bytes(engine: Engine, method: str) -> int:
     """Memory that a method needs beyond plain decoding's: weights and KV of a draft, or the weights of heads."""
     manifest, target = engine.bundle.manifest, engine.bundle.manifest.target
-    draft = {SPECULATIVE: manifest.draft, **dict.fromkeys(needing("drafter"), manifest.drafter)}.get(method)
+    draft = manifest.beside(METHODS[method].needs) if method in METHODS else None
     if draft is not None:
         weights = manifest.files[draft.weights].size
         return weights + draft.facts.kv_bytes_per_token * engine.sessions.longest()

@@ -49,8 +49,7 @@ class Bundle:
         folder = Path(path)
         manifest = read_manifest(folder)
         bundle = cls(folder, manifest)
-        parts = [part for part in (manifest.target, manifest.draft, manifest.drafter) if part]
-        for name in [name for part in parts for name in _named(part)]:
+        for name in [name for part in manifest.models for name in _named(part)]:
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
         for name, entry in manifest.files.items():
@@ -68,7 +67,7 @@ class Bundle:
                     f"{file}: altered: expected SHA-256 {entry.sha256[:12]}..., got {got[:12]}...",
                     "export it again, or pass --no-check if you changed it on purpose",
                 )
-        for part in parts:
+        for part in manifest.models:
             _check_size(folder, part, manifest.files[part.weights].size)
         return bundle
 

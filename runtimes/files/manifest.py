@@ -223,6 +223,15 @@ class Manifest(Part):
     golden: list[GoldenVector] = Field(default_factory=list)
     files: dict[InsidePath, FileEntry] = Field(default_factory=dict)
 
+    @property
+    def models(self) -> list[ModelPart]:
+        """Every model of the bundle, the target first."""
+        return [part for part in (self.target, self.draft, self.drafter) if part]
+
+    def beside(self, needs: str) -> ModelPart | None:
+        """The model that guesses for a method which ``needs`` a "draft" or a "drafter"; None where there is none."""
+        return {"draft": self.draft, "drafter": self.drafter}.get(needs)
+
     @model_validator(mode="after")
     def _fits(self) -> Manifest:
         facts, groups = self.target.facts, {group.name: group for group in self.target.heads}

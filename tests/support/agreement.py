@@ -43,7 +43,8 @@ class LastToken:
 def ways() -> list[dict[str, Any]]:
     """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
-    found += [{**shape, **how} for shape in (TREE, CHAIN, {"method": "proposer"}) for how in ({}, SEEDED)]
+    shapes = (TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"})
+    found += [{**shape, **how} for shape in shapes for how in ({}, SEEDED)]
     found += [
         {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
     ]

@@ -91,7 +91,7 @@ def memory_of(manifest: Manifest, use: RunOptions, process: int | None = None) -
     base = fixed.split_process(process)
     target, draft = _model(manifest, manifest.target, use, ""), []
     method = METHODS.get(use.method)  # None: a proposer of the caller's own
-    part = {"draft": manifest.draft, "drafter": manifest.drafter}.get(method.needs if method else "")
+    part = manifest.beside(method.needs if method else "")
     if part is not None:
         draft = _model(manifest, part, use, "draft ")
     parts = [

@@ -286,8 +286,7 @@ def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[floa
     weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
     needs = METHODS[method].needs
     if needs in ("draft", "drafter"):
-        draft = manifest.draft if needs == "draft" else manifest.drafter
-        if draft is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
+        if (draft := manifest.beside(needs)) is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
             return weights / 20, kv / 20
         return read_bytes(draft, how), kv_token_bytes(draft, how)
     if needs == "layers":

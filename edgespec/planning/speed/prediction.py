@@ -180,7 +180,7 @@ def _guessing(
     rates = trial.acceptance if trial is not None else _measured(part)
     if not rates:
         notes.append(f"acceptance on {text} text: {prior.source}")
-        small = {"draft": manifest.draft, "drafter": manifest.drafter}.get(METHODS[method].needs)
+        small = manifest.beside(METHODS[method].needs)
         rates = [prior.acceptance * typical_share(small)]
     return Guessing(rates, most, at_once=METHODS[method].at_once)
 

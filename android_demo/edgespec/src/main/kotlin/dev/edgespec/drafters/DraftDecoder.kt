@@ -15,16 +15,18 @@ import dev.edgespec.runtimes.Slot
 private const val MOST_OWED = 64 // rows whose taps are kept while nothing is proposed
 
 /**
- * A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840).
+ * A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
+ * multi-token prediction that some checkpoints hold (arXiv 2412.19437).
  *
  * Its entry i is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and the taps of all
  * but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own guesses and its
  * own hidden states, and what it made of those is forgotten after the round.
  *
  * Invariant: the slot holds the entries of the first [at] + 1 tokens, or of one token more, and [taps] the taps of row [at]
- * and all after it, up to the row before the pending token.
+ * and all after it, up to the row before the pending token.  [branch]: guesses per node, see [DraftModel].
  */
-class DraftDecoder(private val target: TappedTarget, private val slot: Slot, override val name: String = "eagle") : Drafter {
+class DraftDecoder(private val target: TappedTarget, private val slot: Slot, override val name: String, branch: List<Int>?) : Drafter {
+    private val branch = branch ?: listOf(1)
     override val wantsTaps = true
     private val size = slot.hiddenSize
     private val columns = slot.model.part.decoder?.columns ?: throw EdgespecError("the drafter's part of the bundle is no decoder")
@@ -33,6 +35,7 @@ class DraftDecoder(private val target: TappedTarget, private val slot: Slot, ove
     private var at = 0
     private var taps = FloatArray(0) // [rows * width]
     private val rows: Int get() = taps.size / width
+    private var states = FloatArray(0) // [1 + n, hidden]: its own, of the last token and of guesses
     private var sound = false // nothing failed since the entries were right
     private var params = SamplingParams()
     private var noise = Noise(0)
@@ -41,6 +44,8 @@ class DraftDecoder(private val target: TappedTarget, private val slot: Slot, ove
         this.params = params
         this.noise = noise
     }
+
+    override fun rows(budget: Int): IntArray = rowsOf(branch, budget)
 
     // -- the prompt
 
@@ -58,15 +63,15 @@ class DraftDecoder(private val target: TappedTarget, private val slot: Slot, ove
     /** Make entries of the rows of the prompt, but for the last: that one gives the first guess. */
     override fun absorb(first: Int, taps: Matrix) {
         val here = at + rows
-        val skip = maxOf(0, here - first).coerceAtMost(taps.rows)
-        if (first + skip != here) throw EdgespecError("taps of token $first: expected those of token $here")
+        if (first > here) throw EdgespecError("taps of token $first: expected those of token $here")
+        val skip = minOf(here - first, taps.rows) // a target with states may read again what is known here
         this.taps += taps.copy(skip, taps.rows - skip)
         settle(1)
     }
 
     // -- rounds
 
-    /** A chain; none where it was not shown all of the text, or where its context ends. */
+    /** A chain or tree; none where it was not shown all of the text, or where its context ends. */
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         val length = minOf(budget, slot.context - tokens.size)
         val count = tokens.size - 1
@@ -75,18 +80,31 @@ class DraftDecoder(private val target: TappedTarget, private val slot: Slot, ove
         sound = false
         val start = minOf(slot.tokens.size, count - 1) // at least one row is run
         slot.tokens.crop(start)
-        var state = FloatArray(0) // [hidden]: its own, of the last row
         fun run(guess: Int?, best: Boolean): Pass {
             val fed = if (guess == null) tokens.slice(start + 1) else intArrayOf(guess)
-            val given = if (guess == null) given(fed, taps, start - at, width) else given(fed, state, 0, size)
+            val given = if (guess == null) given(fed, taps, start - at, width) else given(fed, states, 0, size)
             val output = slot.forwardGiven(given, fed.size, guess != null, best)
             slot.keep(IntArray(fed.size) { it })
-            state = output.hidden!!.copy(fed.size - 1, 1)
+            states = output.hidden!!.copy(fed.size - 1, 1)
             return output
         }
-        val step = { guess: Int? -> whole(run(guess, false).logits) }
+        val step = { guess: Int? -> run(guess, false).logits.let { whole(it, intArrayOf(it.rows - 1)) } }
+        val level: Level = level@{ nodes, guesses, parents ->
+            // a comb goes on after its first choices
+            if (nodes[0] < 0 || branch.size == 1) return@level step(if (nodes[0] < 0) null else guesses[nodes[0]])
+            val above = FloatArray(guesses.size * size)
+            for (at in guesses.indices) states.copyInto(above, at * size, (parents[at] + 1) * size, (parents[at] + 2) * size)
+            val output = slot.forwardGiven(given(guesses, above, 0, size), guesses.size, true, false, parents)
+            states = states.copyOf(size) + output.hidden!!.copy()
+            whole(output.logits, nodes)
+        }
         val best = { guess: Int? -> run(guess, true).best!!.let { it.tokens.last() to it.logits.last() } }
-        val made = drawChain(step, tokens, length, target.vocabSize, params, noise, best = best)
+        val vocab = target.vocabSize
+        val made = if (branch == listOf(1)) {
+            drawChain({ step(it).row(0) }, tokens, length, vocab, params, noise, best = best)
+        } else {
+            drawTree(level, tokens, branch, length, vocab, params, noise)
+        }
         slot.tokens.crop(count)
         taps = taps.copyOfRange(taps.size - width, taps.size)
         at = count - 1
@@ -133,12 +151,15 @@ class DraftDecoder(private val target: TappedTarget, private val slot: Slot, ove
         return found
     }
 
-    /** [vocab]: the last row of the logits; a token without a column cannot be guessed. */
-    private fun whole(logits: Matrix): FloatArray {
-        val row = logits.row(logits.rows - 1)
+    /** [rows, vocab]: some rows of the logits; a token without a column cannot be guessed. */
+    private fun whole(logits: Matrix, rows: IntArray): Matrix {
         val named = slot.headTokens
-        val found = FloatArray(target.vocabSize) { Float.NEGATIVE_INFINITY }
-        for (column in 0 until logits.columns) found[named?.get(column) ?: column] = row[column]
-        return found
+        val vocab = target.vocabSize
+        val found = FloatArray(rows.size * vocab) { Float.NEGATIVE_INFINITY }
+        for ((at, row) in rows.withIndex()) {
+            val from = logits.row(row)
+            for (column in 0 until logits.columns) found[at * vocab + (named?.get(column) ?: column)] = from[column]
+        }
+        return Matrix.of(found, rows.size, vocab)
     }
 }

@@ -76,7 +76,11 @@ class Allowance(private val bundle: Bundle, private val operators: String, priva
 
     private fun request(method: String, tokens: Int, chunk: Int, greedy: Boolean): List<MemoryPart> {
         var parts = model(bundle.manifest.target, tokens, chunk, greedy, kv, "")
-        val draft = mapOf("speculative" to bundle.manifest.draft, "eagle" to bundle.manifest.drafter)[method]
+        val draft = when (method) {
+            "speculative" -> bundle.manifest.draft
+            "eagle", "mtp" -> bundle.manifest.drafter
+            else -> null
+        }
         if (draft != null) {
             parts = parts + MemoryPart("draft weights", weights(draft)) + model(draft, tokens, chunk, greedy, null, "draft ")
         }
@@ -118,7 +122,7 @@ fun showBytes(count: Long): String {
 /** Of several methods, the one that holds a model or heads of its own. */
 internal fun heaviest(choice: MethodChoice): String {
     val names = (choice.proposers + choice.candidates).map { it.name }.ifEmpty { listOf(choice.name) }
-    return listOf("speculative", "eagle", "blockwise", "medusa", "paradecode").firstOrNull { it in names } ?: names[0]
+    return listOf("speculative", "eagle", "mtp", "blockwise", "medusa", "paradecode").firstOrNull { it in names } ?: names[0]
 }
 
 /** Let a request in with the method it wants where that fits the memory, else with a cheaper one. */

@@ -59,8 +59,7 @@ class Model(
     val kv: KvFormat = kv ?: ATTENTION.getValue(exactAttention(part))
     internal val session = makeSession(File(folder, this.graph.file), threads, library.takeIf { native })
     internal val keyTables: Bound
-    private val memory = HashMap<String, ByteBuffer>()
-    private val views = HashMap<String, HashMap<List<Int>, Bound>>()
+    private val held = HashMap<String, Held>()
     private val rows = HashMap<Int, FloatArray>()
 
     /** int32 [size]: the tokens that the columns of a cut LM head mean; null = there is none. */
@@ -79,16 +78,39 @@ class Model(
 
     /** A view of the growing buffer [name]; the same memory whatever the shape.  New memory is zero. */
     internal fun buffer(name: String, type: OnnxJavaType, vararg shape: Int): Bound {
-        val known = views.getOrPut(name) { HashMap() }
-        return known.getOrPut(shape.asList()) {
+        val own = held.getOrPut(name) { Held() }
+        return own.views.getOrPut(shape.asList()) {
             val size = shape.fold(type.size.toLong()) { all, one -> all * one }
-            val held = memory[name]
-            if (held == null || held.capacity() < size) {
-                memory[name] = Bound.memory(size)
-                known.values.forEach { it.close() }
-                known.clear()
-            }
-            Bound.over(memory.getValue(name), type, *shape)
+            if (own.memory.capacity() < size) own.replace(Bound.memory(size))
+            Bound.over(own.memory, type, *shape)
+        }
+    }
+
+    /** The same of two dimensions, without garbage where the shape is that of the last time: so it is from token to token. */
+    internal fun buffer(name: String, type: OnnxJavaType, rows: Int, columns: Int): Bound {
+        val own = held.getOrPut(name) { Held() }
+        val last = own.last
+        if (last != null && own.rows == rows && own.columns == columns) return last
+        return buffer(name, type, *intArrayOf(rows, columns)).also {
+            own.rows = rows
+            own.columns = columns
+            own.last = it
+        }
+    }
+
+    /** A growing buffer, and views of it by shape. */
+    private class Held {
+        var memory: ByteBuffer = ByteBuffer.allocate(0)
+        val views = HashMap<List<Int>, Bound>()
+        var rows = 0
+        var columns = 0
+        var last: Bound? = null // the view of [rows, columns]
+
+        fun replace(memory: ByteBuffer) {
+            this.memory = memory
+            views.values.forEach { it.close() }
+            views.clear()
+            last = null
         }
     }
 
@@ -99,12 +121,11 @@ class Model(
     }
 
     /** Bytes of the shared buffers. */
-    val bufferBytes: Long get() = memory.values.sumOf { it.capacity().toLong() }
+    val bufferBytes: Long get() = held.values.sumOf { it.memory.capacity().toLong() }
 
     override fun close() {
-        views.values.forEach { of -> of.values.forEach { it.close() } }
-        views.clear()
-        memory.clear()
+        held.values.forEach { it.replace(ByteBuffer.allocate(0)) }
+        held.clear()
         session.close()
     }
 }

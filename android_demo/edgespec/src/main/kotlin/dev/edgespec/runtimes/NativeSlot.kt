@@ -125,8 +125,8 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
     }
 
     /** How many tokens the states may hold after the planned pass: what may be taken back waits in their rows. */
-    private fun committed(): Long =
-        if (!revocable) tokens.size.toLong() else minOf(tokens.size.toLong(), maxOf(certain.toLong(), held(), (end + facts.taps - STATE_ROWS).toLong()))
+    private fun committed(read: Int): Long =
+        if (!revocable) tokens.size + read.toLong() else minOf(tokens.size + read.toLong(), maxOf(certain.toLong(), held(), (end + facts.taps - STATE_ROWS).toLong()))
 
     override fun forward(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
@@ -229,10 +229,11 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         return parts(0, 0, false) { launch(tokens.size, 0, hidden = true).hidden!!.copy() }
     }
 
-    override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean): Pass {
+    override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
         loadRows(given, n)
-        verifying(IntArray(n), null)
-        return parts(0, layers, recycled, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, -1, hidden = true)) } }
+        verifying(IntArray(n), parents)
+        val rows = if (parents == null) -1 else n
+        return parts(0, layers, recycled, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, rows, hidden = true)) } }
     }
 
     override fun absorbGiven(given: FloatArray, n: Int) {
@@ -298,7 +299,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         plan(chunk, tokens.size)
         certain = tokens.size + chunk.size
         furthest = maxOf(furthest, certain)
-        return launch(chunk.size, 0, tapping = tapSink != null).taps
+        return launch(chunk.size, 0, tapping = tapSink != null, read = chunk.size).taps
     }
 
     /** Bind the plan [6, n] of rows after [past] tokens: a chain, unless parents are given. */
@@ -323,10 +324,12 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
 
     /**
      * Run what the plan says: [n] rows, of which the first [rows] reach the LM head (-1: the last one), with [times] rows
-     * of logits for each of them; [tapping]: give the residual stream where it is tapped, too.
+     * of logits for each of them; [tapping]: give the residual stream where it is tapped, too;
+     * [read]: rows that are a text's own, a chain: states hold them at once.
      */
     private fun launch(
         n: Int, rows: Int, hidden: Boolean = false, tapping: Boolean = false, times: Int = 1, columns: Int = this.columns,
+        read: Int = 0,
     ): Pass {
         val count = if (rows < 0) 1 else rows
         val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
@@ -335,7 +338,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         val tapped = if (tapping) model.part.tapped.size else 0
         gates.bytes.put(this.hidden, if (hidden || tapped > 0) 1 else 0)
         if (model.part.tapped.isNotEmpty()) gates.bytes.put(taps, if (tapped > 0) 1 else 0)
-        if (facts.delta != null) noMoves.longs.put(2, committed())
+        if (facts.delta != null) noMoves.longs.put(2, committed(read))
         var moving: Bound? = null
         if (moves.isNotEmpty()) {
             moving = Bound.of(OnnxJavaType.INT64, moves.size + noMoves.longs.capacity() / 3, 3)

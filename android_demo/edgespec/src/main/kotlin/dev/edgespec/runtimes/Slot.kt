@@ -66,10 +66,11 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     // -- a drafter conditioned on a target
 
     /**
-     * Run rows of a drafter after the slot's entries, a chain; [keep] commits them.  [given]: [n, columns], see [DecoderPart];
-     * [recycled]: they hold the drafter's own hidden state, not taps.  Logits or the [best] of the last row, hidden of all.
+     * Run rows of a drafter after the slot's entries; [keep] commits them.  [given]: [n, columns], see [DecoderPart];
+     * [recycled]: they hold the drafter's own hidden state, not taps; [parents]: null = a chain.  Logits or the [best] of the
+     * last row, of a tree those of all; hidden of all.
      */
-    abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean): Pass
+    abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray? = null): Pass
 
     /** Append the entries of rows [n, columns] with taps, of which nothing is guessed. */
     abstract fun absorbGiven(given: FloatArray, n: Int)

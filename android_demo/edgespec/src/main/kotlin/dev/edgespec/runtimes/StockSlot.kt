@@ -133,14 +133,14 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         launch(tokens, null, 0, 1, columns, true).hidden!!.copy()
     }
 
-    override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean): Pass {
+    override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
         val none = noHiddenIn ?: throw noHidden()
         loadRows(given, n)
         pending = IntArray(n)
-        pendingParents = null
+        pendingParents = parents
         gateEmbed!!.bytes.put(0, if (recycled) 0 else 1)
         try {
-            val output = run(pending, tokens.size, rows = -1, hidden = true)
+            val output = run(pending, tokens.size, rows = if (parents == null) -1 else n, parents = parents, hidden = true)
             return if (best) Pass(output.logits, output.hidden, bestOfRows(output.logits, headTokens, 1)) else output
         } finally {
             gateEmbed.bytes.put(0, 1)

@@ -1,0 +1,127 @@
+package dev.edgespec.support
+
+import ai.onnxruntime.OnnxJavaType
+import com.google.gson.Gson
+import com.sun.management.ThreadMXBean
+import dev.edgespec.Edgespec
+import dev.edgespec.decoding.DecodeOptions
+import dev.edgespec.decoding.Rounds
+import dev.edgespec.decoding.Settings
+import dev.edgespec.drafters.Plain
+import dev.edgespec.engine.Engine
+import dev.edgespec.runtimes.Binding
+import dev.edgespec.runtimes.Bound
+import dev.edgespec.runtimes.Bundle
+import dev.edgespec.runtimes.Model
+import dev.edgespec.runtimes.NativeSlot
+import dev.edgespec.runtimes.openSlot
+import java.io.File
+import java.lang.management.ManagementFactory
+import kotlin.system.exitProcess
+
+/* What the runtime takes on a JVM: see tests/support/speed.py, which starts this and Python's twin in turn. */
+
+private val PROMPT = IntArray(32) { 2 + it % 29 }
+private const val WARM = 4000 // rounds before own cost is timed: the JVM compiles what runs often
+
+private fun pss(): Long = File("/proc/self/smaps_rollup").readLines().first { it.startsWith("Pss:") }.filter { it.isDigit() }.toLong()
+
+private fun decodeThread(): Thread = Thread.getAllStackTraces().keys.first { it.name == "edgespec-decode" }
+
+/** Load a bundle and decode with [method] -> figures by name, for JSON. */
+private fun serve(bundle: File, library: File?, operators: String, method: String, tokens: Int): Map<String, Any?> {
+    val start = System.nanoTime()
+    val engine: Engine = Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false)
+    val loaded = System.nanoTime()
+    val settings = Settings(method, tokens, ignoreEos = true)
+    engine.generate(PROMPT, Settings(method, 1, ignoreEos = true))
+    val first = System.nanoTime()
+    engine.generate(PROMPT, settings) // the JVM compiles what runs often
+    val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
+    val thread = decodeThread().id
+    val before = threads.getThreadAllocatedBytes(thread)
+    val begun = System.nanoTime()
+    val result = engine.generate(PROMPT, settings)
+    val ms = (System.nanoTime() - begun) / 1e6 - result.stats.prefillMs
+    val allocated = threads.getThreadAllocatedBytes(thread) - before
+    val pss = pss() / 1024.0
+    engine.close()
+    val again = System.nanoTime()
+    Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false).close()
+    return mapOf(
+        "load_ms" to (loaded - start) / 1e6, "first_ms" to (first - loaded) / 1e6, "ms_per_token" to ms / tokens,
+        "allocated_per_token" to allocated / tokens, "allocated_per_round" to allocated / result.stats.rounds, "pss_mib" to pss,
+        "load_again_ms" to (System.nanoTime() - again) / 1e6,
+    )
+}
+
+private fun median(values: List<Double>) = values.sorted()[values.size / 2]
+
+/** Microseconds of a plain round beyond ONNX Runtime's run, on a graph that costs next to nothing. */
+private fun ownCost(bundle: File, library: File): Map<String, Any?> {
+    val opened = Bundle.open(bundle)
+    val model = Model(bundle, opened.manifest.target, "native", 1, library)
+    val slot = openSlot(model) as NativeSlot
+    val steps = minOf(100, slot.context - PROMPT.size - 1)
+    val threads = ManagementFactory.getThreadMXBean() as ThreadMXBean
+    var allocated = 0L
+    fun round(): Double {
+        val rounds = Rounds(slot, Plain(), PROMPT, DecodeOptions(steps + 1))
+        rounds.next()
+        val bytes = threads.getThreadAllocatedBytes(Thread.currentThread().id)
+        val start = System.nanoTime()
+        repeat(steps) { rounds.next() }
+        val took = (System.nanoTime() - start) / 1e3 / steps
+        allocated = (threads.getThreadAllocatedBytes(Thread.currentThread().id) - bytes) / steps
+        return took
+    }
+    val raw = rawPass(model, slot)
+    fun pass(): Double {
+        val start = System.nanoTime()
+        repeat(steps) { raw.run() }
+        return (System.nanoTime() - start) / 1e3 / steps
+    }
+    repeat(WARM / steps) {
+        round()
+        pass()
+    }
+    val bytes = threads.getThreadAllocatedBytes(Thread.currentThread().id)
+    pass()
+    val inside = (threads.getThreadAllocatedBytes(Thread.currentThread().id) - bytes) / steps
+    val both = List(41) { round() to pass() }
+    val own = median(both.map { it.first - it.second })
+    return mapOf("round_us" to median(both.map { it.first }), "pass_us" to median(both.map { it.second }), "own_us" to own, "allocated_per_round" to allocated, "allocated_per_pass" to inside)
+}
+
+/** A pass over one row behind 82 tokens, with everything bound beforehand. */
+private fun rawPass(model: Model, slot: NativeSlot): Binding {
+    val io = Binding(model.session)
+    val facts = model.facts
+    val groups = model.part.heads.size + minOf(1, model.part.tapped.size)
+    fun longs(vararg values: Long) = Bound.of(OnnxJavaType.INT64, values.size).also { it.longs.put(values) }
+    val place = (PROMPT.size + 50).toLong()
+    val gates = Bound.of(OnnxJavaType.BOOL, 2 * facts.layers + 4 + groups)
+    for (at in 0 until 2 * facts.layers + 4) gates.bytes.put(at, if (at <= 2 * facts.layers || at == 2 * facts.layers + 3) 1 else 0)
+    io.input("gates", gates)
+    io.input("hidden_in", Bound.of(OnnxJavaType.FLOAT, 0, facts.hidden))
+    io.input("control", longs(1, *model.kv.controls()))
+    io.input("tables", model.keyTables)
+    io.input("moves", Bound.of(OnnxJavaType.INT64, 0, 3))
+    io.input("plan", Bound.of(OnnxJavaType.INT64, 6, 1).also { it.longs.put(longArrayOf(5, place, 0, place, -1, place)) })
+    io.input("rows", longs(0))
+    io.input("kv", Bound.of(OnnxJavaType.UINT8, 1, slot.kvBytes.toInt()))
+    io.output("logits", Bound.of(OnnxJavaType.FLOAT, 0, facts.vocab))
+    io.output("ids", Bound.of(OnnxJavaType.INT64, 1, 1))
+    io.output("values", Bound.of(OnnxJavaType.FLOAT, 1, 1))
+    io.output("hidden", Bound.of(OnnxJavaType.FLOAT, 0, facts.hidden))
+    return io
+}
+
+/** Arguments: bundle, library or "-", operators, and a method and a number of tokens, or "own". */
+fun main(arguments: Array<String>) {
+    val bundle = File(arguments[0])
+    val library = arguments[1].takeIf { it != "-" }?.let(::File)
+    val figures = if (arguments[3] == "own") ownCost(bundle, library!!) else serve(bundle, library, arguments[2], arguments[3], arguments[4].toInt())
+    println(Gson().toJson(figures))
+    exitProcess(0)
+}

@@ -1,0 +1,84 @@
+"""Speed, memory and garbage of the Kotlin runtime on a JVM, beside Python's: the two in turn, a process each time.
+
+    python -m tests.support.speed BUNDLE            # tokens per second, load time, PSS, allocated bytes
+    python -m tests.support.speed BUNDLE --own      # what a plain round costs beyond ONNX Runtime's run, in Kotlin
+
+Beside the second stands ``python -m benchmarks.overhead``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from edgespec import load
+from edgespec.runtimes.ort.native_library import native_library
+from tests.support import jvm
+
+PROMPT = [2 + at % 29 for at in range(32)]
+
+
+def serve(bundle: str, operators: str, method: str, tokens: int) -> dict[str, float]:
+    """Load a bundle and decode: the figures of the Kotlin side, but for garbage."""
+    start = perf_counter()
+    engine = load(bundle, threads=2, operators=operators, check=False)
+    loaded = perf_counter()
+    settings: dict[str, Any] = {"method": method, "ignore_eos": True}
+    engine.generate(PROMPT, max_new_tokens=1, **settings)
+    first = perf_counter()
+    engine.generate(PROMPT, max_new_tokens=tokens, **settings)
+    begun = perf_counter()
+    result = engine.generate(PROMPT, max_new_tokens=tokens, **settings)
+    ms = 1000 * (perf_counter() - begun) - result.stats.prefill_ms
+    found = re.search(r"^Pss: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text("utf-8"), re.MULTILINE)
+    assert found
+    engine.close()
+    again = perf_counter()
+    load(bundle, threads=2, operators=operators, check=False).close()
+    return {"load_ms": 1000 * (loaded - start), "first_ms": 1000 * (first - loaded), "ms_per_token": ms / tokens,
+            "pss_mib": int(found[1]) / 1024, "load_again_ms": 1000 * (perf_counter() - again)}  # fmt: skip
+
+
+def main() -> None:
+    """Run both sides, print medians."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("bundle")
+    parser.add_argument("--operators", choices=["native", "stock"], default="native")
+    parser.add_argument("--method", default="ar")
+    parser.add_argument("--tokens", type=int, default=100)
+    parser.add_argument("--launches", type=int, default=5)
+    parser.add_argument("--own", action="store_true")
+    parser.add_argument("--classes", help="class path, where it is built already")
+    parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        sys.stdout.write(json.dumps(serve(given.bundle, given.operators, given.method, given.tokens)))
+        return
+    with tempfile.TemporaryDirectory() as scratch:
+        classes = given.classes or jvm.classpath(Path(scratch) / "built")
+        library = str(native_library().path) if given.operators == "native" else "-"
+        java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", classes, "dev.edgespec.support.SpeedKt", given.bundle]
+        java += [library, given.operators, *(["own"] if given.own else [given.method, str(given.tokens)])]
+        commands = {"kotlin": java}
+        if not given.own:
+            commands["python"] = [sys.executable, "-m", "tests.support.speed", *sys.argv[1:], "--one"]
+        figures: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
+        for _ in range(given.launches):
+            for name, command in commands.items():
+                said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                figures[name].append(json.loads(said.splitlines()[-1]))
+    for name, runs in figures.items():
+        middle = {key: round(median(run[key] for run in runs), 2) for key in runs[0]}
+        sys.stdout.write(f"{name}: {json.dumps(middle)}\n")
+
+
+if __name__ == "__main__":
+    main()
