@@ -132,9 +132,8 @@ class NativeOps:
         out = program.floats("attention", facts.heads * dim)
         limits = {"window": rule.window} if rule.window else {}
         caps = {"cap": float(rule.cap)} if rule.cap else {}
-        attend = partial(program.step, "attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=dim,
-                         out=out.id, **limits, **caps)  # fmt: skip
-        self._read(rule.layer, attend)
+        program.step("attend", layer=rule.layer, heads=facts.heads, kv=facts.kv_heads, dim=dim, out=out.id,
+                     **limits, **caps)  # fmt: skip
         return out
 
     def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
@@ -205,8 +204,6 @@ class NativeOps:
             y = body(x)
             if isinstance(y, Normed):
                 self._norm(y, x, add=1, scale=1.0 if scale is None else float(self.arch.source.read(scale)[0]))
-            elif isinstance(y, Product) and kind == "attention":
-                self._read(layer, partial(self._multiply, y, x, add=True))
             elif isinstance(y, Product):
                 self._multiply(y, x, add=True)
             elif isinstance(y, Mixture):
@@ -232,14 +229,6 @@ class NativeOps:
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
-
-    def _read(self, layer: int, steps: Callable[[], None]) -> None:
-        """Steps of an attention after its keys and values, which are all that a drafter's last layer is run for while
-        it reads a text: its MLP is off then."""
-        if self.arch.given and layer == self.arch.facts.layers - 1:
-            self.program.gated(2 * layer + 1, steps)
-        else:
-            steps()
 
     def _tap(self, x: Floats, layers: int) -> None:
         """Give the residual stream after so many layers, where it is tapped."""

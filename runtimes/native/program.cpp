@@ -117,10 +117,8 @@ Program Program::parse(const std::string& text) {
       if (program.hidden && program.hidden != step.k) fail(line, "hidden states of different widths");
       program.hidden = step.k;
     }
-    if (step.op == Op::kAttend) {  // reads what the step before left, but for a gate between them
-      const size_t known = program.steps.size();
-      const bool gated = known > 1 && program.steps.back().op == Op::kGate;
-      const Step* queries = known ? &program.steps[known - 1 - gated] : nullptr;
+    if (step.op == Op::kAttend) {  // reads what the step before left
+      const Step* queries = program.steps.empty() ? nullptr : &program.steps.back();
       if (!queries || queries->op != Op::kHeads || queries->heads != step.heads || queries->kv != step.kv ||
           queries->dim != step.dim || queries->layer != step.layer)
         fail(line, "expected the heads of this layer just before");
