@@ -149,7 +149,7 @@ class Exporter:
         inside = self.drafter.method == MTP
         if size is None and inside:
             size = paying_size(facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
-        if size == 0 and not inside:
+        if size == 0 and not inside and self.drafter.tokens is not None:
             size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
             self.drafter = (
