@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
-from edgespec.drafters.registry import MTP, SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
-from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.drafter import Drafter, check_drafter, cut_drafter
 from edgespec.export.drafters.measure import measure_drafter
-from edgespec.export.drafters.mtp import cut_mtp, read_mtp
+from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.drafters.write import drafter_bytes, write_drafter
@@ -105,6 +105,8 @@ class Exporter:
             self.drafter = read_drafter(resolve(options.its_drafter), self.target.arch)
         elif MTP in self.methods and isinstance(self.target, EmittedModel):
             self.drafter = read_mtp(Checkpoint.open(self.path), self.target.arch)
+        if self.drafter is not None:
+            check_drafter(self.drafter, self.methods, options.operators)
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
         tapped = self.drafter.tapped if self.drafter else ()
@@ -142,18 +144,18 @@ class Exporter:
             self.draft.cut(scored)
 
     def _cut_drafter(self) -> None:
-        """Give a drafter the tokens that were asked for; else the layer inside the checkpoint as many as pay."""
+        """Give a drafter the tokens that were asked for; else one with the target's LM head as many as pay."""
         size, facts = self.options.draft_vocab, self.target.facts
         if self.drafter is None or not isinstance(self.target, EmittedModel):
             return
-        inside = self.drafter.method == MTP
-        if size is None and inside:
+        own = self.drafter.method == EAGLE  # its LM head is its own
+        if size is None and not own:
             size = paying_size(facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
-        if size == 0 and not inside and self.drafter.tokens is not None:
+        if size == 0 and own and self.drafter.tokens is not None:
             size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
             self.drafter = (
-                cut_mtp(self.drafter, tokens) if inside else with_tokens(self.drafter, self.target.arch, tokens)
+                with_tokens(self.drafter, self.target.arch, tokens) if own else cut_drafter(self.drafter, tokens)
             )
         self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
