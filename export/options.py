@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -33,7 +33,7 @@ class ExportOptions:
         the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
         and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
         devices: those to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter
-        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle`` or ``dflash``.
+        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``.
     """
 
     model: str
