@@ -138,17 +138,17 @@ class NativeOps:
         assert facts.delta is not None
         heads = facts.delta
         read = ("x", "mixed", x), ("z", "open", z), ("a", "decay", a), ("b", "change", b)
-        rows = {key: self._as_floats(value, use).id for key, use, value in read}
+        rows = {key: self._as_floats(value, use).id for key, use, value in read[: 3 if rule.skip else 4]}
         out = program.floats("delta", heads.values * heads.value_dim)
-        names = zip(("w", "bias", "rate", "norm"), rule.vectors, strict=True)
         program.step("delta", **rows, k=heads.mixed, length=facts.taps, layer=rule.layer, heads=heads.values,
                      kv=heads.keys, dim=heads.key_dim, n=heads.value_dim, eps=float(self.arch.eps), out=out.id,
-                     **{key: program.vector(name) for key, name in names})  # fmt: skip
+                     **{key: program.vector(name) for key, name in rule.vectors.items()})  # fmt: skip
         return out
 
     def opened(self, x: Value, gate: Value) -> Value:
-        out = self._as_floats(x, "attention")
-        self.program.step("multiply", x=self._as_floats(gate, "open").id, k=out.width, fn="sigmoid", out=out.id)
+        out, by = self._as_floats(x, "attention"), self._as_floats(gate, "open")
+        more = {"times": out.width // by.width} if by.width < out.width else {}
+        self.program.step("multiply", x=by.id, k=out.width, fn="sigmoid", out=out.id, **more)
         return out
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
@@ -324,8 +324,10 @@ class NativeOps:
         scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
         program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
         act = self._acts(mixture.x, "hidden", (gate,))
+        how: dict[str, int | str] = {"first": rule.always} if rule.always else {}
+        how |= ({"fn": "sigmoid"} if rule.sigmoid else {}) | ({"bias": program.vector(rule.bias)} if rule.bias else {})
         program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
-                     add=int(rule.normed))  # fmt: skip
+                     add=int(rule.normed), **how)  # fmt: skip
         other = {} if mixture.activation == "silu" else {"fn": mixture.activation}
         program.step("experts", act=act.id, x=chosen.id, gate=program.matrix(gate), up=program.matrix(up),
                      w=program.matrix(down), kind=program.kind(rule.gate), n=facts.inner, k=act.width,

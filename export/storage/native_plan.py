@@ -96,7 +96,7 @@ class NativePlan(StoragePlan):
     ) -> None:
         for value in (x, z, a, b):
             self._ready(value)
-        self._vectors(*rule.vectors)
+        self._vectors(*rule.vectors.values())
 
     def opened(self, x: _Waiting | None, gate: _Waiting | None) -> None:
         self._ready(gate)

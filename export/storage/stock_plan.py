@@ -71,7 +71,7 @@ class StockPlan(StoragePlan):
         self._vectors(rule.taps, rule.bias)
 
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
-        self._vectors(*rule.vectors)
+        self._vectors(*rule.vectors.values())
 
     def opened(self, x: None, gate: None) -> None: ...
 

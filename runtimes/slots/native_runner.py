@@ -15,7 +15,7 @@ from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS
 from edgespec.runtimes.slots.checkpoints import Checkpoints
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.native_gates import Gates
-from edgespec.runtimes.slots.shared import Bound, Model
+from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
@@ -69,7 +69,7 @@ class NativeRunner(Slot):
             return
         need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
         # a block of tokens lies together: what is there already is the beginning of the larger cache
-        array = np.zeros((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
+        array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
             used = self.kv.nbytes(self.model.facts, self.furthest)
             held = self._cache.array
