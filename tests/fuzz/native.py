@@ -26,7 +26,6 @@ from tests.support.selftest import (
     SANITIZED,
     TESTS,
     THREADS,
-    Program,
     compiled,
     host_compiler,
     linked,
@@ -41,33 +40,32 @@ def clang() -> str:
     return found or sys.exit("no clang++: set CXX")
 
 
-def built(folder: Path, name: str, compiler: str, flags: tuple[str, ...], link: tuple[str, ...] = ()) -> Program:
+def built(folder: Path, names: list[str], compiler: str, flags: tuple[str, ...], link: tuple[str, ...] = ()) -> None:
+    """Programs of these names, which share the operator's objects."""
     isas = ISAS[:1] if os.uname().machine == "x86_64" else ISAS[1:]
-    names = (*OPERATOR, *(PARTS if name == "selftest" else (name,)))
-    return linked(folder / name, compiler, compiled(folder, compiler, names, isas, flags), (*flags, *link))
+    operator = compiled(folder, compiler, OPERATOR, isas, flags)
+    for name in names:
+        own = compiled(folder, compiler, PARTS if name == "selftest" else (name,), isas, flags)
+        linked(folder / name, compiler, [*operator, *own], (*flags, *link))
 
 
 def fuzz(folder: Path, name: str, minutes: float, corpus: Path) -> int:
     flags = (*PLAIN, *SANITIZED, "-fsanitize=fuzzer-no-link", "-DEDGESPEC_LIBFUZZER")
-    program = built(folder, name, clang(), flags, ("-fsanitize=fuzzer",))
+    built(folder, [name], clang(), flags, ("-fsanitize=fuzzer",))
     corpus.mkdir(parents=True, exist_ok=True)
     seeds = PROGRAMS if name == "fuzz_program" else TESTS / "corpus" / name
     options = ["-len_control=0", "-max_len=6000", f"-max_total_time={round(minutes * 60)}", "-rss_limit_mb=4096",
                f"-artifact_prefix={corpus}/"]  # fmt: skip
-    return subprocess.run([str(program.path), *options, str(corpus), str(seeds)], env=ENVIRONMENT).returncode
+    return subprocess.run([str(folder / name), *options, str(corpus), str(seeds)], env=ENVIRONMENT).returncode
 
 
 def threads(folder: Path) -> int:
-    compiler, flags = host_compiler() or sys.exit("no C++ compiler"), (*PLAIN, *THREADS)
-    for name, arguments in (
-        ("selftest", ["pass", "brief"]),
-        ("fuzz_program", ["7", "100"]),
-        ("fuzz_inputs", ["7", "300"]),
-    ):
-        program = built(folder, name, compiler, flags)
-        if code := subprocess.run([str(program.path), *arguments], env=ENVIRONMENT).returncode:
-            return code
-    return 0
+    commands = {"selftest": ["pass", "brief"], "fuzz_program": ["7", "100"], "fuzz_inputs": ["7", "300"]}
+    built(folder, list(commands), host_compiler() or sys.exit("no C++ compiler"), (*PLAIN, *THREADS))
+    codes = [
+        subprocess.run([str(folder / name), *given], env=ENVIRONMENT).returncode for name, given in commands.items()
+    ]
+    return max(map(abs, codes))
 
 
 def main() -> int:
