@@ -107,7 +107,7 @@ def main() -> None:
     command = [sys.executable, "-m", "edgespec", "serve", str(arguments.bundle), *options, "--threads"]
     with subprocess.Popen([*command, str(arguments.threads)], stderr=subprocess.PIPE, text=True) as server:
         try:
-            address, rest = _address(server)
+            address, rest = listening(server)
             limits = httpx.Limits(max_connections=arguments.clients)
             with httpx.Client(base_url=f"{address}/v1/", timeout=600, limits=limits) as http:
                 show(conditions(bundle=arguments.bundle.name) | _measure(http, server.pid, arguments))
@@ -187,8 +187,8 @@ def _resident(process: int) -> float:
     return round(int(re.findall(r"VmRSS:\s+(\d+)", status)[0]) / 1024, 1)
 
 
-def _address(server: subprocess.Popen[str]) -> tuple[str, Thread]:
-    """Where it listens, and who reads what it says later: a full pipe would stop it."""
+def listening(server: subprocess.Popen[str]) -> tuple[str, Thread]:
+    """Where a server listens, and who reads what it says later: a full pipe would stop it."""
     assert server.stderr is not None
     for line in server.stderr:
         if found := re.search(r"at (http://\S+)/v1", line):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -33,7 +33,7 @@ class ExportOptions:
         the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the draft's LM head; 0 =
         all, None = as many as pay (``planning/speed/cut.py``). devices: those to write graphs for. device_precisions:
         of activations there; none = fp32. adapter: LoRA adapter to merge into the target. drafter: folder of
-        a drafter conditioned on hidden states, for ``eagle``.
+        a drafter conditioned on hidden states, for ``eagle`` or ``dflash``.
     """
 
     model: str
@@ -94,14 +94,18 @@ class ExportOptions:
                 "method eagle needs a drafter",
                 "train one with `edgespec train eagle MODEL -o DIR`, then add --drafter DIR",
             )
-        if self.drafter is not None and EAGLE not in methods:
-            raise ExportError("--drafter was given, but not --method eagle", "add --method eagle")
-        if EAGLE in methods and MTP in methods:
-            raise ExportError("a bundle holds one drafter: --method eagle or --method mtp, not both")
+        if DFLASH in methods and self.drafter is None:
+            raise ExportError("method dflash needs a drafter", "add --drafter with the one published for this model")
+        if self.drafter is not None and not {EAGLE, DFLASH} & set(methods):
+            raise ExportError("--drafter was given, but not --method eagle or dflash", "add --method eagle")
+        if len(several := [name for name in needing("drafter") if name in methods]) > 1:
+            raise ExportError(f"a bundle holds one drafter: expected one of --method {', '.join(several)}")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
-        if self.draft_vocab and not {SPECULATIVE, MTP} & set(methods):
-            raise ExportError("--draft-vocab was given, but no method that it is for", "methods: speculative, mtp")
+        if self.draft_vocab and not {SPECULATIVE, MTP, DFLASH} & set(methods):
+            raise ExportError(
+                "--draft-vocab was given, but no method that it is for", "methods: speculative, mtp, dflash"
+            )
         if self.head_vocab is not None and not set(needing("heads")) & set(methods):
             raise ExportError(
                 "--head-vocab was given, but no method with heads", f"methods: {', '.join(needing('heads'))}"

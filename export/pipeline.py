@@ -14,15 +14,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec import __version__
-from edgespec.drafters.registry import MTP, SPECULATIVE, needing
+from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
-from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.drafter import Drafter, check_drafter, cut_drafter
 from edgespec.export.drafters.measure import measure_drafter
-from edgespec.export.drafters.mtp import cut_mtp, read_mtp
+from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.drafters.write import drafter_bytes, write_drafter
 from edgespec.export.emitted import EmittedModel
@@ -105,6 +105,7 @@ class Exporter:
         elif MTP in self.methods and isinstance(self.target, EmittedModel):
             self.drafter = read_mtp(Checkpoint.open(self.path), self.target.arch)
         if self.drafter is not None:
+            check_drafter(self.drafter, self.methods, options.operators)
             self.notes += [f"drafter: {note}" for note in self.drafter.notes]
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
@@ -143,14 +144,14 @@ class Exporter:
             self.draft.cut(scored)
 
     def _cut_drafter(self) -> None:
-        """Leave the layer inside the checkpoint the tokens that were asked for, or as many as pay."""
+        """Leave a drafter with the target's LM head the tokens that were asked for, or as many as pay."""
         size = self.options.draft_vocab
-        if self.drafter is None or self.drafter.method != MTP:
+        if self.drafter is None or self.drafter.method == EAGLE:
             return
         if size is None:
             size = paying_size(self.target.facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
-            self.drafter = cut_mtp(self.drafter, tokens)
+            self.drafter = cut_drafter(self.drafter, tokens)
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
         """The tokens of a cut LM head, [size]."""

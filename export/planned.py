@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
-from edgespec.drafters.registry import EAGLE, MTP, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
@@ -27,7 +27,7 @@ from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
-from edgespec.export.planning.heads import PlannedHeads, assumed_draft, assumed_drafter, planned_heads
+from edgespec.export.planning.heads import PlannedHeads, assumed_blocks, assumed_draft, assumed_drafter, planned_heads
 from edgespec.export.planning.model import PlannedModel
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
@@ -96,7 +96,7 @@ def planned_bundle(
     speculative = UNWRITTEN if SPECULATIVE in methods else None
     options = ExportOptions(name, Path(), methods, form, quantizer, head_format, draft or speculative, context,
                             head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices,
-                            drafter=UNWRITTEN if EAGLE in methods else None)  # fmt: skip
+                            drafter=UNWRITTEN if {EAGLE, DFLASH} & set(methods) else None)  # fmt: skip
     wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
     path = resolve(name, revision, weights=False)
     arch = _opened(path, context)
@@ -109,13 +109,18 @@ def planned_bundle(
     files, estimated = copied_files(arch.source.path, arch.facts.vocab)
     target = PlannedModel(arch, choice, layout, devices, cut=head_vocab if its_heads.groups else None)
     drafter: PlannedModel | None = None
-    if EAGLE in wanted or MTP in wanted:
+    if set(needing("drafter")) & set(wanted):
         its_own: Architecture
+        rows: int | None = None
         if EAGLE in wanted:
-            its_own, tapped, rows = *assumed_drafter(arch), None
+            its_own, tapped = assumed_drafter(arch)
             assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
         else:
-            its_own, tapped = planned_mtp(arch), (arch.facts.layers,)
+            if DFLASH in wanted:
+                its_own, tapped = assumed_blocks(arch)
+                assumed.append("a drafter of 5 layers like the model's, as published ones have")
+            else:
+                its_own, tapped = planned_mtp(arch), (arch.facts.layers,)
             rows = paying_size(arch.facts, its_own.facts) if draft_vocab is None else draft_vocab or None
         drafter = PlannedModel(its_own, replace(choice, head=choice.drafter_head), layout, (), rows, "drafter/")
         drafter.as_draft()

@@ -30,7 +30,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     "--method",
     "methods",
     multiple=True,
-    help="speculative, self-spec, swift, medusa, blockwise, paradecode, eagle or mtp; may be repeated.  "
+    help="speculative, self-spec, swift, medusa, blockwise, paradecode, eagle, mtp or dflash; may be repeated.  "
     "ar and ngram always work.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
@@ -39,7 +39,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 @click.option(
     "--heads", multiple=True, help="Folder of trained heads, for medusa, blockwise or paradecode; may be repeated."
 )
-@click.option("--drafter", help="Drafter for --method eagle: folder, hub id or builtin:NAME.")
+@click.option("--drafter", help="Drafter for --method eagle or dflash: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
@@ -129,6 +129,7 @@ def command(
     edgespec export ./model --method medusa --heads ./medusa-heads --head-vocab 8192
     edgespec export ./Qwen3-4B --method eagle --drafter AngelSlim/Qwen3-4B_eagle3
     edgespec export ./Qwen3.5-4B --method mtp
+    edgespec export ./Qwen3-4B --method dflash --drafter z-lab/Qwen3-4B-DFlash-b16
     edgespec export ./Llama-3.2-3B --recipe laptop-3b-chat --draft ./Llama-3.2-1B
     edgespec export ./model --dry-run --json
     """

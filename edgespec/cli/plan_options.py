@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.candidates import Option
 from edgespec.planning.profile.record import Profile
@@ -96,6 +96,8 @@ def model_options(
             for name in planned.methods
             if name == EAGLE
         }
+        if DFLASH in planned.methods:
+            needs[DFLASH] = "needs a drafter that was published for this model"
         if SPECULATIVE in planned.methods and draft is None:
             needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
         command = ["--format", form, *(("--context", str(context)) if context else ())]
@@ -112,7 +114,7 @@ def export_command(option: Option, method: str) -> str | None:
         words += ["--method", method]
     if METHODS[method].needs == "heads":
         words += ["--heads", f"{method}-heads"]
-    if method == EAGLE:
+    if method in (EAGLE, DFLASH):
         words += ["--drafter", DRAFTER]
     if METHODS[method].needs == "draft":
         words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]

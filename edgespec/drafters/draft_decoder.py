@@ -1,10 +1,11 @@
 """A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
-multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone.
+multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone; or DFlash
+(arXiv 2602.06036), which guesses a block in one pass.
 
-Its entry i is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and the taps of all
-but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own guesses and its
-own hidden states, and what it made of those is forgotten after the round: entries of accepted guesses are made again,
-of true taps, which is what it was trained on.
+An entry i of the first two is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and
+the taps of all but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own
+guesses and its own hidden states, and what it made of those is forgotten after the round: entries of accepted guesses
+are made again, of true taps, which is what it was trained on.  Entries of a block's drafter are made of taps alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Pass, TappedTarget, common_prefix
 from edgespec.drafters.drawing.tree import rows_of
-from edgespec.drafters.entries import Entries
+from edgespec.drafters.entries import entries_of
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
@@ -31,7 +32,7 @@ MOST_OWED = 64  # rows whose taps are kept while nothing is proposed
 class DraftDecoder(Drafter):
     """Draws chains or trees from a drafter that is conditioned on the target.
 
-    Invariant: the slot holds the entries of ``_tokens[: _at + 1]``, or of one token more, and ``_taps`` the taps of row
+    Invariant: the slot holds the entries of the rows before ``_at``, or of ``held`` more, and ``_taps`` the taps of row
     ``_at`` and all after it, up to the row before the pending token.
 
     Args:
@@ -46,7 +47,8 @@ class DraftDecoder(Drafter):
         self, target: TappedTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
     ) -> None:
         self.name, self.target, self.slot, self.branch = name, target, slot, branch or (1,)
-        self.entries = Entries(target, slot, self.branch)
+        self.entries = entries_of(target, slot, self.branch)
+        self.held, self.steps_at_once = self.entries.held, not self.entries.held
         self._tokens: list[int] = []  # committed, the pending one last
         self._at, self._taps = 0, self.entries.no_taps  # first row, [rows, k * hidden]
         self._sound = False  # nothing failed since the entries were right
@@ -63,15 +65,15 @@ class DraftDecoder(Drafter):
     # -- the prompt ----------------------------------------------------------------------------------------------------
 
     def known(self, tokens: list[int]) -> int:
-        """Rows whose entries are kept: entry i needs token i + 1, too."""
+        """Rows whose entries are kept: entry i needs token i + 1, too, where entries are made of tokens."""
         same = common_prefix(self._tokens, tokens) if self._sound else 0
-        kept = min(max(same - 1, 0), len(self.entries), len(tokens) - 2)
+        kept = min(max(same - self.held, 0), len(self.entries), len(tokens) - 1 - self.held)
         self.entries.crop(max(kept, 0))
         self._tokens, self._at, self._taps, self._sound = list(tokens), len(self.entries), self.entries.no_taps, True
         return self._at
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
-        """Make entries of the rows of the prompt, but for the last: that one gives the first guess."""
+        """Make entries of the rows of the prompt, but for the last where that one gives the first guess."""
         known = self._at + len(self._taps)  # a target with states may read again what is known here
         if first > known:
             raise EdgespecError(f"taps of token {first}: expected those of token {known}")
@@ -86,11 +88,11 @@ class DraftDecoder(Drafter):
         if length < 1 or rows < 1 or not self._complete(tokens):
             return EMPTY
         self._sound = False
-        start = min(len(self.entries), rows - 1)  # at least one row is run
+        start = min(len(self.entries), rows - self.held)
         self.entries.crop(start)
         made = self.entries.draw(tokens, self._taps[start - self._at :], length, self.params, self.noise)
         self.entries.crop(rows)
-        self._at, self._taps, self._sound = rows - 1, self._taps[-1:], True
+        self._at, self._taps, self._sound = rows - self.held, self._taps[len(self._taps) - self.held :], True
         return made
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
@@ -117,8 +119,8 @@ class DraftDecoder(Drafter):
         return self._sound and self._at + len(self._taps) == len(tokens) - 1 and self._tokens[-1] == tokens[-1]
 
     def _settle(self, most: int = 1) -> None:
-        """Make entries of the rows with taps, but for the last one, where there are more than ``most``."""
-        rows = len(self._taps) - 1
+        """Make entries of the rows with taps, but for those held back, where there are as many as ``most``."""
+        rows = len(self._taps) - self.held
         if rows < most:
             return
         self.entries.crop(self._at)

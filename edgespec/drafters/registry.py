@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from edgespec.drafters import priors
 from edgespec.drafters.priors import Priors
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
+from edgespec.runtimes.files.operators import NATIVE
 
 if TYPE_CHECKING:
     from edgespec.decoding.drafter import Drafter
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
     from edgespec.drafters.parts import Parts
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
-AR, NGRAM, SPECULATIVE, SELF_SPEC, EAGLE, MTP = "ar", "ngram", "speculative", "self-spec", "eagle", "mtp"
+AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
+EAGLE, MTP, DFLASH = "eagle", "mtp", "dflash"
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -79,6 +81,13 @@ METHODS: dict[str, Method] = {
         "a drafter conditioned on hidden states", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.EAGLE
     ),
     MTP: Method("a layer of the checkpoint", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.MTP),
+    DFLASH: Method(
+        "a block of guesses in one pass",
+        f"{_HERE}.draft_decoder:build",
+        "drafter",
+        at_once=True,
+        priors=priors.DFLASH,
+    ),
 }
 
 
@@ -90,6 +99,13 @@ def needing(*needs: Needs) -> tuple[str, ...]:
 def searching() -> tuple[str, ...]:
     """Names of the methods that choose while they write what to leave out."""
     return tuple(name for name, method in METHODS.items() if method.searches)
+
+
+def native_alone(manifest: Manifest) -> tuple[str, ...]:
+    """Names of the bundle's methods whose drafter only native operators can run."""
+    drafter = manifest.drafter
+    alone = drafter is not None and drafter.main == NATIVE
+    return tuple(name for name in needing("drafter") if alone and name in manifest.methods)
 
 
 def complete(manifest: Manifest) -> Manifest:

@@ -10,7 +10,7 @@ from pathlib import Path
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.proposer import proposer_name
-from edgespec.drafters.registry import complete, needing, searching
+from edgespec.drafters.registry import complete, native_alone, needing, searching
 from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.pace import Pace
@@ -165,8 +165,15 @@ class LoadedBundle:
             # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
             known = None if settings.sampling.seeded_rejection else self.predictions
             without = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
+            stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" else ()
+            without = (*without, *stock)
             choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
             check_device(self.device, choice)
+            if lost := [name for name in choice.methods if name in stock]:
+                raise InvalidRequest(
+                    f"the drafter of method {lost[0]} needs native operators, and this model runs on stock ones",
+                    "use another method, or native operators",
+                )
             return choice
         if settings.method is not None or settings.drafts.proposers:
             raise InvalidRequest(

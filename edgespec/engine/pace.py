@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 SIZES = (8, 16, 32, 64, 128)  # rows of a chunk
-FIRST = 16  # while nothing is known
-ALONE, BESIDE = 0.1, 0.04  # seconds of a chunk: as long as somebody who comes now, or is there, has to wait
+FIRST = 16  # while nothing is known; a prompt with no more left is read to its end
+ALONE, BESIDE = 0.08, 0.03  # seconds of a chunk: as long as somebody who comes now, or is there, has to wait
 _GAIN = 0.9  # a larger chunk is worth its time where a row of it costs at most so much of a smaller one's
-_FORGET = 32  # chunks after which larger ones are tried again
+_FORGET = 256  # chunks after which larger ones are tried again
 
 
 class Pace:

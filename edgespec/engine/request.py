@@ -18,6 +18,7 @@ from edgespec.drafters.forced import Forced
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.pace import FIRST
 from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError
@@ -234,7 +235,7 @@ class Stream:
     def _fill(self, asked: PrefillRequest) -> PrefillRequest | PassRequest | Round:
         """Read some of the prompt -> what comes next."""
         pace, start = self._engine.paces[asked.draft], time.perf_counter()
-        rows = pace.rows(self.target.chunk, self._sessions.busy < 2)
+        rows = asked.left if asked.left <= FIRST else pace.rows(self.target.chunk, self._sessions.busy < 2)
         found = self._rounds.send(min(rows, asked.left))
         self.read_at = time.perf_counter()
         if isinstance(found, PrefillRequest) and found.draft == asked.draft:  # and nothing else was done

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from edgespec.drafters.registry import needing, searching
+from edgespec.drafters.registry import native_alone, needing, searching
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed, speed_of
@@ -126,6 +126,8 @@ def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpti
     operators, threads = request.operators(manifest), request.load.threads or default_threads()
     for method, part in manifest.methods.items():
         if request.load.device != "cpu" and method in (*searching(), *needing("drafter")):
+            continue
+        if operators == "stock" and method in native_alone(manifest):
             continue
         use = RunOptions(
             method,

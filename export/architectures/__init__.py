@@ -26,6 +26,7 @@ from edgespec.export.architectures.granitemoe import GraniteMoe
 from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
 from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
 from edgespec.export.architectures.lfm2 import Lfm2
+from edgespec.export.architectures.lfm2_moe import Lfm2Moe
 from edgespec.export.architectures.llama import Llama
 from edgespec.export.architectures.ministral3 import Ministral3
 from edgespec.export.architectures.mistral import Mistral
@@ -38,7 +39,9 @@ from edgespec.export.architectures.phi3 import Phi3
 from edgespec.export.architectures.qwen2 import Qwen2
 from edgespec.export.architectures.qwen3 import Qwen3
 from edgespec.export.architectures.qwen3_5 import Qwen35
+from edgespec.export.architectures.qwen3_5_moe import Qwen35Moe
 from edgespec.export.architectures.qwen3_moe import Qwen3Moe
+from edgespec.export.architectures.qwen3_next import Qwen3Next
 from edgespec.export.architectures.refused import reason
 from edgespec.export.architectures.seed_oss import SeedOss
 from edgespec.export.architectures.smollm3 import SmolLm3
@@ -85,7 +88,10 @@ KINDS: tuple[type[Architecture], ...] = (
     Phi,
     SeedOss,
     Lfm2,
+    Lfm2Moe,
     Qwen35,
+    Qwen35Moe,
+    Qwen3Next,
 )
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""

@@ -49,6 +49,7 @@ class Architecture:
             Everything behind the architecture sees halves: rows of q and k are read in another order.
         head_bias: the LM head has a bias.
         drafts: the method that it is a drafter of; None = it is a model.
+        block, mask: of a drafter of blocks: rows that it was trained with, and the token that stands for a guess.
         given: columns of the rows that a drafter's passes are given; 0 = passes begin with tokens.
     """
 
@@ -78,6 +79,8 @@ class Architecture:
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
     head_bias: ClassVar[bool] = False
     drafts: ClassVar[DrafterKind | None] = None
+    block: int | None = None
+    mask: int | None = None
     given: int = 0
 
     def __init__(self, source: Checkpoint) -> None:
@@ -116,6 +119,11 @@ class Architecture:
         ops = ShapeOps(self.facts, self.width)
         self.build(ops)
         return ops.found
+
+    @property
+    def native_only(self) -> str:
+        """What only native operators compute; "" = stock ones compute it all."""
+        return "drafts of whole blocks" if self.block else self.facts.native_only
 
     @property
     def most_context(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import ExpertsRule, Ops, X
-from edgespec.export.source.derived import Floats, Own
+from edgespec.export.source.derived import Columns, Floats, Joined, Own
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.facts import ExpertFacts
@@ -58,34 +58,50 @@ class MixtureOfExperts(Architecture):
     Attributes:
         routers: names of a router's matrix, below a layer, of which a checkpoint has one.
         fused: names of gate and up of all experts as one tensor, and of down.
-        single: where each expert's own are, if they are stored one by one; "" = they are not.
+        single: where each expert's own are, by its number and the part, if they are stored one by one; "" = never.
+        parts: what gate, up and down are called there.
         expert_size: the key of an expert's width.
         expert_count: the key of how many there are.
+        shared: an MLP that gets every row, and the key of its width; it counts as experts of the others' width.
+        opening: the matrix [1, hidden] of its gate.
+        sigmoid: probabilities are sigmoids.
     """
 
     routers: ClassVar[tuple[str, ...]] = ("mlp.gate.weight",)
     fused: ClassVar[tuple[tuple[str, str], ...]] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
-    single: ClassVar[str] = "mlp.experts.{}.{}_proj.weight"
+    single: ClassVar[str] = "mlp.experts.{}.{}.weight"
+    parts: ClassVar[dict[str, str]] = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
+    shared: ClassVar[tuple[str, str]] = ("", "")
+    opening: ClassVar[str] = ""
+    sigmoid: ClassVar[bool] = False
     expert_size: ClassVar[str] = "intermediate_size"
     expert_count: ClassVar[str] = "num_experts"
 
     def check(self) -> None:
         super().check()
-        settings = self.settings
+        settings, layers = self.settings, [layer for layer in range(self.facts.layers) if self.is_mixed(layer)]
+        if not layers:
+            return
         count, inner = settings.integer(self.expert_count), settings.integer(self.expert_size)
         chosen = settings.integer("num_experts_per_tok")
-        if inner % 32 or self.facts.hidden % 32 or chosen > count or count > 1024:
+        size = settings.integer(self.shared[1]) if self.shared[1] else 0
+        always = size // inner
+        if inner % 32 or self.facts.hidden % 32 or chosen > count or count + always > 1024 or size % inner:
             raise UnsupportedModel(
-                f"{settings.file}: {chosen} of {count} experts of {inner} in {self.facts.hidden}: "
-                "expected at most 1024, and widths that are multiples of 32"
+                f"{settings.file}: {chosen} of {count} experts of {inner} in {self.facts.hidden}, {size} shared: "
+                "expected at most 1024, widths that are multiples of 32, and a shared one of whole experts"
             )
-        layers = [layer for layer in range(self.facts.layers) if self.is_mixed(layer)]
-        facts = ExpertFacts(count=count, chosen=chosen, inner=inner, layers=layers) if layers else None
+        facts = ExpertFacts(count=count + always, chosen=chosen + always, inner=inner, layers=layers, always=always)
         self.facts = self.facts.model_copy(update={"experts": facts})
 
     def is_mixed(self, layer: int) -> bool:
         """Whether a layer's MLP is a mixture of experts."""
         return True
+
+    @property
+    def score_bias(self) -> str:
+        """A vector that is added to probabilities when experts are chosen, below a layer; "" = none."""
+        return ""
 
     @property
     def weights_normed(self) -> bool:
@@ -102,27 +118,39 @@ class MixtureOfExperts(Architecture):
             return super().transform(ops, h, layer)
         at = f"{LAYERS}.{layer}.mlp"
         gate, up, down = (f"{at}.experts.{part}.weight" for part in ("gate", "up", "down"))
-        rule = ExpertsRule(f"{at}.router.weight", gate, up, down, self.weights_normed, self.expert_scale)
+        bias = f"{LAYERS}.{layer}.{self.score_bias}" if self.score_bias else None
+        rule = ExpertsRule(f"{at}.router.weight", gate, up, down, self.weights_normed, self.expert_scale,
+                           self.facts.experts.always, self.sigmoid, bias)  # fmt: skip
         return ops.experts(h, rule, self.activation)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found, facts = dict(super().derived(source)), self.facts.experts
         if facts is None:
             return found
-        count, inner, hidden = facts.count, facts.inner, self.facts.hidden
+        count, inner, hidden = facts.count - facts.always, facts.inner, self.facts.hidden
         sizes = {"gate": (inner, hidden, 0), "up": (inner, hidden, inner), "down": (hidden, inner, 0)}
         for layer in facts.layers:
             at = f"{LAYERS}.{layer}."
-            found[f"{at}mlp.router.weight"] = Own(source, at + first_of(source, at, self.routers))
+            opening = (Own(source, at + self.opening),) * facts.always
+            found[f"{at}mlp.router.weight"] = _joined(Own(source, at + first_of(source, at, self.routers)), opening)
             both = next((pair for pair in self.fused if source.has(at + pair[0])), self.fused[0])
             for part, (n, k, first) in sizes.items():
-                if self.single and source.has(at + self.single.format(0, part)):
-                    own = tuple(Own(source, at + self.single.format(number, part)) for number in range(count))
-                    found[f"{at}mlp.experts.{part}.weight"] = Stacked(own, count, n, k)
+                if self.single and source.has(at + self.single.format(0, self.parts[part])):
+                    names = (self.single.format(number, self.parts[part]) for number in range(count))
+                    experts = Stacked(tuple(Own(source, at + name) for name in names), count, n, k)
                 else:
-                    whole = Own(source, at + both[part == "down"])
-                    found[f"{at}mlp.experts.{part}.weight"] = Stacked((whole,), count, n, k, first)
+                    experts = Stacked((Own(source, at + both[part == "down"]),), count, n, k, first)
+                shared: tuple[Extra, ...] = ()
+                if facts.always:
+                    whole = Own(source, f"{at}{self.shared[0]}.{part}_proj.weight")
+                    slices = tuple(Columns(whole, inner * number, inner) for number in range(facts.always))
+                    shared = slices if part == "down" else (whole,)
+                found[f"{at}mlp.experts.{part}.weight"] = _joined(experts, shared)
         return found
+
+
+def _joined(first: Extra, more: tuple[Extra, ...]) -> Extra:
+    return Joined((first, *more)) if more else first
 
 
 def first_of(source: Checkpoint, at: str, names: tuple[str, ...]) -> str:

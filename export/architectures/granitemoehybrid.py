@@ -1,35 +1,33 @@
-"""Granite 4, those with attention in all layers and no experts: as Granite 3, gate and up are one matrix."""
+"""Granite 4: attention or state spaces (Mamba-2), and experts beside a shared MLP where there are any."""
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-from edgespec.errors import UnsupportedModel
+from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.fused import stacked
-from edgespec.export.architectures.granite import Granite
-from edgespec.export.architectures.ops import AttentionRule
+from edgespec.export.architectures.granitemoe import GraniteMoe
+from edgespec.export.architectures.mamba import Mamba
+from edgespec.export.architectures.ops import AttentionRule, Ops, X
+from edgespec.export.source.derived import Affine
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
 
-class GraniteHybrid(Granite):
+class GraniteHybrid(Mamba, GraniteMoe):
     model_type = "granitemoehybrid"
-    example = "granite-4.0-350m, granite-4.0-1b"
-    features = "as granite, with or without positions; not the hybrid ones"
-    aliases: ClassVar[dict[str, str]] = {"intermediate_size": "shared_intermediate_size"}
+    example = "granite-4.0-350m, granite-4.0-h-micro, granite-4.0-h-tiny"
+    features = "as granite, with or without positions; state spaces (Mamba-2) and experts on native operators only"
     layer_names: ClassVar[dict[str, str]] = {"mlp.down_proj": "shared_mlp.output_linear"}
 
-    def check(self) -> None:
-        self.settings.refuse("num_local_experts", "a mixture of experts", "granitemoehybrid with num_local_experts 0")
-        kinds = self.settings.get("layer_types", self.settings.get("layers_block_type")) or ["mamba"]
-        if not isinstance(kinds, list) or any(kind not in ("attention", "full_attention") for kind in kinds):
-            raise UnsupportedModel(
-                f"{self.settings.file}: state-space layers (layer_types) are not supported; "
-                "supported: granitemoehybrid with attention in all layers"
-            )
+    def inner_size(self, hidden: int) -> int:
+        return self.settings.integer("shared_intermediate_size", 1024)
+
+    def is_mixed(self, layer: int) -> bool:
+        return bool(self.settings.get("num_local_experts", 0))
 
     def bias(self, module: str) -> bool:
-        return module.startswith("self_attn") and super().bias(module)
+        return module.startswith(("self_attn", "linear_attn")) and super().bias(module)
 
     def rule(self, layer: int) -> AttentionRule:
         turned = self.settings.get("position_embedding_type") == "rope"
@@ -38,10 +36,23 @@ class GraniteHybrid(Granite):
     def slides(self, layer: int) -> bool:
         return False
 
+    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+        if self.facts.experts is None:
+            return super().layer(ops, x, layer)
+        x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
+        h = self.normed(ops, x, layer, self.mlp_norm)
+        x = ops.sublayer("mlp", layer, x, lambda _: self.transform(ops, h, layer))
+        return ops.sublayer("mlp", layer, x, lambda _: Architecture.transform(self, ops, h, layer))
+
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        inner = self.facts.intermediate
+        inner, times = self.facts.intermediate, self.settings.number("residual_multiplier", 1.0)
         parts = {"mlp.gate_proj": inner, "mlp.up_proj": inner}
-        return {
+        found = {
             **stacked(source, self.facts.layers, {"shared_mlp.input_linear": parts}),
             **super().derived(source),
         }
+        for layer in self.facts.convolutions:
+            for kind in ("weight", "bias") if self.bias("linear_attn") else ("weight",):
+                name = f"{LAYERS}.{layer}.linear_attn.out_proj.{kind}"
+                found[name] = Affine(found[name], scale=times)
+        return found

@@ -101,25 +101,31 @@ class ConvolutionRule:
 
 @dataclass(frozen=True)
 class DeltaRule:
-    """A gated delta rule with its short convolution; its sizes are the model's (``facts.delta``, ``facts.taps``).
+    """A gated delta rule or a state space with its short convolution; its sizes are the model's (``facts.delta``).
 
     Attributes:
         layer: which of the layers with one.
         taps: a vector [taps * (2 * keys * key_dim + values * value_dim)], the taps of the oldest token first.
         bias, rate: [values], what decays are made of.
-        norm: [value_dim], the weight of the norm of each head.
+        norm: [value_dim], the weight of the norm of each head; None = it is a state space (Mamba-2, arXiv 2405.21060).
+        skip: [values], of a state space: how much of its values each head adds to what it gives.
+        taps_bias: a bias of the convolution, as long as a token's inputs.
     """
 
     layer: int
     taps: str
     bias: str
     rate: str
-    norm: str
+    norm: str | None = None
+    skip: str | None = None
+    taps_bias: str | None = None
 
     @property
-    def vectors(self) -> tuple[str, str, str, str]:
-        """The names of what it reads."""
-        return self.taps, self.bias, self.rate, self.norm
+    def vectors(self) -> dict[str, str]:
+        """The names of what it reads, by what native operators call them."""
+        found = {"w": self.taps, "bias": self.bias, "rate": self.rate, "norm": self.norm, "up": self.skip,
+                 "upbias": self.taps_bias}  # fmt: skip
+        return {key: name for key, name in found.items() if name is not None}
 
 
 @dataclass(frozen=True)
@@ -143,7 +149,7 @@ class LayerEmbedding:
 
 @dataclass(frozen=True)
 class ExpertsRule:
-    """A mixture of experts: each row goes to the likeliest few of the router's softmax (arXiv 1701.06538).
+    """A mixture of experts: each row goes to the likeliest few by the router's scores (arXiv 1701.06538).
 
     Attributes:
         router: [experts, hidden].
@@ -151,6 +157,9 @@ class ExpertsRule:
         down: [experts * hidden, inner].
         normed: the probabilities of a row's experts are divided by their sum.
         scale: what the weighted sum is multiplied by.
+        always: so many of the last experts get every row, by the sigmoid of their score, neither normed nor scaled.
+        sigmoid: probabilities are sigmoids of scores instead of their softmax.
+        bias: [experts - always], added to probabilities when the best are chosen; not to weights.
     """
 
     router: str
@@ -159,6 +168,9 @@ class ExpertsRule:
     down: str
     normed: bool
     scale: float
+    always: int = 0
+    sigmoid: bool = False
+    bias: str | None = None
 
 
 @dataclass(frozen=True)
@@ -216,12 +228,12 @@ class Ops(Protocol[X]):
         ...
 
     def delta(self, x: X, z: X, a: X, b: X, rule: DeltaRule) -> X:
-        """A gated delta rule over the tokens before a row.
+        """A gated delta rule, or a state space, over the tokens before a row.
 
         Args:
             x: [1, T, 2 * keys * key_dim + values * value_dim], queries, keys and values before the convolution.
             z: [1, T, values * value_dim], whose silu gates what comes out.
-            a, b: [1, T, values]: of how much is forgotten, and of how much a token changes.
+            a, b: [1, T, values]: of how much is forgotten, and of how much a token changes; state spaces read a alone.
             rule: which vectors go with it.
 
         Returns [1, T, values * value_dim].
@@ -229,7 +241,7 @@ class Ops(Protocol[X]):
         ...
 
     def opened(self, x: X, gate: X) -> X:
-        """x * sigmoid(gate), for x that attention gives."""
+        """x * sigmoid(gate), for x that attention gives; a gate [1, T, heads] is that of whole heads."""
         ...
 
     def gated(self, gate: X, up: X, activation: Activation) -> X:
@@ -277,6 +289,14 @@ class DrafterOps(Ops[X], Protocol[X]):
 
     def either(self, fused: Callable[[], X], recycled: Callable[[], X]) -> X:
         """A drafter's residual stream: from hidden states of the target, or from its own -> [1, T, hidden]."""
+        ...
+
+    def before(self, context: Callable[[], None]) -> None:
+        """What a pass over hidden states of the target does, of which nothing is guessed: entries for later ones."""
+        ...
+
+    def append(self, q: X, k: X, v: X, rule: AttentionRule) -> None:
+        """Keys and values as ``attention`` makes them, which nothing reads yet."""
         ...
 
     def join(self, *parts: X) -> X:

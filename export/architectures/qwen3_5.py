@@ -34,8 +34,8 @@ class Qwen35(Architecture):
             return
         sizes = {"keys": ("num_key_heads", 16), "values": ("num_value_heads", 32), "key_dim": ("key_head_dim", 128),
                  "value_dim": ("value_head_dim", 128)}  # fmt: skip
-        heads = DeltaHeads(
-            **{ours: self.settings.integer(f"linear_{key}", usual) for ours, (key, usual) in sizes.items()}
+        heads = DeltaHeads.model_validate(
+            {ours: self.settings.integer(f"linear_{key}", usual) for ours, (key, usual) in sizes.items()}
         )
         taps = self.settings.integer("linear_conv_kernel_dim", 4)
         odd = heads.values % heads.keys or heads.key_dim % 16 or heads.value_dim % 16 or not 2 <= taps <= 16

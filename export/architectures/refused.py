@@ -5,13 +5,12 @@ from __future__ import annotations
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
         "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
-        "flex_olmo", "glm4_moe", "gpt_oss", "granitemoeshared", "hunyuan_v1_moe", "jetmoe", "lfm2_moe",
+        "flex_olmo", "glm4_moe", "gpt_oss", "granitemoeshared", "hunyuan_v1_moe", "jetmoe",
         "llama4_text", "longcat_flash", "minimax_m2", "mixtral", "phimoe", "qwen2_moe",
-        "qwen3_5_moe_text",
     ),
     "recurrent states (state spaces, delta rules, linear attention)": (
         "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",
-        "olmo_hybrid", "qwen3_next", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+        "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
     "gates on the output of attention": ("lfm3",),
     "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),

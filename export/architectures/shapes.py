@@ -53,6 +53,12 @@ class ShapeOps:
         fused()
         return recycled()
 
+    def before(self, context: Callable[[], None]) -> None:
+        context()
+
+    def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
+        self.attention(q, k, v, rule)
+
     def join(self, *parts: int) -> int:
         return sum(parts)
 
@@ -85,8 +91,8 @@ class ShapeOps:
 
     def delta(self, x: int, z: int, a: int, b: int, rule: DeltaRule) -> int:
         assert self.facts.delta is not None
-        sizes = self.facts.taps * x, a, a, self.facts.delta.value_dim
-        self.found |= {name: (size,) for name, size in zip(rule.vectors, sizes, strict=True)}
+        sizes = {"w": self.facts.taps * x, "norm": self.facts.delta.value_dim, "upbias": x}
+        self.found |= {name: (sizes.get(key, a),) for key, name in rule.vectors.items()}
         return z
 
     def opened(self, x: int, gate: int) -> int:
@@ -106,6 +112,8 @@ class ShapeOps:
         self.found[rule.router] = facts.count, h
         self.found |= dict.fromkeys((rule.gate, rule.up), (facts.count * facts.inner, h))
         self.found[rule.down] = facts.count * h, facts.inner
+        if rule.bias is not None:
+            self.found[rule.bias] = (facts.count - rule.always,)
         return h
 
     def layer_embedding(self, gate: int, given: int, rule: LayerEmbedding, activation: Activation) -> int:

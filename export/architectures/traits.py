@@ -16,8 +16,8 @@ def traits(arch: Architecture) -> list[str]:
         found.append(f"short convolutions of {facts.taps} tokens in {where}")
         if heads := facts.delta:
             sizes = f"{heads.values} states of {heads.key_dim} x {heads.value_dim}"
-            found.append(f"gated delta rules in {where}, each with {sizes}")
-            found.append("gates on the output of attention")
+            found.append(f"{heads.kind} in {where}, each with {sizes}")
+            found += [] if heads.space else ["gates on the output of attention"]
     if facts.head_dims:
         found.append(f"heads of {' and '.join(map(str, sorted(set(facts.head_dims))))}")
     if facts.shared:
@@ -25,6 +25,7 @@ def traits(arch: Architecture) -> list[str]:
     if mixed := facts.experts:
         found.append(
             f"{mixed.chosen} of {mixed.count} experts of {mixed.inner} in {len(mixed.layers)} of {facts.layers} layers"
+            + (f", {mixed.always} of them for every token" if mixed.always else "")
         )
     if facts.layer_embedding:
         found.append(f"embeddings of {facts.layer_embedding} in each layer, read from the file row by row")

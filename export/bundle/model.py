@@ -58,7 +58,7 @@ def write_model(
         progress: called with (bytes of weights written, of) as it grows.
     """
     plans, hidden = storage_plans(arch, form, head, plan), bool(arch.given or (plan and not draft))
-    graphs = stock_graphs(arch.facts, gated, draft, hidden, prefix)
+    graphs = stock_graphs(arch, gated, draft, hidden, prefix)
     for graph in graphs.values():
         ops = GraphOps(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
         arch.build(ops)

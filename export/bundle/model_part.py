@@ -122,13 +122,13 @@ def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
         raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
 
 
-def stock_graphs(facts: ModelFacts, gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
+def stock_graphs(arch: Architecture, gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
     """The graphs of stock operators.
 
     A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
     and the plain one, the fastest plain decoding.  A draft needs only the latter.
     """
-    if facts.native_only:  # see check_operators
+    if arch.native_only:  # see check_operators
         return {}
     if draft:
         return {"plain": Graph(file=prefix + MAIN, hidden=hidden)}
@@ -150,6 +150,9 @@ def model_part(
 ) -> ModelPart:
     """The entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
     facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
+    decoder = None
+    if arch.drafts:
+        decoder = DecoderPart(kind=arch.drafts, columns=arch.given, block=arch.block, mask=arch.mask)
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=facts,
@@ -166,5 +169,5 @@ def model_part(
         head_vocab=head_vocab,
         cut=plan.only,
         tapped=list(plan.tapped),
-        decoder=DecoderPart(kind=arch.drafts, columns=arch.given) if arch.drafts else None,
+        decoder=decoder,
     )

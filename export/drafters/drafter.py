@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.errors import ExportError
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.heads.choice import cut_draft
 from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.files.manifest import DrafterKind
+from edgespec.runtimes.files.operators import WantedOperators
 
 
 @dataclass(frozen=True)
@@ -38,3 +42,26 @@ class Drafter:
         """The method that drafts by it."""
         assert self.arch.drafts is not None
         return self.arch.drafts
+
+
+def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:
+    """Refuse a drafter of another method than is wanted, and operators that cannot run it.
+
+    Raises:
+        ExportError: see above.
+    """
+    if drafter.method not in methods:
+        raise ExportError(
+            f"{drafter.arch.source.path}: is a drafter for --method {drafter.method}", f"add --method {drafter.method}"
+        )
+    if operators == "stock" and (what := drafter.arch.native_only):
+        raise ExportError(
+            f"--operators stock: --method {drafter.method} has {what}, which only native operators compute",
+            "leave --operators out",
+        )
+
+
+def cut_drafter(drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
+    """Let one that has the target's LM head score only some tokens, int64 [size], ascending."""
+    cut_draft(drafter.arch, tokens)
+    return Drafter(drafter.arch, drafter.tapped, tokens, drafter.notes)

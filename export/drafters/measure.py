@@ -13,6 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.drafters.entries import Blocks, entries_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
@@ -20,7 +23,7 @@ from edgespec.export.drafters.probe import best_setting
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.formulas.cost import measure
-from edgespec.runtimes.files.manifest import DecoderPart, Measured, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import Measured, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -38,17 +41,21 @@ class MeasuredDrafter:
         acceptance: of chains.
         step_ms: of a draft step.
         covered: share of the target's own tokens that the drafter can guess.
+        at_once: all guesses are made in one step.
         notes: for people.
     """
 
     acceptance: Acceptance
     step_ms: float
     covered: float
+    at_once: bool = False
     notes: list[str] = field(default_factory=list)
 
     def method(self, costs: StepCosts, text: str, sha256: str) -> MethodPart:
         """The manifest's entry."""
-        gains = costs.speedups(self.acceptance, self.step_ms)
+        longest = len(self.acceptance.rates)
+        shares = {g: 1 / g if self.at_once else 1.0 for g in range(1, longest + 1)}  # of the cost of a step
+        gains = {g: costs.speedups(self.acceptance, self.step_ms * shares[g])[g] for g in shares}
         gamma = max(gains, key=lambda g: gains[g])
         measured = Measured(acceptance=self.acceptance.rates, positions=self.acceptance.offered[0], text=text,
                             text_sha256=sha256)  # fmt: skip
@@ -74,20 +81,22 @@ def measure_drafter(
     """
     graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
     slot = open_slot(Model(folder, part, graph, threads))
-    offered, accepted = np.zeros(GAMMA, np.int64), np.zeros(GAMMA, np.int64)
+    entries, noise = entries_of(target, slot), Noise()
+    gamma = min(GAMMA, entries.block - 1) if isinstance(entries, Blocks) else GAMMA
+    offered, accepted = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
     written: list[list[int]] = []
     for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int):
         text, taps = _written(target, tokens[at : at + PROMPT])
         written.append(text)
-        del slot.tokens[:]
-        slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+        entries.crop(0)
+        entries.absorb(text[1 : PROMPT - 1], taps[: PROMPT - 2])
         for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
-            guesses = _chain(target, slot, part, text[end - 1], taps[end - 2])
-            right = int(np.cumprod(np.equal(guesses, text[end : end + GAMMA])).sum())
+            guesses = entries.draw(text[:end], taps[end - 2 : end - 1], gamma, SamplingParams(), noise).tokens
+            entries.crop(end - 1)
+            right = int(np.cumprod(guesses == text[end : end + gamma]).sum())
             offered[: right + 1] += 1
             accepted[:right] += 1
-    blank = np.zeros((1, _decoder(part).columns), np.float32)
-    (step_ms,) = measure(lambda _: _discard(slot.forward_given(blank, True, True)), (1,), 5).values()
+    (step_ms,) = measure(lambda _: entries.try_once(), (1,), 5).values()
     own = np.array([token for text in written for token in text[PROMPT:]])
     covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
     notes = []
@@ -103,7 +112,7 @@ def measure_drafter(
         )
     if better:
         notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
-    return MeasuredDrafter(found, step_ms, covered, notes)
+    return MeasuredDrafter(found, step_ms, covered, isinstance(entries, Blocks), notes)
 
 
 def _remedy(drafter: Drafter) -> str:
@@ -129,36 +138,3 @@ def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np
     finally:
         target.keep_taps = False
     return text, np.concatenate(taps)
-
-
-def _chain(target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32]) -> list[int]:
-    """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept."""
-    given, guesses, kept = _given(target, part, [pending], taps[None]), [], len(slot.tokens) + 1
-    for step in range(GAMMA):
-        output = slot.forward_given(given, step > 0, True)
-        assert output.best is not None
-        assert output.hidden is not None
-        guesses.append(int(output.best[0][-1]))
-        state = output.hidden[-1:].copy()
-        slot.keep([0])
-        given = _given(target, part, guesses[-1:], state)
-    del slot.tokens[kept:]
-    return guesses
-
-
-def _given(target: Slot, part: ModelPart, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
-    """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
-    embedded = target.embed(np.array(tokens, np.int64))
-    found = np.zeros((len(tokens), _decoder(part).columns), np.float32)
-    found[:, : embedded.shape[1]] = embedded
-    found[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
-    return found
-
-
-def _decoder(part: ModelPart) -> DecoderPart:
-    assert part.decoder is not None
-    return part.decoder
-
-
-def _discard(_: object) -> None:
-    """The output of a timed pass."""

@@ -14,15 +14,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
-from numpy.typing import NDArray
-
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, X
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.heads.choice import cut_draft
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
 from edgespec.export.source.extended import ExtendedCheckpoint, Extra
@@ -147,12 +143,6 @@ def read_mtp(source: Checkpoint, target: Architecture) -> Drafter:
     arch = mtp_of(target, ExtendedCheckpoint(Renamed(source, names), extra), layout.hidden_first)
     check_tensors(arch, Renamed(source, names))
     return Drafter(arch, (target.facts.layers,), None)
-
-
-def cut_mtp(drafter: Drafter, tokens: NDArray[np.int64]) -> Drafter:
-    """Let it score only some tokens, int64 [size], ascending."""
-    cut_draft(drafter.arch, tokens)
-    return Drafter(drafter.arch, drafter.tapped, tokens, drafter.notes)
 
 
 def _at(layout: Layout, ours: str) -> str:

@@ -1,4 +1,4 @@
-"""Published EAGLE-3 drafters, in whichever layout: the original, speculators', SpecForge's and SGLang's, and ours.
+"""Published drafters; EAGLE-3 in whichever layout: the original, speculators', SpecForge's and SGLang's, and ours.
 
 They differ in names, in what says which hidden states are looked at, and in options; no tensor says which is meant.
 Layers are counted here as boundaries: after how many of them the residual stream is tapped.
@@ -16,6 +16,7 @@ from safetensors import safe_open
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.drafters.dflash import is_dflash, read_dflash
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
 from edgespec.export.heads.description import CUT, FUSE
@@ -39,6 +40,8 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
         ExportError: not a drafter that is known, pickles alone, or one of another model.
     """
     source = _opened(path)
+    if is_dflash(source.config):
+        return read_dflash(source, target)
     config, said = _configuration(source, target)
     source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
     tapped, note = _tapped(source, said, target.facts.layers)
@@ -79,8 +82,8 @@ def _configuration(source: Checkpoint, target: Architecture) -> tuple[dict[str, 
     else:
         raise UnsupportedModel(
             f"{source.path}: {kind!r} is not a drafter that edgespec knows: expected EAGLE-3, as speculators, "
-            "SpecForge or its authors write it",
-            "the layer inside a checkpoint needs no folder: --method mtp; DFlash and assistants are not supported yet",
+            "SpecForge or its authors write it, or DFlash, as its authors or transformers do",
+            "the layer inside a checkpoint needs no folder: --method mtp; assistants are not supported yet",
         )
     config["head_dim"] = head_dim_of(source, config.get("num_attention_heads"))
     config["vocab_size"] = target.facts.vocab

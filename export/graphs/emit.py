@@ -128,6 +128,12 @@ class GraphOps(GraphPieces):
     def either(self, fused: Callable[[], str], recycled: Callable[[], str]) -> str:
         return self.choose("gate_embed", "stream", self.arch.facts.hidden, fused, recycled)
 
+    def before(self, context: Callable[[], None]) -> None:
+        raise UnsupportedModel("drafts of whole blocks need native operators")
+
+    def append(self, q: str, k: str, v: str, rule: AttentionRule) -> None:
+        raise UnsupportedModel("drafts of whole blocks need native operators")
+
     def join(self, *parts: str) -> str:
         return self.graph.node("Concat", list(parts), axis=-1)
 

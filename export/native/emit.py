@@ -77,6 +77,15 @@ class NativeOps:
         self._ready.clear()
         return out
 
+    def before(self, context: Callable[[], None]) -> None:
+        self._inside = True
+        self.program.gated(self.gates.embed, context)
+        self._inside = False
+        self._ready.clear()
+
+    def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
+        self._heads(q, k, v, rule)
+
     def join(self, *parts: Value) -> Value:
         rows = [part if isinstance(part, Normed) else self._as_floats(part, "given") for part in parts]
         floats = [part.x if isinstance(part, Normed) else part for part in rows]
@@ -108,27 +117,7 @@ class NativeOps:
 
     def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
         facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
-        fields: dict[str, int | float] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
-                                          "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
-        if rule.rotary:
-            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
-            fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
-            fields |= {"growth": program.input(growth)} if growth else {}
-        norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
-        if any(norms.values()):
-            fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
-            fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
-        given = [value for value in (q, k, v) if value is not None]
-        products = [value for value in given if isinstance(value, Product)]
-        if len(products) == len(given) and isinstance(q, Product) and all(value.x == q.x for value in products):
-            parts = tuple(value.parts[value.part] for value in products)
-            fields |= {"shared": 1} if k is None else {}
-            act = self._acts(q.x, "hidden", parts)
-            program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
-                         kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
-        else:
-            rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
-            program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
+        self._heads(q, k, v, rule)
         out = program.floats("attention", facts.heads * dim)
         limits = {"window": rule.window} if rule.window else {}
         caps = {"cap": float(rule.cap)} if rule.cap else {}
@@ -149,17 +138,17 @@ class NativeOps:
         assert facts.delta is not None
         heads = facts.delta
         read = ("x", "mixed", x), ("z", "open", z), ("a", "decay", a), ("b", "change", b)
-        rows = {key: self._as_floats(value, use).id for key, use, value in read}
+        rows = {key: self._as_floats(value, use).id for key, use, value in read[: 3 if rule.skip else 4]}
         out = program.floats("delta", heads.values * heads.value_dim)
-        names = zip(("w", "bias", "rate", "norm"), rule.vectors, strict=True)
         program.step("delta", **rows, k=heads.mixed, length=facts.taps, layer=rule.layer, heads=heads.values,
                      kv=heads.keys, dim=heads.key_dim, n=heads.value_dim, eps=float(self.arch.eps), out=out.id,
-                     **{key: program.vector(name) for key, name in names})  # fmt: skip
+                     **{key: program.vector(name) for key, name in rule.vectors.items()})  # fmt: skip
         return out
 
     def opened(self, x: Value, gate: Value) -> Value:
-        out = self._as_floats(x, "attention")
-        self.program.step("multiply", x=self._as_floats(gate, "open").id, k=out.width, fn="sigmoid", out=out.id)
+        out, by = self._as_floats(x, "attention"), self._as_floats(gate, "open")
+        more = {"times": out.width // by.width} if by.width < out.width else {}
+        self.program.step("multiply", x=by.id, k=out.width, fn="sigmoid", out=out.id, **more)
         return out
 
     def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
@@ -229,6 +218,31 @@ class NativeOps:
         return x
 
     # -- parts ---------------------------------------------------------------------------------------------------------
+
+    def _heads(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> None:
+        """Queries, keys and values of a layer."""
+        facts, program, dim = self.arch.facts, self.program, rule.dim or self.arch.facts.head_dim
+        fields: dict[str, int | float] = {"dim": dim, "heads": facts.heads, "kv": facts.kv_heads,
+                                          "layer": rule.layer, "scale": float(rule.scale)}  # fmt: skip
+        if rule.rotary:
+            cos, sin, growth, turned = rope_vectors(self.graph, self.storage, rule.rotary)
+            fields |= {"rotary": turned, "cos": program.input(cos), "sin": program.input(sin)}
+            fields |= {"growth": program.input(growth)} if growth else {}
+        norms = {"qnorm": rule.q_norm, "knorm": rule.k_norm, "vnorm": rule.v_norm}
+        if any(norms.values()):
+            fields |= {name: program.vector(norm.weight) for name, norm in norms.items() if norm}
+            fields |= {"eps": float(self.arch.eps)} | ({"late": 1} if rule.late_norms else {})
+        given = [value for value in (q, k, v) if value is not None]
+        products = [value for value in given if isinstance(value, Product)]
+        if len(products) == len(given) and isinstance(q, Product) and all(value.x == q.x for value in products):
+            parts = tuple(value.parts[value.part] for value in products)
+            fields |= {"shared": 1} if k is None else {}
+            act = self._acts(q.x, "hidden", parts)
+            program.step("heads", act=act.id, w=program.matrix(*parts), k=act.width,
+                         kind=self.program.kind(parts[0].weight), bias=program.bias(parts), **fields)  # fmt: skip
+        else:
+            rows = [self._as_floats(value, use) for value, use in zip(given, ("query", "key", "value"), strict=True)]
+            program.step("heads", qx=rows[0].id, kx=rows[1].id, vx=rows[2].id, **fields)
 
     def _tap(self, x: Floats, layers: int) -> None:
         """Give the residual stream after so many layers, where it is tapped."""
@@ -310,8 +324,10 @@ class NativeOps:
         scores, chosen = program.floats("router", facts.count), program.floats("chosen", 2 * facts.chosen)
         program.linear(self._acts(mixture.x, "routed", (router,)), (router,), scores)
         act = self._acts(mixture.x, "hidden", (gate,))
+        how: dict[str, int | str] = {"first": rule.always} if rule.always else {}
+        how |= ({"fn": "sigmoid"} if rule.sigmoid else {}) | ({"bias": program.vector(rule.bias)} if rule.bias else {})
         program.step("route", x=scores.id, n=facts.count, k=facts.chosen, out=chosen.id, scale=float(rule.scale),
-                     add=int(rule.normed))  # fmt: skip
+                     add=int(rule.normed), **how)  # fmt: skip
         other = {} if mixture.activation == "silu" else {"fn": mixture.activation}
         program.step("experts", act=act.id, x=chosen.id, gate=program.matrix(gate), up=program.matrix(up),
                      w=program.matrix(down), kind=program.kind(rule.gate), n=facts.inner, k=act.width,

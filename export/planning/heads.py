@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.drafters.dflash import DFlash
 from edgespec.export.drafters.eagle3 import Eagle3
 from edgespec.export.heads.description import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile
 from edgespec.export.heads.read import read_description, read_heads
@@ -148,18 +149,31 @@ def assumed_draft(target: Architecture) -> Architecture:
 
 def assumed_drafter(target: Architecture) -> tuple[Eagle3, tuple[int, ...]]:
     """A drafter of the shape that ``edgespec train eagle`` gives by default, and where it looks at the target."""
-    facts, tapped = target.facts, choose_taps(target.facts.layers)
-    config: dict[str, Any] = {
+    tapped = choose_taps(target.facts.layers)
+    source = ConfigOnly(target.source.path, _layers_like(target, 1))
+    return Eagle3(source, len(tapped), target.facts.context), tapped
+
+
+def assumed_blocks(target: Architecture) -> tuple[DFlash, tuple[int, ...]]:
+    """A DFlash drafter as they are published: 5 layers, blocks of 16 rows, 5 boundaries."""
+    config = _layers_like(target, 5) | {"block_size": 16, "mask_token_id": 1, "tie_word_embeddings": False}
+    tapped = tuple(np.linspace(1, target.facts.layers, 5).astype(int).tolist())
+    return DFlash(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
+
+
+def _layers_like(target: Architecture, count: int) -> dict[str, Any]:
+    """The configuration of so many layers of the target's sizes."""
+    facts = target.facts
+    return {
         "vocab_size": facts.vocab,
         "hidden_size": facts.hidden,
         "intermediate_size": facts.intermediate,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": count,
         "num_attention_heads": facts.heads,
         "num_key_value_heads": facts.kv_heads,
         "head_dim": facts.head_dim,
         "max_position_embeddings": facts.context,
     }
-    return Eagle3(ConfigOnly(target.source.path, config), len(tapped), facts.context), tapped
 
 
 def _described(name: str) -> HeadsFile:

@@ -1,4 +1,4 @@
-"""Gated delta rules in numpy (arXiv 2412.06464), one token after the other."""
+"""Gated delta rules (arXiv 2412.06464) and state spaces (arXiv 2405.21060) in numpy, one token after the other."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Array = NDArray[np.float32]
 TINY = np.float32(1e-6)
 
 
-def mixed(x: Array, taps: Array) -> Array:  # [B, T, k], [length, k] -> [B, T, k]
+def mixed(x: Array, taps: Array, bias: Array | None = None) -> Array:  # [B, T, k], [length, k], [k] -> [B, T, k]
     """A causal convolution of each channel, then silu."""
     length = len(taps)
     seen = np.pad(x, ((0, 0), (length - 1, 0), (0, 0)))
-    y = np.zeros_like(x)
+    y = np.zeros_like(x) if bias is None else np.broadcast_to(bias, x.shape).copy()
     for at in range(length):
         y += taps[at] * seen[:, at : at + x.shape[1]]
     return y * sigmoid(y)
@@ -47,6 +47,32 @@ def gated_delta(
         known = np.einsum("bhkv,bhk->bhv", state, k[:, at])
         state += k[:, at, :, :, None] * (beta[:, at, :, None] * (v[:, at] - known))[:, :, None]
         out[:, at] = np.einsum("bhkv,bhk->bhv", state, q[:, at])
+    return out
+
+
+def state_space(
+    x: Array,  # [B, T, k]: q, k, v behind the convolution
+    a: Array,  # [B, T, value heads]
+    bias: Array,  # [value heads]
+    rate: Array,  # [value heads]
+    skip: Array,  # [value heads]
+    heads: DeltaHeads,
+) -> Array:  # [B, T, value heads, value_dim]
+    """S = decay S + k (step v)^T, then S^T q + skip v; step = ln(1 + exp(a + bias)), decay = exp(-rate step)."""
+    count, length = x.shape[:2]
+    keys = heads.keys * heads.key_dim
+    q, k = (
+        np.repeat(part.reshape(count, length, heads.keys, -1), heads.values // heads.keys, 2)
+        for part in (x[..., :keys], x[..., keys : 2 * keys])
+    )
+    v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
+    step = np.logaddexp(0, a + bias, dtype=np.float32)
+    state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
+    out = v * skip[:, None]
+    for at in range(length):
+        state *= np.exp(-rate * step[:, at])[:, :, None, None]
+        state += k[:, at, :, :, None] * (step[:, at, :, None] * v[:, at])[:, :, None]
+        out[:, at] += np.einsum("bhkv,bhk->bhv", state, q[:, at])
     return out
 
 

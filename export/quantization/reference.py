@@ -23,7 +23,8 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
-from edgespec.export.quantization.delta import gated_delta, mixed, sigmoid
+from edgespec.export.quantization.delta import gated_delta, mixed, sigmoid, state_space
+from edgespec.runtimes.files.facts import ExpertFacts
 
 Array = NDArray[np.float32]
 
@@ -105,13 +106,20 @@ class NumpyOps:
     def delta(self, x: Array, z: Array, a: Array, b: Array, rule: DeltaRule) -> Array:
         heads = self.arch.facts.delta
         assert heads is not None
-        taps, bias, rate, weight = (self.source.read(name) for name in rule.vectors)
-        y = gated_delta(mixed(x, taps.reshape(self.arch.facts.taps, -1)), a, b, bias, rate, heads)
+        read = {key: self.source.read(name) for key, name in rule.vectors.items()}
+        x, bias, rate = (
+            mixed(x, read["w"].reshape(self.arch.facts.taps, -1), read.get("upbias")),
+            read["bias"],
+            read["rate"],
+        )
+        if rule.skip:
+            return state_space(x, a, bias, rate, read["up"], heads).reshape(z.shape) * silu(z)
+        y = gated_delta(x, a, b, bias, rate, heads)
         y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(self.arch.eps))
-        return (y * weight).reshape(z.shape) * silu(z)
+        return (y * read["norm"]).reshape(z.shape) * silu(z)
 
     def opened(self, x: Array, gate: Array) -> Array:
-        return x * sigmoid(gate)
+        return x * np.repeat(sigmoid(gate), x.shape[-1] // gate.shape[-1], -1)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:
         return self.activate(gate, activation) * up
@@ -123,10 +131,7 @@ class NumpyOps:
         facts, x = self.arch.facts.experts, h.reshape(-1, h.shape[-1])
         assert facts is not None
         scores = x @ self.source.read(rule.router).T
-        chance = np.exp(scores - scores.max(-1, keepdims=True))
-        chosen = np.argsort(-chance, -1, "stable")[:, : facts.chosen]  # [rows, chosen]
-        weights = np.take_along_axis(chance, chosen, -1)
-        weights /= (weights if rule.normed else chance).sum(-1, keepdims=True)
+        chosen, weights = _routed(scores, facts, rule, None if rule.bias is None else self.source.read(rule.bias))
         y = np.zeros_like(x)
         for expert in np.unique(chosen):
             rows, ranks = np.nonzero(chosen == expert)
@@ -134,7 +139,7 @@ class NumpyOps:
             outer = slice(expert * x.shape[1], (expert + 1) * x.shape[1])
             gate, up = (x[rows] @ self.source.read(name, inner).T for name in (rule.gate, rule.up))
             made = NumpyOps.gated(self, gate, up, activation) @ self.source.read(rule.down, outer).T
-            y[rows] += made * weights[rows, ranks][:, None] * np.float32(rule.scale)
+            y[rows] += made * weights[rows, ranks][:, None]
         return y.reshape(h.shape)
 
     def layer_embedding(self, gate: Array, given: Array, rule: LayerEmbedding, activation: Activation) -> Array:
@@ -252,3 +257,21 @@ def reference_logits(
     """Float32 logits of the source model at the given rows of a text."""
     logits: Array = arch.build(NumpyOps(arch, tokens, rows, progress))[0]
     return logits
+
+
+def _routed(
+    scores: Array, facts: ExpertFacts, rule: ExpertsRule, bias: Array | None
+) -> tuple[NDArray[np.int64], Array]:  # [rows, experts] -> [rows, chosen], [rows, chosen]
+    """The experts of each row and their weights."""
+    others = facts.count - rule.always
+    chance = np.exp(scores[:, :others] - scores[:, :others].max(-1, keepdims=True))
+    if rule.sigmoid:
+        chance = sigmoid(scores[:, :others])
+    order = chance if bias is None else chance + bias
+    chosen = np.argsort(-order, -1, "stable")[:, : facts.chosen - rule.always]
+    weights = np.take_along_axis(chance, chosen, -1)
+    if rule.normed or not rule.sigmoid:
+        weights /= (weights if rule.normed else chance).sum(-1, keepdims=True)
+    always = np.broadcast_to(np.arange(others, facts.count), (len(scores), rule.always))
+    weights = np.concatenate([weights * np.float32(rule.scale), sigmoid(scores[:, others:])], -1)
+    return np.concatenate([chosen, always], -1), weights

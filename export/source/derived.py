@@ -117,9 +117,10 @@ class Normed:
 
 @dataclass(frozen=True)
 class Taps:
-    """The taps of a convolution, stored [hidden, 1, length], as [length * hidden]."""
+    """The taps of a convolution, stored [hidden, 1, length], as [length * hidden]; ``order``: int64 [hidden]."""
 
     of: Own
+    order: NDArray[np.int64] | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,7 +130,8 @@ class Taps:
 
     def read(self, rows: slice, columns: slice | None) -> Floats:
         """See Extra."""
-        return self.of.read(slice(None), None)[:, 0].T.ravel()[rows]
+        taps = self.of.read(slice(None), None)[:, 0]
+        return (taps if self.order is None else taps[self.order]).T.ravel()[rows]
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,48 @@ class Exponential:
     def read(self, rows: slice, columns: slice | None) -> Floats:
         """See Extra."""
         return np.exp(self.of.read(rows, columns))
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Some columns of a matrix [n, k], ``size`` from ``first`` on."""
+
+    of: Own
+    first: int
+    size: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[n, size]."""
+        return self.of.shape[0], self.size
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        start, stop, _ = (columns or slice(None)).indices(self.size)
+        return self.of.read(rows, slice(self.first + start, self.first + stop))
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Matrices [n, k] below each other."""
+
+    of: tuple[Extra, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[sum of n, k]."""
+        return sum(part.shape[0] for part in self.of), *self.of[0].shape[1:]
+
+    def read(self, rows: slice, columns: slice | None) -> Floats:
+        """See Extra."""
+        start, stop, _ = rows.indices(self.shape[0])
+        found, at = [], 0
+        for part in self.of:
+            first, last = max(start - at, 0), min(stop - at, part.shape[0])
+            if first < last:
+                found.append(part.read(slice(first, last), columns))
+            at += part.shape[0]
+        return np.concatenate(found)
 
 
 def origins(tensor: object) -> set[str]:

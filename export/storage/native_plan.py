@@ -52,6 +52,14 @@ class NativePlan(StoragePlan):
         self._ready(recycled())
         self.inside = False
 
+    def before(self, context: Callable[[], None]) -> None:
+        self.inside = True
+        context()
+        self.inside = False
+
+    def append(self, q: _Waiting | None, k: _Waiting | None, v: _Waiting | None, rule: AttentionRule) -> None:
+        self.attention(q, k, v, rule)
+
     def join(self, *parts: _Waiting | None) -> None:
         for part in parts:
             self._ready(part)
@@ -88,7 +96,7 @@ class NativePlan(StoragePlan):
     ) -> None:
         for value in (x, z, a, b):
             self._ready(value)
-        self._vectors(*rule.vectors)
+        self._vectors(*rule.vectors.values())
 
     def opened(self, x: _Waiting | None, gate: _Waiting | None) -> None:
         self._ready(gate)

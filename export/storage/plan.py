@@ -128,6 +128,7 @@ class StoragePlan(WeightLayout):
         facts = self.arch.facts
         assert facts.experts is not None
         self._matrix(Linear(rule.router))
+        self._vectors(rule.bias)
         for name in (rule.gate, rule.up):
             self._matrix(Linear(name), head_dim=facts.experts.inner)
         self._matrix(Linear(rule.down), head_dim=facts.hidden)

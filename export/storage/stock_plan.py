@@ -45,6 +45,12 @@ class StockPlan(StoragePlan):
         fused()
         recycled()
 
+    def before(self, context: Callable[[], None]) -> None:
+        context()
+
+    def append(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
+        self.attention(q, k, v, rule)
+
     def join(self, *parts: None) -> None: ...
 
     def norm(self, x: None, norm: Norm) -> None:
@@ -65,7 +71,7 @@ class StockPlan(StoragePlan):
         self._vectors(rule.taps, rule.bias)
 
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
-        self._vectors(*rule.vectors)
+        self._vectors(*rule.vectors.values())
 
     def opened(self, x: None, gate: None) -> None: ...
 

@@ -14,25 +14,40 @@ class Part(BaseModel):
 
 
 class ExpertFacts(Part):
-    """Mixtures of experts: each row goes to ``chosen`` of ``count`` MLPs of width ``inner``, in some layers."""
+    """Mixtures of experts: each row goes to ``chosen`` of ``count`` MLPs of width ``inner``, in some layers.
+
+    ``always`` of both get every row.
+    """
 
     count: Width
     chosen: Width
     inner: Width
     layers: list[Layer]
+    always: int = Field(default=0, ge=0, le=MOST_WIDTH)
 
     def distinct(self, rows: float) -> float:
         """How many of them a pass over so many rows reads, if rows choose independently and all are as likely."""
-        return float(self.count * (1 - (1 - min(self.chosen / self.count, 1.0)) ** rows))
+        others = self.count - self.always
+        share = min((self.chosen - self.always) / others, 1.0) if others > 0 else 1.0
+        return float(self.always + others * (1 - (1 - share) ** rows))
 
 
 class DeltaHeads(Part):
-    """The heads of gated delta rules: ``values`` states [key_dim, value_dim] a layer, on ``keys`` queries and keys."""
+    """The heads of gated delta rules: ``values`` states [key_dim, value_dim] a layer, on ``keys`` queries and keys.
+
+    ``space``: they are state spaces (Mamba-2), on as many groups.
+    """
 
     keys: Width
     values: Width
     key_dim: Width
     value_dim: Width
+    space: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What they are, for people."""
+        return "state spaces" if self.space else "gated delta rules"
 
     @property
     def mixed(self) -> int:
@@ -87,7 +102,7 @@ class ModelFacts(Part):
     def native_only(self) -> str:
         """What of the model only native operators compute; "" = nothing."""
         if self.convolutions:
-            return "gated delta rules" if self.delta else "short convolutions"
+            return self.delta.kind if self.delta else "short convolutions"
         if self.experts:
             return "mixtures of experts"
         return "layers that share keys and values, or have embeddings of their own" if self.layer_embedding else ""

@@ -127,7 +127,9 @@ class ModelPart(Part):
             raise ValueError(
                 f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
             )
-        if (mixed := facts.experts) and (mixed.chosen > mixed.count or max(mixed.layers, default=0) >= facts.layers):
+        if (mixed := facts.experts) and (
+            not mixed.always < mixed.chosen <= mixed.count or max(mixed.layers, default=0) >= facts.layers
+        ):
             raise ValueError(f"facts: {mixed.chosen} of {mixed.count} experts in layers {mixed.layers}")
         for graph in self.graphs.values():
             _check_skip(graph.skip, facts)

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Share, Vocab, Width
 from edgespec.runtimes.files.facts import Part
 
-DrafterKind = Literal["eagle", "mtp"]
+DrafterKind = Literal["eagle", "mtp", "dflash"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 
@@ -77,7 +77,9 @@ class DecoderPart(Part):
     """A small decoder conditioned on hidden states of the target, which guesses.
 
     ``kind``: ``eagle``, EAGLE-3 (arXiv 2503.01840); ``mtp``, the multi-token prediction layer inside a checkpoint
-    (arXiv 2412.19437), which sees the residual stream after the last layer.
+    (arXiv 2412.19437), which sees the residual stream after the last layer; ``dflash`` (arXiv 2602.06036), whose
+    entries are made of hidden states alone, and which guesses a block in one pass: its rows are the pending token and
+    ``mask`` after it, they see each other, and there were ``block`` of them in training.
 
     It has keys and values of its own.  Entry i of them is made of token i + 1 and of the target's hidden states at
     token i; then it goes on with its own guesses and its own hidden states.
@@ -88,6 +90,8 @@ class DecoderPart(Part):
 
     kind: DrafterKind
     columns: Width
+    block: Guesses | None = None
+    mask: Count | None = None
 
 
 class HeadVocab(Part):

@@ -102,6 +102,7 @@ void Pass::check() const {
           fail("a table of rows is of another size");
         if (s.kind == kR8) vector(s.bias, size_t(s.n) * s.times);
         break;
+      case Op::kRoute: vector(s.bias, s.n - s.first); break;
       case Op::kActivate: vector(s.w, 3); break;
       case Op::kConvolve:
         vector(s.w, size_t(s.length) * s.k);
@@ -112,6 +113,8 @@ void Pass::check() const {
         vector(s.bias, s.heads);
         vector(s.rate, s.heads);
         vector(s.norm, s.n);
+        vector(s.up, s.heads);
+        vector(s.upbias, s.k);
         break;
       case Op::kLinear:
         matrix(s.w, s.kind, s.n, s.k);

@@ -9,25 +9,40 @@
 
 namespace edgespec {
 
-// The best k of a row's scores as probabilities, the first of equals first: k weights, then k numbers of experts.
+// The best of a row's scores as probabilities, the first of equals first, then those that every row is sent to: k
+// weights, then k numbers of experts.
 void Pass::route(const Step& s, int row) {
-  thread_local std::vector<float> kept;
-  const int padded = round_up(s.n, kTile);
-  kept.assign(size_t(padded) + kTile, -3e38f);
-  float *p = kept.data(), *out = floats(s.out) + size_t(row) * 2 * s.k;
-  std::memcpy(p, floats(s.x) + size_t(row) * s.n, size_t(s.n) * 4);
-  float sum = k_.exponentials(p, padded, k_.largest(p, padded)), chosen = 0;
-  for (int j = 0; j < s.k; ++j) {
-    int best = -1;
-    for (int i = 0; i < s.n; ++i)
-      if (p[i] != -1 && (best < 0 || p[i] > p[best])) best = i;
+  thread_local std::vector<float> kept, order, open;
+  const int n = s.n - s.first, k = s.k - s.first, padded = round_up(s.n, kTile);
+  const float* x = floats(s.x) + size_t(row) * s.n;
+  open.assign(size_t(padded) + kTile, 0.f);  // sigmoids
+  std::memcpy(open.data(), x, size_t(s.n) * 4);
+  kept.assign(size_t(padded) + kTile, 1.f);
+  k_.glu[kSigmoid](open.data(), kept.data(), padded, open.data());
+  float *p = kept.data(), *out = floats(s.out) + size_t(row) * 2 * s.k, sum = 1, chosen = 0;
+  if (s.fn == kSigmoid) {
+    std::memcpy(p, open.data(), size_t(n) * 4);
+    for (int i = 0; i < n; ++i) sum = p[i] == p[i] ? sum : p[i];  // NaNs stay, as those of a softmax do
+  } else {
+    std::fill_n(p, padded, -3e38f);
+    std::memcpy(p, x, size_t(n) * 4);
+    sum = k_.exponentials(p, padded, k_.largest(p, padded));
+  }
+  order.assign(p, p + n);
+  for (int i = 0; s.bias >= 0 && i < n; ++i) order[i] += vector(s.bias)[i];
+  for (int j = 0; j < k; ++j) {
+    const int best = static_cast<int>(std::max_element(order.begin(), order.end()) - order.begin());
     out[j] = p[best];
     out[s.k + j] = static_cast<float>(best);
     chosen += p[best];
-    p[best] = -1;
+    order[best] = -3e38f;
   }
   if (s.add && sum == sum) sum = chosen;  // a NaN that was not chosen stays
-  for (int j = 0; j < s.k; ++j) out[j] = out[j] / sum * s.scale;
+  for (int j = 0; j < k; ++j) out[j] = out[j] / sum * s.scale;
+  for (int j = 0; j < s.first; ++j) {
+    out[k + j] = open[n + j];
+    out[s.k + k + j] = static_cast<float>(n + j);
+  }
 }
 
 // Which rows go to which expert, and the rows' activations in that order.

@@ -53,15 +53,19 @@ struct Kernels {
                        float* bias);
   void (*nearest)(const float* codebook, const float* key, int dim, int sub, uint8_t* codes);  // of 16 centroids
   void (*to_half)(const float* x, int n, uint16_t* y);
-  // A gated delta rule.  decay = exp(-rate ln(1 + exp(a + bias))), beta = 1 / (1 + exp(-b)).
+  // A gated delta rule.  decay = exp(-rate ln(1 + exp(a + bias))), beta = 1 / (1 + exp(-b)); without b, beta = ln(1 +
+  // exp(a + bias)).
   void (*decays)(const float* a, const float* b, const float* bias, const float* rate, int n, float* decay,
                  float* beta);
-  // y = silu(sum over j of w[j] rows[j]), w [length, n]; a row may be null; n a multiple of 16.
-  void (*convolve)(const float* const* rows, const float* w, int length, int n, float* y);
+  // y = silu(bias + sum over j of w[j] rows[j]), w [length, n]; a row or bias may be null; n a multiple of 16.
+  void (*convolve)(const float* const* rows, const float* w, const float* bias, int length, int n, float* y);
   // 16 columns of a state S [dim][16], from one place to another: S = decay S + k (beta (v - decay S^T k))^T, then
   // out = S^T q unless out is null; dim a multiple of 4.
   void (*delta)(const float* from, float* to, int dim, const float* q, const float* k, const float* v, float decay,
                 float beta, float* out);
+  // The same of a state space (arXiv 2405.21060): S = decay S + k (step v)^T, then out = S^T q + skip v.
+  void (*space)(const float* from, float* to, int dim, const float* q, const float* k, const float* v, float decay,
+                float step, float skip, float* out);
   // Multiplies bytes in registers and nothing else, as matrices do: their roof.  Returns multiply-adds.
   int64_t (*dots)(int64_t rounds);
 };

@@ -241,5 +241,6 @@ constexpr Kernels kTable(const char* name) {
                  k_decays,
                  k_convolve,
                  k_delta,
+                 k_space,
                  k_dots};
 }

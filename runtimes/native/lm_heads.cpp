@@ -80,7 +80,14 @@ void Pass::activate(const Step& s, int piece) {
 void Pass::multiply(const Step& s, int piece) {
   const size_t at = size_t(piece) * kPiece;
   const int n = static_cast<int>(std::min<int64_t>(kPiece, int64_t(count(s)) * s.k - int64_t(at)));
-  k_.glu[s.fn](floats(s.x) + at, floats(s.out) + at, n, floats(s.out) + at);
+  const float* x = floats(s.x) + at;
+  thread_local std::vector<float> repeated;
+  if (s.times > 1) {
+    repeated.resize(kPiece);
+    for (int i = 0; i < n; ++i) repeated[i] = floats(s.x)[(at + i) / s.times];
+    x = repeated.data();
+  }
+  k_.glu[s.fn](x, floats(s.out) + at, n, floats(s.out) + at);
 }
 
 void Pass::split(const Step& s, int row) {

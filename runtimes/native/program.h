@@ -28,15 +28,20 @@
 //                                          of the token length - 1 - j before)), a row's own tokens by its parents,
 //                                          older ones from the cache's states; w [length, k], layer: which of those
 //                                          with states
-//   route x n k out add scale    the best k of the softmax of x [rows, n] times scale, add=1: over their sum -> [rows,
-//                                          2 k], weights and then numbers
+//   route x n k out add scale first fn bias    the best k - first of the softmax of x [rows, n - first], or fn=sigmoid,
+//                                          times scale, add=1: over their sum; the last first ones always, by their
+//                                          sigmoid -> [rows, 2 k], weights and then numbers.  bias [n - first]: added
+//                                          to what they are chosen by, not to weights
 //   experts act x gate up w kind n k times heads fn out add    of the experts that route chose (x, heads of times), w
 //                                          (fn(gate) * up), by their weights; gate, up [times * n, k], w [times * k, n]
 //   delta x k z a b length layer w bias rate norm eps heads kv dim n out    a gated delta rule: x [rows, k] = q, k [kv,
 //                                          dim], v [heads, n] before the short convolution w [length, k] and silu; a, b
 //                                          [rows, heads]: what decays and betas are made of, with bias and rate
-//                                          [heads]; out [rows, heads * n], each head normed and times silu(z)
-//   multiply x k fn out                     out *= fn(x), in place
+//                                          [heads]; out [rows, heads * n], each head normed and times silu(z).
+//                                          up [heads] makes it a state space: decay and step of a alone, up times v is
+//                                          added, heads are not normed; upbias [k]: of the convolution
+//   multiply x k fn out times               out [rows, k] *= fn(x [rows, k / times]), in place; each number of x
+//                                          stands for so many
 //   attend out layer heads kv dim window cap    -> floats [heads * dim]; window: a row at position p sees positions
 //                                          p - window + 1 to p only, 0: all; cap: scores are cap * tanh(score / cap)
 //   linear act w kind n k bias out add rows    -> floats; add=1: to what is there
@@ -100,6 +105,7 @@ struct Step {
   int index = 0, other = -1, skip = 0, length = 0, shared = 0, at = 0;
   float eps = 0, scale = 1, cap = 0;
 
+  bool spaces() const { return up >= 0; }  // of delta: a state space
   bool norms() const { return norm >= 0 || center; }
   bool open(const bool* gates) const { return gates[index] || (other >= 0 && gates[other]); }  // of a gate
   bool finishes() const { return bias >= 0 || scale != 1 || cap > 0; }                         // of logits

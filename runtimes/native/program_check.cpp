@@ -30,7 +30,7 @@ void check_options(const std::string& line, const Step& s) {
   require(line, s.op == Op::kHeads || std::isfinite(s.scale), "expected a finite scale");
   require(line,
           blends || s.op == Op::kExperts || s.op == Op::kGlu || s.op == Op::kActivate || s.op == Op::kMultiply ||
-              s.fn == kSilu,
+              s.fn == kSilu || (s.op == Op::kRoute && s.fn == kSigmoid),
           "fn out of place");
   require(line, s.fn != kXielu || s.op == Op::kActivate, "fn out of place");
   require(line, s.op != Op::kActivate || (s.fn == kXielu) == (s.w >= 0), "expected w for xielu alone");
@@ -76,7 +76,7 @@ void check(const std::string& line, const Program& p, const Step& s) {
   require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
   const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear || s.op == Op::kActivate;
   const bool repeats = s.op == Op::kLogits || s.op == Op::kSplit || s.op == Op::kBlend || s.op == Op::kExperts ||
-                       (s.op == Op::kQuantize && s.rows == 2);
+                       s.op == Op::kRoute || s.op == Op::kMultiply || (s.op == Op::kQuantize && s.rows == 2);
   require(line, s.rows == 0 || (picks && s.rows == 1) || (repeats && s.op == Op::kQuantize), "rows out of place");
   require(line, repeats || (s.times == 1 && s.first == 0), "times or first out of place");
   check_options(line, s);
@@ -115,6 +115,7 @@ void check(const std::string& line, const Program& p, const Step& s) {
       break;
     case Op::kRoute:
       require(line, s.k > 0 && s.k <= s.n && s.n <= kMaxTimes && s.add <= 1, "expected k of n, at most 1024");
+      require(line, s.first < s.k && s.times == 1, "expected first below k");
       floats(s.x, s.n);
       floats(s.out, 2 * s.k);
       require(line, s.x != s.out, "expected out beside x");
@@ -167,17 +168,18 @@ void check(const std::string& line, const Program& p, const Step& s) {
       require(line, int64_t(s.heads) * s.dim * s.n <= kMaxWidth, "number out of range");
       require(line, s.k == 2 * s.kv * s.dim + s.heads * s.n, "expected k to be that of q, k and v");
       require(line, s.length > 1 && s.length <= kMaxTaps, "expected a length of 2 to 16");
-      require(line, s.w >= 0 && s.bias >= 0 && s.rate >= 0 && s.norm >= 0, "expected w, bias, rate and norm");
+      require(line, s.w >= 0 && s.bias >= 0 && s.rate >= 0 && s.spaces() == (s.norm < 0),
+              "expected w, bias, rate, and norm or up");
       require(line, s.out != s.x && s.out != s.z && s.out != s.a && s.out != s.b, "expected out beside what is read");
       floats(s.x, s.k);
       floats(s.z, s.heads * s.n);
       floats(s.a, s.heads);
-      floats(s.b, s.heads);
+      if (!s.spaces()) floats(s.b, s.heads);
       floats(s.out, s.heads * s.n);
       break;
     case Op::kMultiply:
-      require(line, s.k > 0 && s.x != s.out, "expected k, and out beside x");
-      floats(s.x, s.k);
+      require(line, s.k > 0 && s.x != s.out && s.k % s.times == 0 && !s.first, "expected k, and out beside x");
+      floats(s.x, s.k / s.times);
       floats(s.out, s.k);
       break;
     case Op::kAttend:

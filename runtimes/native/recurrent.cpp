@@ -1,6 +1,7 @@
-// Layers that remember something else than keys and values: short convolutions, and gated delta rules (arXiv
-// 2412.06464), whose heads have a state S [dim, n] that each token changes:
-//   S = decay S + k (beta (v - decay S^T k))^T,  what it gives is S^T q.
+// Layers that remember something else than keys and values: short convolutions, gated delta rules (arXiv 2412.06464)
+// and state spaces (Mamba-2, arXiv 2405.21060), whose heads have a state S [dim, n] that each token changes:
+//   S = decay S + k (beta (v - decay S^T k))^T, what it gives is S^T q; or S = decay S + k (beta v)^T and S^T q + skip
+//   v.
 //
 // What a layer reads of a token lies in a ring of rows (layout.h): a pass writes its own rows behind the text, where
 // the next pass overwrites those of rejected guesses.  A state cannot be taken back, so that it only ever holds tokens
@@ -177,8 +178,10 @@ void Pass::delta(const Step& s, int chunk) {
 
 // Unit vectors q and k, and v, behind the convolution of rows [length]; decays and betas as the last of them says.
 void Pass::mix_one(const Step& s, const float* const* rows, const float* own, float* y) const {
-  k_.convolve(rows, vector(s.w), s.length, s.k, y);
+  k_.convolve(rows, vector(s.w), vector(s.upbias), s.length, s.k, y);
+  const bool unit = !s.spaces();
   for (int head = 0; head < 2 * s.kv; ++head, y += s.dim) {
+    if (!unit) continue;
     k_.norm(y, s.dim, nullptr, kSquares / static_cast<float>(s.dim), y);
     const float root = std::sqrt(static_cast<float>(s.dim));
     k_.scale(y, s.dim, 1.f / (head < s.kv ? static_cast<float>(s.dim) : root));  // queries: once more, for the scores
@@ -207,8 +210,9 @@ void Pass::mix(const Step& s, int row) {
   const float* x = floats(s.x);
   float *own = kv.state(s.layer, plan(5)[row]), *decays = own + s.k;
   std::memcpy(own, x + size_t(row) * s.k, size_t(s.k) * 4);
-  k_.decays(floats(s.a) + size_t(row) * s.heads, floats(s.b) + size_t(row) * s.heads, vector(s.bias), vector(s.rate),
-            s.heads, decays, decays + round_up(s.heads, kTile));
+  const float* b = s.spaces() ? nullptr : floats(s.b) + size_t(row) * s.heads;
+  k_.decays(floats(s.a) + size_t(row) * s.heads, b, vector(s.bias), vector(s.rate), s.heads, decays,
+            decays + round_up(s.heads, kTile));
   Before seen[kMaxTaps];
   before(row, s.length, seen);
   const float* rows[kMaxTaps];
@@ -231,9 +235,12 @@ void Pass::advance(const Step& s, int chunk) {
     float* state = cache(q.slot).matrix(s.layer) + (size_t(head) * (s.n / kTile) + part) * tile;
     const size_t value_at = size_t(2) * s.kv * s.dim + size_t(head) * s.n + size_t(part) * kTile;
     const auto step = [&](const float* mixed, const float* from, float* to, float* out) {
-      const float* decays = mixed + s.k;
-      k_.delta(from, to, s.dim, mixed + query_at, mixed + key_at, mixed + value_at, decays[head],
-               decays[round_up(s.heads, kTile) + head], out);
+      const float *q = mixed + query_at, *k = mixed + key_at, *v = mixed + value_at, *decays = mixed + s.k;
+      const float decay = decays[head], beta = decays[round_up(s.heads, kTile) + head];
+      if (s.spaces())
+        k_.space(from, to, s.dim, q, k, v, decay, beta, vector(s.up)[head], out);
+      else
+        k_.delta(from, to, s.dim, q, k, v, decay, beta, out);
     };
     if (q.applied)
       std::memcpy(levels.data(), state, tile * 4);
@@ -252,7 +259,7 @@ void Pass::advance(const Step& s, int chunk) {
   }
   for (int r = q.first; r < q.first + q.count; ++r) {
     float* out = floats(s.out) + r * width + size_t(head) * s.n;
-    k_.norm(out, s.n, vector(s.norm), s.eps, out);
+    if (!s.spaces()) k_.norm(out, s.n, vector(s.norm), s.eps, out);
     k_.glu[kSilu](floats(s.z) + r * width + size_t(head) * s.n, out, s.n, out);
   }
 }

@@ -20,13 +20,13 @@ void k_decays(const float* a, const float* b, const float* bias, const float* ra
     const int some = n - i < 16 ? n - i : 16;
     const F steps = softplus(fadd(fload_n(a + i, some), fload_n(bias + i, some)));
     fstore_n(decay + i, exponential(fneg(fmul(steps, fload_n(rate + i, some)))), some);
-    fstore_n(beta + i, sigmoid(fload_n(b + i, some)), some);
+    fstore_n(beta + i, b ? sigmoid(fload_n(b + i, some)) : steps, some);
   }
 }
 
-void k_convolve(const float* const* rows, const float* w, int length, int n, float* y) {
+void k_convolve(const float* const* rows, const float* w, const float* bias, int length, int n, float* y) {
   for (int i = 0; i < n; i += 16) {
-    F sum = fset(0.f);
+    F sum = bias ? fload(bias + i) : fset(0.f);
     for (int j = 0; j < length; ++j)
       if (rows[j]) sum = fma(fload(w + size_t(j) * n + i), fload(rows[j] + i), sum);
     fstore(y + i, silu(sum));
@@ -50,4 +50,17 @@ void k_delta(const float* from, float* to, int dim, const float* q, const float*
       if (out) read[j] = fma(state, fset(q[i + j]), read[j]);
     }
   if (out) fstore(out, fadd(fadd(read[0], read[1]), fadd(read[2], read[3])));
+}
+
+void k_space(const float* from, float* to, int dim, const float* q, const float* k, const float* v, float decay,
+             float step, float skip, float* out) {
+  const F by = fset(decay), given = fload(v), change = fmul(given, fset(step));
+  F read[4] = {fset(0.f), fset(0.f), fset(0.f), fset(0.f)};
+  for (int i = 0; i < dim; i += 4)
+    for (int j = 0; j < 4; ++j) {
+      const F state = fma(fset(k[i + j]), change, fmul(fload(from + size_t(i + j) * 16), by));
+      fstore(to + size_t(i + j) * 16, state);
+      if (out) read[j] = fma(state, fset(q[i + j]), read[j]);
+    }
+  if (out) fstore(out, fma(fset(skip), given, fadd(fadd(read[0], read[1]), fadd(read[2], read[3]))));
 }

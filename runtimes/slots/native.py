@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import LONGEST_PASS, STATE_ROWS
-from edgespec.runtimes.slots.native_runner import PARENT, POSITION, TOP, VISIBLE, NativeRunner
+from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import depths_of
 
 
@@ -189,12 +189,22 @@ class NativeSlot(NativeRunner):
         with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(n, rows=-1 if parents is None else n, hidden=True))
 
-    def absorb_given(self, given: NDArray[np.float32]) -> None:
+    def forward_block(self, given: NDArray[np.float32], best: bool = False) -> Pass:
         n = len(given)
         self._load(given, n)
+        self._verify(np.zeros(n, np.int64), np.full(n, -1, np.int64))
+        plan = self._bound["plan"].array
+        plan[POSITION], plan[VISIBLE] = plan[PLACE], len(self.tokens) + n
+        with self._parts(range(self.layers), load=True, lm=True), self._top(int(best)):
+            return self._likeliest(self._launch(n, rows=n - 1, first=1))
+
+    def absorb_given(self, given: NDArray[np.float32]) -> None:
+        n, decoder = len(given), self.model.part.decoder
+        self._load(given, n)
         self._verify(np.zeros(n, np.int64), None)
-        with self._parts(range(self.layers), load=False):
-            self._gates[2 * self.layers - 1] = False  # nothing reads what the last MLP gives
+        # of a block nothing but keys and values; else nothing reads what the last MLP gives
+        with self._parts(() if decoder and decoder.block else range(self.layers), load=False):
+            self._gates[2 * self.layers - 1] = False
             self._launch(n, rows=0)
         self.keep(range(n))
 

@@ -17,7 +17,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT
-from edgespec.runtimes.slots.shared import Bound, Model
+from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ class NativeBatch:
         if min(need, most) > self.capacity:
             need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
             # a block of tokens lies together: what is there already is the beginning of the larger cache
-            array = np.zeros((self.width, kv.nbytes(facts, need)), np.uint8)
+            array = own_pages((self.width, kv.nbytes(facts, need)), np.uint8)
             for number, slot in enumerate(self.slots):
                 used = min(kv.nbytes(facts, slot.furthest), self._array.shape[1])
                 array[number, :used] = self._array[number, :used]

@@ -15,7 +15,7 @@ from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS
 from edgespec.runtimes.slots.checkpoints import Checkpoints
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.native_gates import Gates
-from edgespec.runtimes.slots.shared import Bound, Model
+from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot
 
 TOKEN, POSITION, SLOT, VISIBLE, PARENT, PLACE = range(6)  # lines of the plan
@@ -69,7 +69,7 @@ class NativeRunner(Slot):
             return
         need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
         # a block of tokens lies together: what is there already is the beginning of the larger cache
-        array = np.zeros((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
+        array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:
             used = self.kv.nbytes(self.model.facts, self.furthest)
             held = self._cache.array
@@ -152,12 +152,13 @@ class NativeRunner(Slot):
         times: int = 1,
         columns: int | None = None,
         read: int = 0,
+        first: int = 0,
     ) -> Pass:
         """Run what the plan says.
 
         Args:
             n: rows of the plan.
-            rows: how many of the first reach the LM head, -1: the last one.
+            rows: how many of them reach the LM head, from ``first`` on, -1: the last one.
             hidden: give the residual stream after the last layer.
             taps: give it where it is tapped, too.
             times: rows of logits for each of them.
@@ -168,7 +169,7 @@ class NativeRunner(Slot):
         """
         model, count = self.model, 1 if rows < 0 else rows
         wanted = self._attach("rows", "rows", (count,), np.int64)
-        wanted[:] = n - 1 if rows < 0 else np.arange(count)
+        wanted[:] = n - 1 if rows < 0 else np.arange(first, first + count)
         tapped = model.part.tapped if taps else ()
         self._gates[self._at.hidden] = hidden or bool(tapped)
         if model.part.tapped:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import mmap
+import sys
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import default_threads, make_session
 
 MOST_VIEWS = 512  # of buffers, that are kept
+LEAST_PAGES = 1 << 16  # bytes of an array that gets pages of its own
+HUGE = 4 << 20  # bytes from which huge pages are asked for
 
 
 class Bound:
@@ -31,6 +35,22 @@ class Bound:
 
         self.array = array  # kept: the OrtValue does not own the memory
         self.value = ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def own_pages(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
+    """A zeroed array on pages of its own, which go back to the system with it; pages never written cost nothing.
+
+    Caches come, grow and go with the requests: malloc, from which numpy takes memory, would keep the holes.
+    """
+    size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if size < LEAST_PAGES:
+        return np.zeros(shape, dtype)
+    private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
+    pages = mmap.mmap(-1, size, **private)
+    if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE:  # as numpy does
+        with suppress(OSError):  # a system without them
+            pages.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(pages, dtype).reshape(shape)
 
 
 class Model:

@@ -133,6 +133,17 @@ class Slot(ABC):
         """
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")
 
+    def forward_block(self, given: NDArray[np.float32], best: bool = False) -> Pass:
+        """Run rows of a drafter of blocks after the slot's entries; every row sees all of them, and none is kept.
+
+        Args:
+            given: [n, columns], see ``DecoderPart``: embeddings of the pending token and of masks.
+            best: fill ``best`` instead of the logits.
+
+        Returns logits or the best of all rows but the first, [n - 1, columns].
+        """
+        raise InvalidRequest("drafts of whole blocks need native operators")
+
     def absorb_given(self, given: NDArray[np.float32]) -> None:
         """Append the entries of rows [n, columns] with taps, of which nothing is guessed."""
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.slots.shared import Bound, Model
+from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot, best_of, depths_of
 
 HIDE = np.float32(-1e30)  # finite, so that a row that hides everything cannot become NaN
@@ -207,7 +207,7 @@ class StockSlot(Slot):
         for layer in range(facts.layers):
             for kind in ("key", "value"):
                 name = f"past_key_values.{layer}.{kind}"
-                array = np.zeros((1, facts.kv_heads, need, facts.head_dim), np.float32)
+                array = own_pages((1, facts.kv_heads, need, facts.head_dim), np.float32)
                 if name in self._kv:
                     array[:, :, :used] = self._kv[name].array[:, :, :used]
                 self._kv[name] = bound = Bound(array)

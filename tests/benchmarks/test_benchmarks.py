@@ -252,3 +252,13 @@ def test_serving(figures: Run, native_bundle: Path) -> None:
     assert found["whole_answers"] + found["left"] >= 16
     assert set(found["fairness"]) == {"short", "long"}
     assert found["resident_mib"]["most"] > 0
+
+
+@pytest.mark.parametrize("through", [(), ("--serve",)])
+def test_first_token(figures: Run, native_bundle: Path, through: tuple[str, ...]) -> None:
+    """The prompt may be read before anybody has asked beside it."""
+    arguments = ("--prompt", 800, "--most", 2, "--threads", 1, *through)
+    found = figures("first_token", native_bundle, *arguments, PAUSE=0.0, ALONE=2)
+    assert found["alone_ms"]["requests"] == 2
+    assert set(found.get("beside_ms", found["alone_ms"])) == {"median", "p95", "most", "requests"}
+    assert "long_prompt_s" in found

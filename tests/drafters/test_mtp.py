@@ -13,7 +13,8 @@ from edgespec.decoding.loop import decode
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.drafters.mtp import cut_mtp, read_mtp
+from edgespec.export.drafters.drafter import cut_drafter
+from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.write import write_drafter
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
@@ -43,7 +44,7 @@ class Made:
         arch = open_model(self.checkpoint, 96)
         drafter = read_mtp(Checkpoint.open(self.checkpoint), arch)
         if tokens is not None:
-            drafter = cut_mtp(drafter, tokens)
+            drafter = cut_drafter(drafter, tokens)
         self.tapped, plan = drafter.tapped, HeadPlan(tapped=drafter.tapped)
         part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
         own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)

@@ -146,9 +146,9 @@ def test_chunks_are_bounded_by_time() -> None:
     pace = Pace()
     fast = list(costs(pace, 0.0, 1e-5, alone=True))
     assert fast[1][0] == PREFILL_CHUNK
-    slower = list(costs(pace, 0.001, 0.004, alone=True))  # the same, deep in a long text
+    slower = list(costs(pace, 0.001, 0.003, alone=True))  # the same, deep in a long text
     assert sum(seconds > ALONE for _, seconds in slower) < 8  # larger ones are tried now and then
-    beside = list(costs(pace, 0.001, 0.004, alone=False))
+    beside = list(costs(pace, 0.001, 0.003, alone=False))
     assert all(seconds <= BESIDE for _, seconds in beside[1:])
     assert beside[-1][0] == 8
     assert next(costs(pace, 0.001, 0.0001, alone=True))[0] >= 8

@@ -63,7 +63,7 @@ def below(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     "methods",
     [chosen for size in range(3) for chosen in combinations(("ngram", "speculative", "self-spec"), size)]
-    + [tuple(name for name in METHODS if name not in ("swift", "eagle", "mtp"))],  # swift: too few layers
+    + [tuple(name for name in METHODS if name not in ("swift", "eagle", "mtp", "dflash"))],  # swift: too few layers
 )
 def test_every_combination_of_methods(
     tmp_path: Path, target: str, draft: str, skip_file: Path, heads: list[str], methods: tuple[str, ...]

@@ -250,9 +250,14 @@ void hash_delta(const Kernels& kernels, Random random) {
     kernels.delta(from.get(), to.get(), dim, q.get(), k.get(), v.get(), 0.9f, 0.3f, out.get());
     hash.add(to);
     hash.add(out);
+    kernels.space(from.get(), to.get(), dim, q.get(), k.get(), v.get(), 0.9f, 0.3f, 0.7f, out.get());
+    hash.add(to);
+    hash.add(out);
     const float* rows[] = {nullptr, q.get(), k.get()};
-    kernels.convolve(rows, w.get(), 3, dim, mixed.get());
-    hash.add(mixed);
+    for (const bool biased : {false, true}) {
+      kernels.convolve(rows, w.get(), biased ? q.get() : nullptr, 3, dim, mixed.get());
+      hash.add(mixed);
+    }
     hash.print("delta,convolve/dim=" + std::to_string(dim));
   }
   for (const int n : {3, 16, 20}) {

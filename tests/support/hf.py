@@ -54,8 +54,13 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "olmoe", "qwen3_5_text", "qwen3_moe")
-NATIVE_ONLY = {name for name, config in CONFIGS.items() if config["model_type"] in _NATIVE_ONLY}
+_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "olmoe", "qwen3_5_moe_text", "qwen3_5_text",
+                "qwen3_moe", "qwen3_next")  # fmt: skip
+NATIVE_ONLY = {
+    name
+    for name, config in CONFIGS.items()
+    if config["model_type"] in _NATIVE_ONLY or "mamba" in config.get("layer_types", [])
+}
 """Configurations with layers that stock operators cannot compute."""
 LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
 """Configurations whose reference reaches far positions."""
@@ -110,7 +115,9 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
     """
     generator = np.random.Generator(np.random.PCG64(seed))
     # norms of these multiply by 1 + weight
-    by_offset = config["model_type"].startswith(("gemma", "qwen3_5")) and config["model_type"] != "gemma4_text"
+    by_offset = (
+        config["model_type"].startswith(("gemma", "qwen3_5", "qwen3_next")) and config["model_type"] != "gemma4_text"
+    )
     offset = 0.0 if by_offset else 1.0
     made: dict[str, np.ndarray] = {}
     for name, shape in shapes(config).items():
@@ -120,11 +127,13 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
             values = {"beta": 0.5, "eps": -1e-6}.get(kind, 0.3 + 0.5 * noise) * np.ones(shape)
         elif len(shape) == 3 and "conv" not in module:  # matrices of all experts
             values = (2.5 if "down" in kind or "output" in module else 1.0) * boost / math.sqrt(shape[2]) * noise
+        elif kind == "expert_bias":
+            values = 0.2 * noise
         elif kind == "layer_scalar":
             values = 0.8 + 0.1 * noise
         elif kind == "bias":
             values = 0.3 * noise
-        elif module == "linear_attn":  # A_log and dt_bias: states that are forgotten slowly
+        elif module in ("linear_attn", "mamba"):  # A_log, D and dt_bias: states that are forgotten slowly
             values = 0.7 * noise - (2.0 if kind == "A_log" else 0.0)
         elif "norm" in module or module.startswith("ln_"):
             values = ("linear_attn" in name or offset) + 0.15 * noise + (boost - 1 if module in _POST_NORMS else 0)
@@ -160,7 +169,10 @@ _CLASSES = {
     "starcoder2": "Starcoder2ForCausalLM",
     "falcon": "FalconForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
+    "lfm2_moe": "Lfm2MoeForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
+    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
+    "qwen3_next": "Qwen3NextForCausalLM",
     "cohere": "CohereForCausalLM",
     "cohere2": "Cohere2ForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",

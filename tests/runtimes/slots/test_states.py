@@ -23,7 +23,14 @@ from tests.conftest import Written
 
 Write = Callable[..., Written]
 pytestmark = pytest.mark.usefixtures("native")
-NAMES = ["lfm2_conv", "lfm2_biases", "qwen3_5_delta", "qwen3_5_biases"]
+NAMES = [
+    "lfm2_conv",
+    "lfm2_biases",
+    "qwen3_5_delta",
+    "qwen3_5_biases",
+    "granite_hybrid_dense",
+    "granite_hybrid_experts",
+]
 SKIP = SkipSet(attention=(1,), mlp=(2,))
 ROUNDS = int(os.environ.get("EDGESPEC_ROUNDS", "300")) // 2
 

@@ -1,0 +1,132 @@
+"""DFlash's drafter (arXiv 2602.06036): a few decoder layers that guess a block of tokens in one pass.
+
+What was tapped of the target at token i gives entry i of every layer; the rows of a block, the pending token and masks,
+see all entries and each other::
+
+    c = norm(fc [taps]);  keys and values of layer l: of c, and of norm_l(x) of the block's own rows
+    logits of rows 1 on = the target's LM head(norm(x)): a row guesses the token at its own position
+
+Embedding and LM head are the target's.  A window w of a layer hides what lies more than w before a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, X
+from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.heads.description import FUSE
+from edgespec.export.source.derived import Own
+from edgespec.export.source.extended import ExtendedCheckpoint, Extra
+from edgespec.export.source.source import Checkpoint
+
+NORM = "hidden_norm"
+OTHER_NAMES = {FUSE: "encoder.fc.weight", f"{NORM}.weight": "encoder.output_norm_enc.weight"}  # transformers'
+
+
+class DFlash(Architecture):
+    """See the module.
+
+    Args:
+        source: the checkpoint, with what config.json says of blocks at its top.
+        tapped: how many boundaries of the target are looked at.
+        context: most tokens, the target's.
+    """
+
+    model_type = "dflash"
+    drafts = "dflash"
+
+    def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
+        super().__init__(source)
+        self.facts = self.facts.model_copy(update={"context": context})
+        self.given = (1 + tapped) * self.facts.hidden
+        self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
+
+    def check(self) -> None:
+        self.settings.refuse("conv_kernel_size", "convolutions of DFlash 2", "DFlash without")
+        self.settings.refuse("sample_from_anchor", "a guess of the first row", "guesses of masks alone")
+
+    def build(self, ops: Ops[X]) -> X:
+        """The decoder, from what a pass is given to logits."""
+        ops, hidden = cast(DrafterOps[X], ops), self.facts.hidden
+
+        def context() -> None:
+            c = ops.norm(ops.linear(ops.given(hidden, self.given - hidden), Linear(FUSE))[0], self.norm(NORM))
+            for layer in range(self.facts.layers):
+                ops.append(*self._projected(ops, c, layer), self.rule(layer))
+
+        ops.before(context)
+        x = ops.given(0, hidden)
+        for layer in range(self.facts.layers):
+            x = self.layer(ops, x, layer)
+        return ops.head(x, self.final_norm, self.head)
+
+    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+        y = ops.attention(*self._projected(ops, h, layer), self.rule(layer))
+        return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
+
+    def _projected(self, ops: Ops[X], h: X, layer: int) -> tuple[X, X, X]:
+        q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
+        return q, k, v
+
+    def rule(self, layer: int) -> AttentionRule:
+        found = super().rule(layer)
+        names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
+        if not self.source.has(f"{names[0]}.weight"):
+            return found
+        return replace(found, q_norm=self.norm(names[0]), k_norm=self.norm(names[1]))
+
+    def window(self, layer: int) -> int:
+        size = super().window(layer)
+        return size + 1 if size else 0
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        found: dict[str, Extra] = {
+            f"model.{name}": Own(source, name) for name in source.index if name.startswith(("layers.", "norm."))
+        }
+        return found | {ours: Own(source, theirs) for ours, theirs in OTHER_NAMES.items() if source.has(theirs)}
+
+
+def is_dflash(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of such a drafter, as its authors or transformers write it."""
+    return "dflash_config" in config or config.get("model_type") == "muse_glimmer_assistant"
+
+
+def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
+    """Read a drafter and check it against its target.
+
+    Args:
+        source: its checkpoint.
+        target: the model that it is for.
+
+    Raises:
+        ExportError: not one that is supported, or one of another model.
+    """
+    own = source.config.get("dflash_config")
+    config: dict[str, Any] = {**source.config, **(own if isinstance(own, dict) else {})}
+    ids, layers, vocab = config.get("target_layer_ids"), target.facts.layers, target.facts.vocab
+    if not isinstance(ids, list) or not ids or not all(isinstance(at, int) and 0 <= at < layers for at in ids):
+        raise ExportError(f"{source.path}: expected target_layer_ids to be layers of 0 to {layers - 1}, got {ids!r}",
+                          "take the drafter that was made for this model")  # fmt: skip
+    if source.has(f"{HEAD}.weight"):
+        raise UnsupportedModel(f"{source.path}: a DFlash drafter with an LM head of its own: expected the target's")
+    config |= {"vocab_size": vocab, "tie_word_embeddings": False}
+    config.setdefault("max_position_embeddings", target.facts.context)
+    extra: dict[str, Extra] = {f"{HEAD}.weight": Own(target.source, target.head.weight)}
+    given = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), extra)
+    arch = DFlash(given, len(ids), target.facts.context)
+    if arch.facts.hidden != target.facts.hidden:
+        raise ExportError(
+            f"{source.path}: a drafter for a model of hidden size {arch.facts.hidden}, but this model's is "
+            f"{target.facts.hidden}", "take the drafter that was made for this model"
+        )  # fmt: skip
+    if not 2 <= (arch.block or 0) <= 64 or not 0 <= (arch.mask if arch.mask is not None else -1) < vocab:
+        raise ExportError(f"{source.path}: blocks of {arch.block} with mask {arch.mask}: expected 2 to 64 rows, and a "
+                          f"token below {vocab}")  # fmt: skip
+    check_tensors(arch, given)
+    return Drafter(arch, tuple(at + 1 for at in ids), None)  # of a list that counts outputs of layers

@@ -1,0 +1,190 @@
+"""The drafter of whole blocks guesses what the arithmetic says, whatever has happened before."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.decoding.loop import decode
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.stats import Stats
+from edgespec.errors import ExportError
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.drafters.drafter import check_drafter, cut_drafter
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.write import write_drafter
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+from tests.support.dflash import BLOCK, BlockReference, check_blocks, write_dflash
+from tests.support.eagle import Recorder
+from tests.support.mtp import write_mtp
+
+CUT = np.array([3, *range(9, 120), 150])
+KINDS: dict[str, dict[str, Any]] = {
+    "as its authors write it": {"layers": (0, 1, 2)},
+    "as transformers does, cut": {"theirs": True, "tokens": CUT},
+    "over a recurrent target": {"name": "qwen3_5_delta", "layers": (1, 3)},
+    "that is accepted": {"agrees": True},
+}
+
+
+class Made:
+    """A target and a drafter of a kind, opened."""
+
+    def __init__(self, folder: Path, name: str = "qwen3_tied", tokens: Any = None, **how: Any) -> None:
+        arch = open_model(write_mtp(folder / "target", name, agrees=True), 96)
+        self.checkpoint = write_dflash(folder / "checkpoint", arch, **how)
+        drafter = read_drafter(self.checkpoint, arch)
+        head = arch.source.read(arch.head.weight).astype(np.float64)
+        self.ids = np.arange(len(head)) if tokens is None else tokens
+        self.head = head[self.ids]
+        if tokens is not None:
+            drafter = cut_drafter(drafter, tokens)
+        self.tapped = drafter.tapped
+        part = write_model(folder, arch, "fp32", gated=True, plan=HeadPlan(tapped=drafter.tapped)).part
+        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), "native")
+        self.model, self.drafter = Model(folder, part, "native", 1), Model(folder, own, "native", 1)
+        self.fresh = open_slot(self.model)
+
+    def recorder(self) -> Recorder:
+        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1))
+
+    def write(self, made: Recorder, prompt: list[int], count: int, gamma: int = 5) -> tuple[list[int], Stats]:
+        """Prompt and text of a request."""
+        stats, text = Stats(), list(prompt)
+        for done in decode(made.target, made, prompt, DecodeOptions(max_new_tokens=count, gamma=gamma), stats):
+            text += done.tokens
+        assert stats.dropped_reason is None
+        return text, stats
+
+    def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
+        tapped = broken.pop("tapped", self.tapped)
+        reference = BlockReference(self.checkpoint, **broken)
+        check_blocks(made, reference, self.fresh, tapped, self.head, self.ids, least)
+
+
+@pytest.fixture(scope="module")
+def opened(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Made]:
+    known: dict[str, Made] = {}
+
+    def get(kind: str) -> Made:
+        if kind not in known:
+            known[kind] = Made(tmp_path_factory.mktemp("dflash"), **KINDS[kind])
+        return known[kind]
+
+    return get
+
+
+def prompt(count: int, seed: int = 0) -> list[int]:
+    found: list[int] = np.random.default_rng(seed).integers(3, 150, count).tolist()
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("gamma", [2, BLOCK + 3])
+def test_guesses_are_the_arithmetics(native: None, opened: Callable[[str], Made], kind: str, gamma: int) -> None:
+    """In blocks that are shorter than trained, and in whole ones where more is asked for."""
+    made = opened(kind)
+    recorder = made.recorder()
+    _, stats = made.write(recorder, prompt(11), 14, gamma)
+    made.check(recorder, 8)
+    assert max(len(proposal) for _, proposal in recorder.made) == min(gamma, BLOCK - 1)
+    assert KINDS[kind].get("agrees", False) <= (0 < stats.accepted < stats.drafted)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"causal": True},
+        {"normed": True},
+        {"short": True},
+        {"early": True},
+        {"tapped": (0, 1, 2)},
+        {"tapped": (3, 2, 1)},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_others_got_wrong_would_be_seen(
+    native: None, opened: Callable[[str], Made], broken: dict[str, Any]
+) -> None:
+    made = opened("as its authors write it")
+    recorder = made.recorder()
+    made.write(recorder, prompt(11), 14)
+    with pytest.raises(AssertionError):
+        made.check(recorder, **broken)
+
+
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("chunk", [1, 7])
+def test_prompts_of_any_length_in_any_number_of_chunks(
+    native: None, opened: Callable[[str], Made], count: int, chunk: int
+) -> None:
+    made = opened("over a recurrent target")
+    recorder = made.recorder()
+    assert isinstance(recorder.target, Slot)
+    recorder.target.chunk = chunk
+    made.write(recorder, prompt(count), 8)
+    made.check(recorder, 8)
+
+
+def test_a_slot_is_used_again(native: None, opened: Callable[[str], Made]) -> None:
+    """Nothing, some, all of the last request's tokens again, and one less; to the context's end."""
+    made = opened("that is accepted")
+    recorder = made.recorder()
+    text, _ = made.write(recorder, prompt(20), 10)
+    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), prompt(1), text[:2]):
+        written, _ = made.write(recorder, again, 5)
+        assert len(written) == len(again) + 5
+    assert len(made.write(recorder, prompt(90, 2), 64)[0]) == 96
+    made.check(recorder, 40)
+
+
+def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[[str], Made]) -> None:
+    made = opened("that is accepted")
+    recorder, other = made.recorder(), made.recorder()
+    text, stats = made.write(recorder, prompt(10), 24)
+    assert 0 < stats.accepted < stats.drafted
+    made.write(other, text, 2)
+    held, expected = recorder.slot.snapshot(), other.slot.snapshot()
+    assert len(recorder.slot.tokens) > 20
+    for name, values in held.items():
+        count = min(values.shape[1], expected[name].shape[1])
+        np.testing.assert_allclose(values[:, :count], expected[name][:, :count], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"dflash_config": {"target_layer_ids": [9], "mask_token_id": 2, "block_size": 6}}, "target_layer_ids"),
+        ({"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": 999, "block_size": 6}}, "token below"),
+        ({"dflash_config": {"target_layer_ids": [0], "mask_token_id": 2, "block_size": 6}}, "fc.weight"),
+        ({"conv_kernel_size": 2}, "convolutions"),
+        ({"sample_from_anchor": True}, "first row"),
+        ({"hidden_size": 32}, "hidden size"),
+    ],
+    ids=str,
+)
+def test_what_is_not_for_this_model_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    arch = open_model(write_mtp(tmp_path / "target", "qwen3_tied"), 96)
+    folder = write_dflash(tmp_path / "drafter", arch)
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps(config | change), "utf-8")
+    with pytest.raises(ExportError, match=message):
+        read_drafter(folder, arch)
+
+
+def test_another_method_and_stock_operators_are_refused(tmp_path: Path) -> None:
+    arch = open_model(write_mtp(tmp_path / "target", "qwen3_tied"), 96)
+    drafter = read_drafter(write_dflash(tmp_path / "drafter", arch), arch)
+    with pytest.raises(ExportError, match="--method dflash"):
+        check_drafter(drafter, ["eagle"], "auto")
+    with pytest.raises(ExportError, match="only native operators"):
+        check_drafter(drafter, ["dflash"], "stock")

@@ -1,0 +1,80 @@
+"""Drafting by whole blocks writes plain decoding's text, greedy and drawn, quantized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.loading import load
+from edgespec.errors import EdgespecError, ExportError
+from edgespec.export.bundle.model import open_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.planned import planned_bundle
+from edgespec.runtimes.files.manifest import Format
+from tests.support.dflash import BLOCK, write_dflash
+from tests.support.mtp import write_mtp
+
+PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
+
+
+def options(folder: Path, form: Format) -> ExportOptions:
+    model = write_mtp(folder / "model", "qwen3_tied", agrees=True)
+    drafter = write_dflash(folder / "drafter", open_model(model, None), agrees=True)
+    return ExportOptions(
+        str(model), folder / "bundle", ["dflash"], form, operators="native", threads=1, drafter=str(drafter)
+    )
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
+def test_blocks_are_lossless(native: None, tmp_path: Path, form: Format) -> None:
+    made = options(tmp_path, form)
+    manifest = Exporter(made).run()
+    assert manifest.drafter is not None
+    assert manifest.drafter.decoder is not None
+    assert (manifest.drafter.decoder.kind, manifest.drafter.decoder.block) == ("dflash", BLOCK)
+    assert manifest.methods["dflash"].gamma < BLOCK
+    greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
+    drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
+    offered = accepted = 0
+    with load(made.output, threads=1, operators="native") as engine:
+        for settings in (greedy, drawn):
+            for prompt in PROMPTS:
+                plain = engine.generate(prompt, settings, method="ar")
+                result = engine.generate(prompt, settings, method="dflash")
+                assert result.tokens == plain.tokens
+                assert result.method_used == "dflash"
+                assert result.lossless
+                assert result.exact
+                offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
+        rejected = engine.generate(PROMPTS[0], greedy.changed(temperature=1.0, seed=1), method="dflash")
+        assert rejected.lossless
+        assert len(rejected.tokens) == 40
+    assert 0 < accepted < offered
+
+
+def test_stock_operators_say_that_they_cannot(native: None, tmp_path: Path) -> None:
+    made = options(tmp_path, "int8")
+    Exporter(made).run()
+    settings = Settings(max_new_tokens=8, ignore_eos=True)
+    with load(made.output, threads=1, operators="stock") as engine:
+        assert len(engine.generate(PROMPTS[0], settings, method="ngram").tokens) == 8
+        assert len(engine.generate(PROMPTS[0], settings).tokens) == 8
+        with pytest.raises(EdgespecError, match="native operators"):
+            engine.generate(PROMPTS[0], settings, method="dflash")
+
+
+def test_a_plan_by_the_configuration(native: None, tmp_path: Path) -> None:
+    model = write_mtp(tmp_path / "model", "qwen3_tied")
+    planned = planned_bundle(model, methods=["dflash"])
+    assert planned.drafter is not None
+    assert planned.drafter.facts.layers == 5
+    assert planned.memory["weight_bytes"]["drafter"] > 0
+    assert any("5 layers" in line for line in planned.provenance["assumed"])
+
+
+def test_a_drafter_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="needs a drafter"):
+        ExportOptions("model", tmp_path, ["dflash"]).wanted()

@@ -1,0 +1,180 @@
+"""DFlash drafters for tests: random checkpoints in the published layouts, and the arithmetic again in float64."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from edgespec.export.architectures import Architecture
+from edgespec.runtimes.slots.slot import Slot
+from tests.support.eagle import Array, Recorder
+
+HEADS, DIM, INNER, BLOCK, MASK, WINDOW, EPS, THETA = 4, 16, 96, 6, 2, 7, 1e-6, 1e4
+
+
+def write_dflash(
+    folder: Path, target: Architecture, layers: tuple[int, ...] = (0, 2), theirs: bool = False, agrees: bool = False
+) -> Path:
+    """A checkpoint with random weights for a target: a full layer and a sliding one.
+
+    Args:
+        folder: to make.
+        target: the model that it is for.
+        layers: of the target whose outputs are looked at.
+        theirs: in transformers' layout.
+        agrees: one sliding layer that guesses what the last tokens were.
+    """
+    folder.mkdir(parents=True)
+    random, hidden, kinds = np.random.default_rng(3), target.facts.hidden, ["full_attention", "sliding_attention"]
+    keys = HEADS if agrees else 2
+    kinds = kinds[1:] if agrees else kinds
+    shapes: dict[str, tuple[int, ...]] = {"fc.weight": (hidden, len(layers) * hidden), "hidden_norm.weight": (hidden,),
+                                          "norm.weight": (hidden,)}  # fmt: skip
+    for layer in range(len(kinds)):
+        for part, rows, columns in (("self_attn.q_proj", HEADS * DIM, hidden), ("self_attn.k_proj", keys * DIM, hidden),
+                                    ("self_attn.v_proj", keys * DIM, hidden), ("self_attn.o_proj", hidden, HEADS * DIM),
+                                    ("mlp.gate_proj", INNER, hidden), ("mlp.up_proj", INNER, hidden),
+                                    ("mlp.down_proj", hidden, INNER)):  # fmt: skip
+            shapes[f"layers.{layer}.{part}.weight"] = rows, columns
+        for norm, size in (("input_layernorm", hidden), ("post_attention_layernorm", hidden), ("self_attn.q_norm", DIM),
+                           ("self_attn.k_norm", DIM)):  # fmt: skip
+            shapes[f"layers.{layer}.{norm}.weight"] = (size,)
+    tensors: dict[str, NDArray[np.float32]] = {}
+    for name, shape in shapes.items():
+        drawn = random.standard_normal(shape).astype(np.float32)
+        tensors[name] = 1 + 0.3 * drawn if len(shape) == 1 else drawn * np.float32(1.5 * shape[1] ** -0.5)
+    if agrees:
+        for name in tensors:
+            if len(tensors[name].shape) == 1:
+                tensors[name][:] = 1
+            elif name.endswith(("q_proj.weight", "down_proj.weight")):
+                tensors[name][:] = 0
+        same = np.eye(hidden, dtype=np.float32)
+        mask = target.source.read(target.embedding, slice(MASK, MASK + 1))  # of which nothing is to be seen
+        tensors["layers.0.self_attn.v_proj.weight"] = 4 * (same - mask.T @ mask / (mask @ mask.T))
+        tensors["layers.0.self_attn.o_proj.weight"] = same
+        tensors["fc.weight"] = np.concatenate([0 * same] * (len(layers) - 1) + [same], 1)
+        tensors["norm.weight"] = target.source.read(target.final_norm.weight)
+    config: dict[str, Any] = {"hidden_size": hidden, "intermediate_size": INNER, "num_hidden_layers": len(kinds),
+                              "num_attention_heads": HEADS, "num_key_value_heads": keys, "head_dim": DIM,
+                              "rms_norm_eps": EPS, "rope_theta": THETA, "sliding_window": WINDOW,
+                              "layer_types": kinds}  # fmt: skip
+    blocks = {"target_layer_ids": list(layers), "mask_token_id": MASK, "block_size": BLOCK}
+    if theirs:
+        names = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
+        tensors = {names.get(name, name): value for name, value in tensors.items()}
+        config |= {"model_type": "muse_glimmer_assistant", **blocks}
+    else:
+        config |= {"architectures": ["DFlashDraftModel"], "model_type": "qwen3", "dflash_config": blocks}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    return folder
+
+
+@dataclass
+class BlockReference:
+    """The arithmetic of a checkpoint; the rest are mistakes that others have made.
+
+    Attributes:
+        folder: the checkpoint.
+        causal: a row of a block does not see those after it.
+        normed: what was fused is normed again in each layer.
+        short: a window that is one too narrow.
+        early: positions of a block one too low.
+    """
+
+    folder: Path
+    causal: bool = False
+    normed: bool = False
+    short: bool = False
+    early: bool = False
+
+    def __post_init__(self) -> None:
+        self.config = json.loads((self.folder / "config.json").read_text("utf-8"))
+        names = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
+        read = load_file(self.folder / "model.safetensors").items()
+        self.tensors = {names.get(name, name): value.astype(np.float64) for name, value in read}
+
+    def hidden(self, taps: Array, block: Array) -> Array:
+        """[B, H] after the last norm, of taps [n - 1, k * H] and embeddings of the block's rows [B, H]."""
+        c = self._norm(taps @ self.tensors["fc.weight"].T, "hidden_norm")
+        before, rows = len(taps), len(block)
+        places = np.concatenate((np.arange(before), before + np.arange(rows) - self.early))
+        x = block
+        for layer, kind in enumerate(self.config["layer_types"]):
+            at = f"layers.{layer}"
+            h, given = self._norm(x, f"{at}.input_layernorm"), self._norm(c, f"{at}.input_layernorm")
+            every = np.concatenate((given if self.normed else c, h))
+            q = self._turned(h, f"{at}.self_attn.q", places[before:])
+            k = self._turned(every, f"{at}.self_attn.k", places)
+            v = (every @ self.tensors[f"{at}.self_attn.v_proj.weight"].T).reshape(len(every), -1, DIM)
+            far = places[before:, None] - places
+            unseen = far > (WINDOW - self.short if kind == "sliding_attention" else len(every))
+            if self.causal:
+                unseen |= far < 0
+            out = np.zeros((rows, HEADS, DIM))
+            for head in range(HEADS):
+                kv = head * k.shape[1] // HEADS
+                scores = np.where(unseen, -np.inf, q[:, head] @ k[:, kv].T * DIM**-0.5)
+                p = np.exp(scores - scores.max(-1, keepdims=True))
+                out[:, head] = p / p.sum(-1, keepdims=True) @ v[:, kv]
+            x = x + out.reshape(rows, -1) @ self.tensors[f"{at}.self_attn.o_proj.weight"].T
+            b = self._norm(x, f"{at}.post_attention_layernorm")
+            gate = b @ self.tensors[f"{at}.mlp.gate_proj.weight"].T
+            up = b @ self.tensors[f"{at}.mlp.up_proj.weight"].T
+            x = x + (gate / (1 + np.exp(-gate)) * up) @ self.tensors[f"{at}.mlp.down_proj.weight"].T
+        return self._norm(x, "norm")
+
+    def _turned(self, x: Array, name: str, places: NDArray[np.int64]) -> Array:
+        y = self._norm((x @ self.tensors[f"{name}_proj.weight"].T).reshape(len(x), -1, DIM), f"{name}_norm")
+        angles = places[:, None] * THETA ** (-np.arange(DIM // 2) / (DIM // 2))
+        cos, sin = (np.tile(f(angles), 2)[:, None] for f in (np.cos, np.sin))
+        half: Array = np.concatenate((-y[..., DIM // 2 :], y[..., : DIM // 2]), -1)
+        return y * cos + half * sin
+
+    def _norm(self, x: Array, name: str) -> Array:
+        y: Array = x / np.sqrt((x * x).mean(-1, keepdims=True) + EPS)
+        return y * self.tensors[f"{name}.weight"]
+
+
+def check_blocks(
+    made: Recorder,
+    reference: BlockReference,
+    fresh: Slot,
+    tapped: tuple[int, ...],
+    head: Array,
+    ids: NDArray[np.int64],
+    least: int,
+) -> None:
+    """Greedy guesses have the largest logits of the reference, or such as cannot be told from them.
+
+    Args:
+        made: what was proposed.
+        reference: the arithmetic.
+        fresh: a slot of the target; gives its residual stream.
+        tapped: after how many layers.
+        head: [size, H], rows of the target's LM head.
+        ids: [size], the tokens that they score.
+        least: how many guesses there must be.
+    """
+    count, columns = 0, {int(token): at for at, token in enumerate(ids)}
+    for tokens, proposal in made.made:
+        guesses = proposal.tokens.tolist()
+        if not guesses:
+            continue
+        rows = np.array(tokens[:-1], np.int64)
+        fresh.follow([])
+        fresh.reserve(len(rows))
+        taps = np.concatenate([fresh.forward_layers(rows, 0, 0, at) for at in tapped], -1).astype(np.float64)
+        block = fresh.embed(np.array([tokens[-1]] + [MASK] * len(guesses), np.int64)).astype(np.float64)
+        logits = reference.hidden(taps, block)[1:] @ head.T
+        for row, guess in zip(logits, guesses, strict=True):
+            assert row[columns[guess]] > row.max() - 1e-2 * row.std(), f"after {len(tokens)} tokens: {guesses}"
+            count += 1
+    assert count >= least
