@@ -73,11 +73,13 @@ class LoadOptions:
 
         Raises:
             BundleError: operators that cannot run.
-            InvalidRequest: a context or an attention that the bundle does not have.
+            InvalidRequest: a context or an attention that the bundle does not have, or no threads.
         """
         most, on_cpu = manifest.target.facts.context, self.device == "cpu"
         if self.context is not None and not 1 < self.context <= most:
             raise InvalidRequest(f"context {self.context}: expected 2 to {most}, what the bundle was exported for")
+        if self.threads is not None and self.threads < 1:
+            raise InvalidRequest(f"threads {self.threads}: expected at least one")
         if on_cpu and self.device_precision is not None:
             raise InvalidRequest(f"device precision {self.device_precision}: device cpu has none", "leave it out")
         kind = choose_operators(self.operators if on_cpu else "stock", manifest.target).kind

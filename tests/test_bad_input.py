@@ -14,7 +14,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from edgespec.engine.engine import Engine
-from edgespec.errors import EdgespecError
+from edgespec.engine.loading import load
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.bundle.model import open_model
 from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.runtimes.files.bundle import Bundle
@@ -159,6 +160,18 @@ def test_any_text_is_a_prompt_or_refused(engine: Callable[..., Engine], prompt: 
     with suppress(EdgespecError):
         assert len(made.generate(prompt, max_new_tokens=2, ignore_eos=True).tokens) == 2
     assert not made.sessions._busy
+
+
+@pytest.mark.parametrize("prompt", [None, 3, b"abc", [1.5], [[1]], ["a"], {"a": 1}])
+def test_what_is_no_prompt_is_refused(engine: Callable[..., Engine], prompt: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected text, or token ids"):
+        engine("int4").generate(prompt)
+
+
+@pytest.mark.parametrize("threads", [0, -2])
+def test_fewer_threads_than_one_are_refused(bundle: Callable[..., Path], threads: int) -> None:
+    with pytest.raises(InvalidRequest, match=f"threads {threads}: expected at least one"):
+        load(bundle("int4"), threads=threads)
 
 
 SETTINGS = st.fixed_dictionaries(

@@ -25,9 +25,7 @@ def requirements(name: str) -> Iterator[str]:
     """Names that a distribution needs where none of its extras are asked for."""
     for line in metadata.requires(name) or []:
         wanted, _, marker = line.partition(";")
-        if "extra ==" not in marker and not re.search(
-            r"(sys_platform|platform_system) == .(win32|Windows|emscripten)", marker
-        ):
+        if "extra ==" not in marker and not ELSEWHERE.search(marker):
             found = re.match(r"[A-Za-z0-9._-]+", wanted)
             assert found, line
             yield found[0].lower().replace("_", "-")
@@ -59,9 +57,7 @@ def test_no_pickle_is_read_or_written() -> None:
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if isinstance(node, (ast.Import, ast.ImportFrom)):
                 names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
-                assert not {"pickle", "dill", "joblib", "shelve", "cloudpickle"} & {
-                    name.split(".")[0] for name in names
-                }
+                assert not PICKLES & {name.split(".")[0] for name in names}
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load":
                 keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert keywords.get("allow_pickle", "False") == "False", path

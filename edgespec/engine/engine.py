@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +213,13 @@ class Engine(LoadedBundle):
             super().close()
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        tokens = self.codec.encode(prompt) if isinstance(prompt, str) else [int(token) for token in prompt]
-        if isinstance(prompt, str) and not prompt.strip():
-            raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
-        return tokens
+        if isinstance(prompt, str):
+            if not prompt.strip():
+                raise InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
+            return self.codec.encode(prompt)
+        try:
+            if not isinstance(prompt, (bytes, bytearray)):
+                return [index(token) for token in prompt]
+        except TypeError:
+            pass
+        raise InvalidRequest(f"the prompt is {type(prompt).__name__}: expected text, or token ids")

@@ -100,7 +100,8 @@ def test_version() -> None:
 
 def test_no_command_and_an_unknown_one(command: Command) -> None:
     command().refused(2, "Usage:", "export", "verify")
-    command("exprot").refused(2, "No such command 'exprot'")
+    command("exprot").refused(2, "No such command 'exprot'. Did you mean 'export'?")
+    command("fly").refused(2, "No such command 'fly'.\n")
 
 
 def test_from_another_folder(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from tests.decoding.test_verify import verify_lossy_example
 from tests.support.reference import TableTarget
 from tests.support.toy import CutTarget, SampledTree, Scripted, chi_square, exact, sample_texts
 
-VOCAB, DRAWS, NEW = 4, 4000, 3  # 2500 are enough to refuse every lossy rule with p < 1e-6
+VOCAB, DRAWS, NEW = 4, 2500, 3  # enough to refuse every lossy rule with p < 1e-6
 MANY = 10000  # what a block that reads used numbers needs to be refused
 PROMPT = [1, 2, 1, 3, 1]
 _rng = np.random.default_rng(5)
