@@ -174,6 +174,11 @@ def test_fewer_threads_than_one_are_refused(bundle: Callable[..., Path], threads
         load(bundle("int4"), threads=threads)
 
 
+def test_an_unknown_device_is_refused(bundle: Callable[..., Path]) -> None:
+    with pytest.raises(InvalidRequest, match=r"device cuda: expected one of cpu, webgpu(.|\n)*edgespec devices"):
+        load(bundle("int4"), device="cuda")
+
+
 SETTINGS = st.fixed_dictionaries(
     {},
     optional={

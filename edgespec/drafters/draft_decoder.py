@@ -1,6 +1,7 @@
-"""A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), or the layer for
-multi-token prediction that some checkpoints hold (arXiv 2412.19437), which sees the last hidden state alone; or DFlash
-(arXiv 2602.06036), which guesses a block in one pass.
+"""A small decoder conditioned on hidden states of the target, which guesses.
+
+EAGLE-3 (Li et al., arXiv 2503.01840); the layer for multi-token prediction that some checkpoints hold
+(arXiv 2412.19437), which sees the last hidden state alone; DFlash (arXiv 2602.06036): a block of guesses in one pass.
 
 An entry i of the first two is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and
 the taps of all but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, DeviceError, InvalidRequest, first_line
-from edgespec.runtimes.devices.webgpu import DeviceName, make_device_session, without_half
+from edgespec.runtimes.devices.webgpu import DEVICES, DeviceName, make_device_session, without_half
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import PRECISIONS, ModelPart, Precision, graph_name
 from edgespec.runtimes.files.repack import usable_graph
@@ -40,7 +40,10 @@ def have_precisions(part: ModelPart, device: DeviceName, wanted: Precision | Non
 
     Raises:
         BundleError: in none, or not in the one that is wanted.
+        InvalidRequest: no such device is known.
     """
+    if device not in DEVICES:
+        raise InvalidRequest(f"device {device}: expected one of {', '.join(DEVICES)}", "see `edgespec devices`")
     have: list[Precision] = [kind for kind in PRECISIONS if graph_name(device, kind) in part.graphs]
     if not have:
         raise BundleError(f"this bundle has no graphs for device {device}", f"export it again with `--device {device}`")
