@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, MTP, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SELF_SPEC, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -30,10 +30,10 @@ class ExportOptions:
         operators: whose layout the weights get: native unless ``stock``; either kind can run them, after a conversion.
         attention: how keys may be kept; the first one that passes its quality gate becomes the default; none = float16.
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
-        the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the draft's LM head; 0 =
-        all, None = as many as pay (``planning/speed/cut.py``). devices: those to write graphs for. device_precisions:
-        of activations there; none = fp32. adapter: LoRA adapter to merge into the target. drafter: folder of
-        a drafter conditioned on hidden states, for ``eagle`` or ``dflash``.
+        the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
+        and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
+        devices: those to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter
+        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``.
     """
 
     model: str
@@ -102,9 +102,9 @@ class ExportOptions:
             raise ExportError(f"a bundle holds one drafter: expected one of --method {', '.join(several)}")
         if self.skip_set is not None and SELF_SPEC not in methods:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
-        if self.draft_vocab and not {SPECULATIVE, MTP, DFLASH} & set(methods):
+        if self.draft_vocab and not {SPECULATIVE, *needing("drafter")} & set(methods):
             raise ExportError(
-                "--draft-vocab was given, but no method that it is for", "methods: speculative, mtp, dflash"
+                "--draft-vocab was given, but no method that it is for", "methods: speculative, eagle, mtp, dflash"
             )
         if self.head_vocab is not None and not set(needing("heads")) & set(methods):
             raise ExportError(

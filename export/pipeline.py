@@ -24,6 +24,7 @@ from edgespec.export.drafters.drafter import Drafter, check_drafter, cut_drafter
 from edgespec.export.drafters.measure import measure_drafter
 from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.vocabulary import with_tokens
 from edgespec.export.drafters.write import drafter_bytes, write_drafter
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.heads.choice import HeadChoice, choose_heads
@@ -106,7 +107,6 @@ class Exporter:
             self.drafter = read_mtp(Checkpoint.open(self.path), self.target.arch)
         if self.drafter is not None:
             check_drafter(self.drafter, self.methods, options.operators)
-            self.notes += [f"drafter: {note}" for note in self.drafter.notes]
         self.given_skip = read_skip_set(options.skip_set, self.target.facts.layers) if options.skip_set else None
         self.text, self.text_name = read_calibration(options.calibration, self.target.source.path, self.codec)
         tapped = self.drafter.tapped if self.drafter else ()
@@ -144,14 +144,20 @@ class Exporter:
             self.draft.cut(scored)
 
     def _cut_drafter(self) -> None:
-        """Leave a drafter with the target's LM head the tokens that were asked for, or as many as pay."""
-        size = self.options.draft_vocab
-        if self.drafter is None or self.drafter.method == EAGLE:
+        """Give a drafter the tokens that were asked for; else one with the target's LM head as many as pay."""
+        size, facts = self.options.draft_vocab, self.target.facts
+        if self.drafter is None or not isinstance(self.target, EmittedModel):
             return
-        if size is None:
-            size = paying_size(self.target.facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
+        own = self.drafter.method == EAGLE  # its LM head is its own
+        if size is None and not own:
+            size = paying_size(facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
+        if size == 0 and own and self.drafter.tokens is not None:
+            size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:
-            self.drafter = cut_drafter(self.drafter, tokens)
+            self.drafter = (
+                with_tokens(self.drafter, self.target.arch, tokens) if own else cut_drafter(self.drafter, tokens)
+            )
+        self.notes += [f"drafter: {note}" for note in self.drafter.notes]
 
     def _frequent(self, size: int | None, model: SourceModel, option: str) -> NDArray[np.int64] | None:
         """The tokens of a cut LM head, [size]."""

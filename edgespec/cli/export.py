@@ -75,7 +75,11 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 @group(
     "Drafting",
     click.option("--head-vocab", type=int, help="Heads guess only so many tokens, the most frequent.  [default: all]"),
-    click.option("--draft-vocab", type=int, help="The same for the draft model; 0 = all.  [default: as many as pay]"),
+    click.option(
+        "--draft-vocab",
+        type=int,
+        help="The same for the draft model or the drafter; 0 = all.  [default: as many as pay; what the drafter has]",
+    ),
     click.option(
         "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
     ),

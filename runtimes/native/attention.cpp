@@ -112,7 +112,7 @@ void Pass::attend(const Step& s, int chunk) {
   const int64_t end = std::min<int64_t>(from + kSplit, group.end);
   for (int64_t token = std::max(from, group.begin / kKvBlock * kKvBlock); token < end; token += kKvBlock) {
     const int64_t block = token / kKvBlock;
-    const int tokens = round_up(static_cast<int>(std::min<int64_t>(kKvBlock, end - token)), 32);
+    const int tokens = static_cast<int>(std::min<int64_t>(kKvBlock, end - token));
     for (int head = first_head; head < first_head + heads; ++head) {
       // the processor follows a stream by itself, but not to its next piece elsewhere in memory
       const uint8_t* here = kv.keys(block, s.layer, head);
@@ -133,9 +133,9 @@ void Pass::attend(const Step& s, int chunk) {
 }
 
 // One block of one KV head, up to 8 queries: scores, then the running softmax and the values they weigh.
-void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens,
+void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int there,
                         int first, int queries, float* const* results, ptrdiff_t ahead) const {
-  const int each = s.heads / s.kv;
+  const int each = s.heads / s.kv, tokens = round_up(there, 32);
   const int64_t block = token / kKvBlock;
   const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
   alignas(64) float scores[kMaxQueries][kKvBlock], values[kMaxQueries * kMaxHeadDim];
@@ -170,7 +170,7 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
       std::memset(scores[i], 0, sizeof scores[i]);
     std::memcpy(values + size_t(i) * dim_, out + kTile, size_t(dim_) * 4);
   }
-  k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, tokens, scores[0], kKvBlock, queries, values,
+  k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, there, scores[0], kKvBlock, queries, values,
            ahead);
   for (int i = 0; i < queries; ++i) std::memcpy(results[i] + kTile, values + size_t(i) * dim_, size_t(dim_) * 4);
 }
@@ -218,8 +218,7 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
     const bool sink = token < layout.sinks;
     if (token + kTile <= least && !sink) continue;
     const auto rescore = [&](int64_t row) {
-      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0] - row / kTile * kTile,
-               kTile, 0);
+      k_.score(kKvF16, exact, dim_, static_cast<int>(row / kTile), 1, wanted, queries, tile[0], kTile, 0);
     };
     if (sink) {
       rescore(token);

@@ -104,9 +104,9 @@ void score_any(KvFormat format, const uint8_t* block, int dim, int tile, int til
   if (format == kKvNomad1) return score_nomad<Q>(block, dim, q, out, ld, ahead);
   if (format == kKvNomad2) return score_nomad<Q>(block, dim / 2, q, out, ld, ahead);
   const int end = tile + tiles;
-  for (; tile + kScoreTiles <= end; tile += kScoreTiles)
-    score_tiles<Q, kScoreTiles>(format, block, dim, tile, q, out + tile * 16, ld, ahead);
-  for (; tile < end; ++tile) score_tiles<Q, 1>(format, block, dim, tile, q, out + tile * 16, ld, ahead);
+  for (; tile + kScoreTiles <= end; tile += kScoreTiles, out += kScoreTiles * 16)
+    score_tiles<Q, kScoreTiles>(format, block, dim, tile, q, out, ld, ahead);
+  for (; tile < end; ++tile, out += 16) score_tiles<Q, 1>(format, block, dim, tile, q, out, ld, ahead);
 }
 
 void k_score(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
@@ -210,11 +210,14 @@ void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const flo
   for (int n = 0; n < tokens; n += 32) {
     alignas(64) int8_t weights[Q][32];
     float step[Q];
+    const int left = tokens - n;  // scales beyond may be what another text has left, and NaN
+    const F low = left >= 32 ? fload(scales + first + n) : fload_n(scales + first + n, left);
+    const F high = left >= 32 ? fload(scales + first + n + 16) : fload_n(scales + first + n + 16, left - 16);
     fetch(reinterpret_cast<const uint8_t*>(scales + first + n) + ahead);
     fetch(reinterpret_cast<const uint8_t*>(scales + first + n + 16) + ahead);
     for (int i = 0; i < Q; ++i) {
-      const F a = fmul(fload(p + i * ld + n), fload(scales + first + n));
-      const F b = fmul(fload(p + i * ld + n + 16), fload(scales + first + n + 16));
+      const F a = fmul(fload(p + i * ld + n), low);
+      const F b = fmul(fload(p + i * ld + n + 16), high);
       const float largest = flargest_size(fmax_size(a, b));
       const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
       istore_s8(weights[i], ftoi(fmul(a, inverse)));

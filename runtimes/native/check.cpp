@@ -63,7 +63,7 @@ void Pass::check() const {
     if (id >= static_cast<int>(in_.weights.size())) fail("weight " + std::to_string(id) + " is not an input");
   };
   const auto vector = [&](int id, size_t n) {
-    if (id >= 0 && in_.weights[id].bytes < n * 4) fail("a vector of weights is too short");
+    if (id >= 0 && in_.weights[id].bytes / 4 < n) fail("a vector of weights is too short");
   };
   int64_t last = 0;
   for (int r = 0; r < in_.rows; ++r) last = std::max(last, positions[r]);
@@ -71,6 +71,7 @@ void Pass::check() const {
     for (const int id : {s.w, s.bias, s.norm, s.beta, s.positions, s.cos, s.sin, s.growth, s.qnorm, s.knorm, s.vnorm,
                          s.gate, s.up, s.upbias, s.rate})
       known(id);
+    if (int64_t(in_.rows) * s.heads > kMostRows) fail("a pass of too many rows");
     switch (s.op) {
       case Op::kEmbed:
         matrix(s.w, s.kind, s.n, s.k);
@@ -88,7 +89,7 @@ void Pass::check() const {
           vector(s.bias, size_t(heads) * s.dim);
         }
         vector(s.qnorm, s.dim);
-        vector(s.growth, last + 1);
+        vector(s.growth, static_cast<size_t>(last) + 1);
         vector(s.knorm, s.dim);
         vector(s.vnorm, s.dim);
         break;

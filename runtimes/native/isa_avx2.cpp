@@ -99,7 +99,7 @@ EDGESPEC_INLINE void block_rows<false>(const uint8_t* q, const Act* a, int rows,
   for (int h = 0; h < 2; ++h, q += 32) {
     quarter_q8(q, a->q, rows, [&](int r, __m256i sum) { first[r] = sum; });
     quarter_q8(q + 256, a->q + 16, rows, [&](int r, __m256i sum) {
-      acc[r][h] = finish(_mm256_add_epi32(_mm256_add_epi32(first[r], sum), _mm256_set1_epi32(a[r].offset * 16)),
+      acc[r][h] = finish(_mm256_add_epi32(_mm256_add_epi32(first[r], sum), _mm256_set1_epi32(a[r].offset_of_bytes())),
                          scales[h], _mm256_set1_ps(a[r].scale), acc[r][h]);
     });
   }
@@ -110,9 +110,10 @@ void linear_c8(const uint8_t* w, int k, const void* act, int rows, float* y, siz
   const int blocks = blocks_of(k);
   __m256i sums[2][kRowGroup];
   for (int r = 0; r < rows; ++r) {
-    int32_t offset = 0;
-    for (int block = 0; block < blocks; ++block) offset += a[size_t(block) * rows + r].offset * 16;
-    sums[0][r] = sums[1][r] = _mm256_set1_epi32(offset);
+    uint32_t offset = 0;
+    for (int block = 0; block < blocks; ++block)
+      offset += static_cast<uint32_t>(a[size_t(block) * rows + r].offset_of_bytes());
+    sums[0][r] = sums[1][r] = _mm256_set1_epi32(static_cast<int32_t>(offset));
   }
   for (int block = 0; block < blocks; ++block, w += 512) {
     const int8_t* x = a[size_t(block) * rows].q;

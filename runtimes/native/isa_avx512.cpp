@@ -79,7 +79,12 @@ inline float flargest_size(F a) {
 
 inline I iset(int32_t x) { return {_mm512_set1_epi32(x)}; }
 inline I iadd(I a, I b) { return {_mm512_add_epi32(a.v, b.v)}; }
-inline int32_t isum(I a) { return _mm512_reduce_add_epi32(a.v); }
+inline int32_t isum(I a) {  // the compiler's own sum may not wrap
+  const __m256i h = _mm256_add_epi32(_mm512_castsi512_si256(a.v), _mm512_extracti64x4_epi64(a.v, 1));
+  __m128i q = _mm_add_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+  q = _mm_add_epi32(q, _mm_shuffle_epi32(q, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(q, _mm_shuffle_epi32(q, 0xb1)));
+}
 inline F itof(I a) { return _mm512_cvtepi32_ps(a.v); }
 inline I ftoi(F a) { return {_mm512_cvtps_epi32(a)}; }
 inline void istore_s8(int8_t* p, I a) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(a.v)); }

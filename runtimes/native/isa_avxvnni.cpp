@@ -49,7 +49,7 @@ EDGESPEC_INLINE void whole_block(const uint8_t* q, const Act* a, int rows, Put p
     const auto pass = [&](int r, auto& sum) __attribute__((always_inline)) {
       constexpr int kRows = sizeof(sum) / sizeof(sum[0]);
       for (int i = 0; i < kRows; ++i) {
-        sum[i][0] = part ? sums[r + i][0] : _mm256_set1_epi32(Four ? a[r + i].offset : a[r + i].offset * 16);
+        sum[i][0] = part ? sums[r + i][0] : _mm256_set1_epi32(Four ? a[r + i].offset : a[r + i].offset_of_bytes());
         sum[i][1] = part ? sums[r + i][1] : sum[i][0];
       }
       some_rows<Four, kRows>(v, a[r].q + part * 4 * kVectors, sum);

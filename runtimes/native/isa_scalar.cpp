@@ -173,14 +173,14 @@ inline B bhigh(const B& a) {
 inline I dot_u8(const I& acc, const B& x, const int8_t* four) {
   I y = acc;
   for (int c = 0; c < 16; ++c)
-    for (int i = 0; i < 4; ++i) y.v[c] += int32_t(x.v[c * 4 + i]) * four[i];
+    for (int i = 0; i < 4; ++i) y.v[c] = wrapped(y.v[c], int32_t(x.v[c * 4 + i]) * four[i]);
   return y;
 }
 // the same with signed x; four is never negative
 inline I dot_s8(const I& acc, const B& x, const int8_t* four) {
   I y = acc;
   for (int c = 0; c < 16; ++c)
-    for (int i = 0; i < 4; ++i) y.v[c] += int32_t(static_cast<int8_t>(x.v[c * 4 + i])) * four[i];
+    for (int i = 0; i < 4; ++i) y.v[c] = wrapped(y.v[c], int32_t(static_cast<int8_t>(x.v[c * 4 + i])) * four[i]);
   return y;
 }
 
@@ -224,7 +224,7 @@ void linear_blocks(const uint8_t* tile, int k, const void* act, int rows, float*
       const uint8_t* pair = tile + size_t(block / 2) * (64 + 2 * payload);
       const uint8_t* q = pair + 64 + (block & 1) * payload;
       const Act& x = a[size_t(block) * rows + r];
-      I sum = iset(x.offset * (kind == kQ4 ? 1 : 16));
+      I sum = iset(kind == kQ4 ? x.offset : x.offset_of_bytes());
       for (int j = 0; j < (kind == kQ4 ? 4 : 8); ++j) {
         const B w = bload(q + j * 64);
         sum = kind == kQ4 ? dot_u8(dot_u8(sum, blow(w), x.q + j * 4), bhigh(w), x.q + 16 + j * 4)
@@ -251,7 +251,7 @@ void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, 
     I sum = iset(0);
     for (int block = 0; block < blocks; ++block) {
       const Act& x = a[size_t(block) * rows + r];
-      sum = iadd(sum, iset(x.offset * 16));
+      sum = iadd(sum, iset(x.offset_of_bytes()));
       for (int j = 0; j < 8; ++j) sum = dot_u8(sum, bload(tile + size_t(block) * 512 + j * 64), x.q + j * 4);
     }
     const F scales = fload(reinterpret_cast<const float*>(tile + size_t(blocks) * 512));

@@ -41,7 +41,8 @@ struct Kernels {
                 float* out, size_t ld, ptrdiff_t ahead);
   float (*largest)(const float* s, int n);
   float (*exponentials)(float* s, int n, float largest);  // s = exp(s - largest) in place; returns the sum
-  // out[q][dim] += p[q][0..tokens) @ values; tokens a multiple of 32, from a multiple of 32 in the block.
+  // out[q][dim] += p[q][0..tokens) @ values; from a multiple of 32 in the block; p is 0 beyond, to
+  // a multiple of 32.
   void (*weigh)(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,
                 int queries, float* out, ptrdiff_t ahead);
   void (*scale)(float* x, int n, float by);

@@ -51,6 +51,8 @@ struct Act {
   int8_t q[kBlock];
   float scale;
   int32_t offset;  // -8 sum(q): what takes back the 8 added to 4-bit weights, and 16 times that the 128 of 8 bits
+
+  int32_t offset_of_bytes() const { return static_cast<int32_t>(static_cast<uint32_t>(offset) * 16); }
 };
 static_assert(sizeof(Act) == 40, "activation record");
 

@@ -59,9 +59,7 @@ void Pass::blend(const Step& s, int row) {
   std::memcpy(x, gate, size_t(s.k) * 4);
 }
 
-int Pass::activate_pieces(const Step& s) const {
-  return static_cast<int>((int64_t(count(s)) * s.k + kPiece - 1) / kPiece);
-}
+int64_t Pass::activate_pieces(const Step& s) const { return (int64_t(count(s)) * s.k + kPiece - 1) / kPiece; }
 
 // The numbers of all rows as one line: what a vector writes beyond its end is a buffer's padding.
 void Pass::activate(const Step& s, int piece) {

@@ -1,7 +1,9 @@
 // The custom operators of domain "edgespec" and their registration with ONNX Runtime.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <mutex>
+#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -19,18 +21,27 @@ constexpr int kMembers = 64;     // threads of the pool that may take part in a 
 constexpr int kFixedInputs = 8;  // before the weights
 constexpr int kControls = 8;
 constexpr int64_t kMostNumbers = 1 << 30;  // of an input that is counted by int
+constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent keys, in tokens
 
 Api g_api = nullptr;
 
-Status* error(const std::string& what) {
-  return slot<Status* (*)(int, const char*)>(g_api, kCreateStatus)(kInvalidArgument, what.c_str());
+// What is being handled, as ONNX Runtime's status; needs no memory of its own.
+Status* current_error() noexcept {
+  const auto make = [](const char* what) {
+    return slot<Status* (*)(int, const char*)>(g_api, kCreateStatus)(kInvalidArgument, what);
+  };
+  try {
+    throw;
+  } catch (const std::bad_alloc&) { return make("edgespec: out of memory"); } catch (const std::exception& problem) {
+    return make(problem.what());
+  } catch (...) { return make("edgespec: unknown failure"); }
 }
 
 void check(Status* status) {
   if (!status) return;
-  const std::string message = slot<const char* (*)(const Status*)>(g_api, kGetErrorMessage)(status);
-  slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
-  throw std::runtime_error("edgespec: " + message);
+  const std::unique_ptr<Status, void (*)(Status*)> owned(status, slot<void (*)(Status*)>(g_api, kReleaseStatus));
+  throw std::runtime_error(std::string("edgespec: ") +
+                           slot<const char* (*)(const Status*)>(g_api, kGetErrorMessage)(status));
 }
 
 struct View {
@@ -51,12 +62,13 @@ View view(const Value* value) {
   check(slot<Status* (*)(const Value*, void**)>(g_api, kGetTensorMutableData)(value, &v.data));
   ShapeInfo* shape = nullptr;
   check(slot<Status* (*)(const Value*, ShapeInfo**)>(g_api, kGetTensorTypeAndShape)(value, &shape));
+  const std::unique_ptr<ShapeInfo, void (*)(ShapeInfo*)> owned(
+      shape, slot<void (*)(ShapeInfo*)>(g_api, kReleaseTensorTypeAndShapeInfo));
   check(slot<Status* (*)(const ShapeInfo*, int*)>(g_api, kGetTensorElementType)(shape, &v.type));
   size_t rank = 0;
   check(slot<Status* (*)(const ShapeInfo*, size_t*)>(g_api, kGetDimensionsCount)(shape, &rank));
   v.dims.resize(rank);
   check(slot<Status* (*)(const ShapeInfo*, int64_t*, size_t)>(g_api, kGetDimensions)(shape, v.dims.data(), rank));
-  slot<void (*)(ShapeInfo*)>(g_api, kReleaseTensorTypeAndShapeInfo)(shape);
   return v;
 }
 
@@ -120,9 +132,11 @@ struct Decoder {
     idle.pop_back();
     return scratch;
   }
-  void give_back(std::unique_ptr<Scratch> scratch) {
+  void give_back(std::unique_ptr<Scratch> scratch) {  // where there is no room for it, it is freed
     const std::lock_guard<std::mutex> lock(mutex);
-    idle.push_back(std::move(scratch));
+    try {
+      idle.push_back(std::move(scratch));
+    } catch (const std::bad_alloc&) {}
   }
 };
 
@@ -154,8 +168,12 @@ void run(Decoder& decoder, KernelContext* context) {
   if (plan.dims.size() != 2 || plan.dims[0] != 6) throw std::invalid_argument("edgespec: expected a plan [6, T]");
   for (const View* v : {&plan, &rows, &gates, &moves})
     if (v->count() > kMostNumbers) throw std::invalid_argument("edgespec: a pass of too many rows");
+  if (moves.count() % 3) throw std::invalid_argument("edgespec: expected moves [M, 3]");
   if (hidden.dims.size() != 2) throw std::invalid_argument("edgespec: expected hidden states [T, D]");
-  if (kv.dims.size() != 2) throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
+  if (kv.dims.size() != 2 || kv.dims[0] > kMostNumbers)
+    throw std::invalid_argument("edgespec: expected a cache [S, bytes]");
+  if (reinterpret_cast<uintptr_t>(kv.data) & 7 || (kv.dims[0] > 1 && kv.dims[1] & 7))
+    throw std::invalid_argument("edgespec: expected caches aligned to 8 bytes");
   if (control.count() != kControls) throw std::invalid_argument("edgespec: expected 8 controls");
   in.plan = static_cast<const int64_t*>(plan.data);
   in.rows = static_cast<int>(plan.dims[1]);
@@ -164,8 +182,11 @@ void run(Decoder& decoder, KernelContext* context) {
   in.hidden = static_cast<const float*>(hidden.data);
   in.hidden_rows = hidden.dims[0];
   in.hidden_width = hidden.dims[1];
-  in.gates = static_cast<const bool*>(gates.data);
   in.gate_count = static_cast<int>(gates.count());
+  const auto on = std::make_unique<bool[]>(static_cast<size_t>(in.gate_count) + 1);
+  std::transform(static_cast<const uint8_t*>(gates.data), static_cast<const uint8_t*>(gates.data) + in.gate_count,
+                 on.get(), [](uint8_t byte) { return byte != 0; });  // whatever is written there: a bool is 0 or 1
+  in.gates = on.get();
   in.moves = static_cast<const int64_t*>(moves.data);
   in.move_count = static_cast<int>(moves.count() / 3);
   in.kv = static_cast<uint8_t*>(kv.data);
@@ -180,7 +201,7 @@ void run(Decoder& decoder, KernelContext* context) {
   layout.codes = format(c[3]);
   in.read_codes = c[4] != 0;
   for (const int i : {5, 6, 7})
-    if (c[i] < 0 || c[i] > kMostNumbers)
+    if (c[i] < 0 || c[i] > kMostRecent)
       throw std::invalid_argument(
           "edgespec: a control is out of range: expected a ring of whole tiles, not smaller than its window, and at "
           "most 16 sinks");
@@ -252,9 +273,7 @@ Status* compute(void* kernel, KernelContext* context) noexcept {
   try {
     run(*static_cast<Decoder*>(kernel), context);
     return nullptr;
-  } catch (const std::exception& problem) { return error(problem.what()); } catch (...) {
-    return error("edgespec: unknown failure");
-  }
+  } catch (...) { return current_error(); }
 }
 
 Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noexcept {
@@ -264,7 +283,7 @@ Status* create(const CustomOp*, Api, const KernelInfo* info, void** kernel) noex
     decoder->constant = flag_attribute(info, "constant_weights");
     *kernel = decoder.release();
     return nullptr;
-  } catch (const std::exception& problem) { return error(problem.what()); }
+  } catch (...) { return current_error(); }
 }
 
 CustomOp make_decoder() {
@@ -317,9 +336,15 @@ EDGESPEC_EXPORT edgespec::abi::Status* RegisterCustomOps(edgespec::abi::SessionO
   g_api = base->get_api(kApiVersion);
   if (!g_api) return nullptr;  // an ONNX Runtime older than 1.18 has said so on stderr
   static const CustomOp decoder = make_decoder();
-  Domain* domain = nullptr;
-  if (Status* s = slot<Status* (*)(const char*, Domain**)>(g_api, kCreateCustomOpDomain)("edgespec", &domain)) return s;
-  if (Status* s = slot<Status* (*)(Domain*, const CustomOp*)>(g_api, kCustomOpDomainAdd)(domain, &decoder)) return s;
+  static std::mutex making;
+  static Domain* domain = nullptr;  // one for all sessions: nobody would free theirs
+  const std::lock_guard<std::mutex> lock(making);
+  if (!domain) {
+    Domain* made = nullptr;
+    if (Status* s = slot<Status* (*)(const char*, Domain**)>(g_api, kCreateCustomOpDomain)("edgespec", &made)) return s;
+    if (Status* s = slot<Status* (*)(Domain*, const CustomOp*)>(g_api, kCustomOpDomainAdd)(made, &decoder)) return s;
+    domain = made;
+  }
   return slot<Status* (*)(SessionOptions*, Domain*)>(g_api, kAddCustomOpDomain)(options, domain);
 }
 

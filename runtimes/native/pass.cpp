@@ -86,8 +86,8 @@ int Pass::next_phase(int members) {
         continue;
       case Op::kActivate:
       case Op::kMultiply: {
-        const int pieces = activate_pieces(s);
-        if (pieces * kPiece > kSerial) return pieces;
+        const int64_t pieces = activate_pieces(s);
+        if (pieces * kPiece > kSerial) return static_cast<int>(std::min<int64_t>(pieces, INT32_MAX));
         for (int i = 0; i < pieces; ++i) run(i);
         continue;
       }

@@ -153,7 +153,7 @@ class Pass {
   void linear(const Step& s, int chunk);
   void glu(const Step& s, int chunk);
   void norm(const Step& s, int row);
-  int activate_pieces(const Step& s) const;
+  int64_t activate_pieces(const Step& s) const;
   void activate(const Step& s, int piece);
   void split(const Step& s, int row);
   void multiply(const Step& s, int piece);

@@ -9,7 +9,8 @@ namespace edgespec {
 namespace program_text {
 namespace {
 
-constexpr int kMaxCount = 1 << 16, kMaxTimes = 1 << 10;
+// Layers times KV heads times what a cache keeps of each stays far below 2^64.
+constexpr int kMaxCount = 1 << 12, kMaxGates = 1 << 16, kMaxTimes = 1 << 10;
 
 void require(const std::string& line, bool good, const char* what) {
   if (!good) fail(line, what);
@@ -54,7 +55,9 @@ void check_options(const std::string& line, const Step& s) {
 }  // namespace
 
 [[noreturn]] void fail(const std::string& line, const std::string& why) {
-  throw std::invalid_argument("edgespec program: " + why + ": '" + line + "'");
+  constexpr size_t kShown = 300;
+  throw std::invalid_argument("edgespec program: " + why + ": '" + line.substr(0, kShown) +
+                              (line.size() > kShown ? "...'" : "'"));
 }
 
 void check(const std::string& line, const Program& p, const Step& s) {
@@ -68,10 +71,10 @@ void check(const std::string& line, const Program& p, const Step& s) {
     require(line, s.n > 0 && s.n <= kMaxWidth && s.k > 0 && s.k <= kMaxWidth, "expected n and k");
   };
   require(line,
-          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxCount &&
+          s.heads <= kMaxCount && s.kv <= kMaxCount && s.layer <= kMaxCount && s.index <= kMaxGates &&
               s.k <= kMaxWidth && s.n <= kMaxWidth && s.dim <= kMaxHeadDim && s.rotary <= kMaxHeadDim,
           "number out of range");
-  require(line, s.other <= kMaxCount, "number out of range");
+  require(line, s.other <= kMaxGates, "number out of range");
   require(line, s.kind <= kF32 || s.op == Op::kEmbed || s.op == Op::kBlend, "rows can only be looked up");
   require(line, s.times >= 1 && s.times <= kMaxTimes && s.first <= kMaxTimes, "times or first out of range");
   const bool picks = s.op == Op::kQuantize || s.op == Op::kNorm || s.op == Op::kLinear || s.op == Op::kActivate;
@@ -195,6 +198,7 @@ void check(const std::string& line, const Program& p, const Step& s) {
     case Op::kGlu:
       matrix();
       require(line, s.gate >= 0 && s.up >= 0, "expected gate and up");
+      require(line, s.kind == kC8 || s.act != s.out, "expected out beside act");
       acts(s.act, s.k);
       s.kind == kC8 ? floats(s.out, s.n) : acts(s.out, s.n);
       break;

@@ -71,13 +71,14 @@ class Team {
  private:
   // cursor: end (1 bit), phase (15), count (24), index (24)
   static constexpr uint64_t kEnd = uint64_t(1) << 63;
-  static constexpr int kSpins = 4096;  // about 100 us before the core is offered to others
+  static constexpr int kMostChunks = 1 << 23;  // the index runs on by one for each thread
+  static constexpr int kSpins = 4096;          // about 100 us before the core is offered to others
   static int count(uint64_t cursor) { return int(cursor >> 24 & 0xffffff); }
   static int index(uint64_t cursor) { return int(cursor & 0xffffff); }
 
   void advance(uint64_t phase) {
     const int chunks = work_.open(std::max(1, members_.load(std::memory_order_relaxed)));
-    if (chunks < 0 || chunks > 0xffffff) throw std::length_error("edgespec: a pass of too many parts");
+    if (chunks < 0 || chunks > kMostChunks) throw std::length_error("edgespec: a pass of too many parts");
     if (!chunks) {
       cursor_.store(kEnd, std::memory_order_release);
       return;

@@ -69,10 +69,15 @@ void columns(Model& model, const Format& format, const std::string& name) {
   const Wanted wanted = Wanted::plain(kTokens);
   bool gates[Model::kGates] = {};
   for (const int gate : wanted.gates) gates[gate] = true;
-  const auto spoil = [&](const Step& s, int matrix, int column, float bad) {
+  const auto expected = runner.run(chain(0, kTokens), 1, wanted).logits;
+  const auto logits_of = [&](const Step& s, int matrix, int column, float bad) {
     const Spoilt spoilt(model.weights[matrix].get(), s.kind, s.k, column, bad);
-    runner.wipe();
-    const auto logits = runner.run(chain(0, kTokens), 1, wanted, false).logits;
+    return runner.run(chain(0, 2 * kTokens), 1, Wanted::plain(2 * kTokens), false).logits;
+  };
+  const auto spoil = [&](const Step& s, int matrix, int column, float bad) {
+    const auto logits = logits_of(s, matrix, column, bad);
+    const auto later = runner.run(chain(0, kTokens), 1, wanted).logits;  // over what the others have left
+    for (int r = 0; r < kTokens; ++r) same(expected[r], later[r], name + ", after a text of numbers that are none");
     for (const Logits& row : logits)
       for (size_t i = 0; i < row.size(); ++i)
         if (std::isfinite(row[i]) && (s.op != Op::kLogits || i == size_t(column)))

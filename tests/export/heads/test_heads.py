@@ -224,7 +224,7 @@ def test_an_exit_beyond_the_layers(tmp_path: Path) -> None:
             {"methods": ["self-spec"], "heads": (), "head_vocab": 100},
             "--head-vocab was given, but no method with heads",
         ),
-        ({"methods": ["self-spec"], "heads": (), "draft_vocab": 9}, "--draft-vocab was given, but not --method spec"),
+        ({"methods": ["self-spec"], "heads": (), "draft_vocab": 9}, "--draft-vocab was given, but no method"),
         ({"head_vocab": 1}, "--head-vocab 1: expected 2 to 1024"),
         ({"head_vocab": 2000}, "--head-vocab 2000: expected 2 to 1024"),
     ],

@@ -89,6 +89,7 @@ FIT = "KV formats that do not fit together"
         (WINDOW, -1, "not smaller than its window"),
         (RING, 8, "a ring of whole tiles"),
         (RING, -16, "a ring of whole tiles"),
+        (RING, 1 << 25, "a ring of whole tiles"),
         (RING, 1 << 20, "of a cache of 0 tokens"),  # the ring alone is larger than the cache
     ],
 )

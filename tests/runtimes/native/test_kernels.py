@@ -1,38 +1,31 @@
-"""The native kernels and passes without ONNX Runtime: the program selftest, built and run for every instruction set."""
+"""The native kernels and passes without ONNX Runtime: test programs, built and run for every instruction set."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-NATIVE = Path(__file__).resolve().parents[3] / "runtimes" / "native"
-TESTS = Path(__file__).resolve().parents[2] / "native"
-
-# as the library is built
-COMMON = ("-O3", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
-ISA_FLAGS = {
-    "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
-    "isa_avxvnni": ("-mavxvnni", "-mavx2", "-mfma", "-mf16c"),
-    "isa_avx512": (
-        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c", "-mfma"),
-        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
-    ),
-    "isa_neon": ("-march=armv8.2-a+dotprod",),
-    "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
-}
-SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
-           "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
-           "isa_i8mm")  # fmt: skip
-PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan")
-SANITIZED = ("-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+from tests.support.selftest import (
+    COMMON,
+    FUZZERS,
+    OPERATOR,
+    PARTS,
+    PLAIN,
+    SANITIZED,
+    TESTS,
+    Program,
+    build,
+    compiled,
+    host_compiler,
+    host_isas,
+    knows,
+    linked,
+)  # fmt: skip
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
@@ -82,68 +75,6 @@ BOUNDS = {
 }
 
 
-@dataclass(frozen=True)
-class Program:
-    """A built selftest and what runs it (an emulator, or nothing)."""
-
-    path: Path
-    runner: tuple[str, ...] = ()
-
-    def run(self, *arguments: str, **environment: str) -> str:
-        done = subprocess.run(
-            [*self.runner, str(self.path), *arguments],
-            capture_output=True, text=True, timeout=300, env={**os.environ, **environment},
-        )  # fmt: skip
-        assert done.returncode == 0, f"selftest {' '.join(arguments)}:\n{done.stdout[-500:]}\n{done.stderr[-4000:]}"
-        return done.stdout
-
-    @property
-    def isas(self) -> list[str]:
-        return self.run("isas").split()
-
-
-def build(folder: Path, compiler: str, isas: tuple[str, ...], common: tuple[str, ...] = COMMON,
-          link: tuple[str, ...] = ()) -> Path:  # fmt: skip
-    """Compile every source with its flags, two at a time, and link; ``isas``: the files that get theirs."""
-
-    def compile_one(name: str) -> str:
-        target = folder / f"{name}.o"
-        # the test program itself gains nothing from being optimized
-        flags = (*common, *(ISA_FLAGS.get(name, ()) if name in isas else ()), *(("-O1",) if name in PARTS else ()))
-        source = (TESTS if name in PARTS else NATIVE) / f"{name}.cpp"
-        done = subprocess.run(
-            [compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)], capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{name}.cpp does not compile:\n{done.stderr[-4000:]}"
-        return str(target)
-
-    folder.mkdir()
-    with ThreadPoolExecutor(2) as pool:
-        objects = list(pool.map(compile_one, (*SOURCES, *PARTS)))
-    program = folder / "selftest"
-    subprocess.run([compiler, *common, *objects, *link, "-pthread", "-o", str(program)], check=True)
-    return program
-
-
-@cache
-def host_compiler() -> str | None:
-    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
-
-
-def knows(compiler: str, isa: str) -> bool:
-    """Whether the compiler has the instruction set of a file, as CMakeLists.txt asks it."""
-    command = [compiler, *ISA_FLAGS[isa], "-x", "c++", "-fsyntax-only", os.devnull]
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-@cache
-def host_isas() -> tuple[str, ...]:
-    """Files that the host's compiler can compile for more than its baseline."""
-    machine = os.uname().machine
-    wanted = {"x86_64": ("isa_avx2", "isa_avxvnni", "isa_avx512"), "aarch64": ("isa_neon", "isa_i8mm")}.get(machine, ())
-    return tuple(name for name in wanted if knows(host_compiler() or "c++", name))
-
-
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if not host_compiler():
@@ -153,19 +84,28 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def program(folder: Path) -> Program:
-    return Program(build(folder / "plain", host_compiler() or "c++", host_isas()))
+    return build(folder / "plain", host_compiler() or "c++", host_isas())
 
 
 @pytest.fixture(scope="session")
-def sanitized(folder: Path) -> Program:
-    compiler = host_compiler() or "c++"
+def sanitized(folder: Path, program: Program) -> dict[str, Program]:
+    """The selftest and the fuzzers under the address and undefined-behaviour sanitizers.
+
+    Of the instruction sets the specification and the best: they are most of what is compiled.
+    """
+    compiler, place = host_compiler() or "c++", folder / "sanitized"
+    place.mkdir()
     probe = folder / "probe.cpp"
     probe.write_text("int main() { return 0; }\n")
     done = subprocess.run([compiler, *SANITIZED, str(probe), "-o", str(folder / "probe")], capture_output=True)
     if done.returncode != 0 or subprocess.run([str(folder / "probe")], capture_output=True).returncode != 0:
         pytest.skip("the compiler has no sanitizer runtime")
-    common = tuple(flag for flag in COMMON if flag != "-O3")
-    return Program(build(folder / "sanitized", compiler, host_isas(), (*common, *SANITIZED)))
+    flags = (*PLAIN, *SANITIZED)
+    objects = compiled(place, compiler, (*OPERATOR, *PARTS, *FUZZERS), (f"isa_{program.isas[-1]}",), flags)
+    shared = objects[: len(OPERATOR)]
+    parts = {"selftest": objects[len(OPERATOR) :][: len(PARTS)]}
+    parts |= dict(zip(FUZZERS, ([one] for one in objects[-len(FUZZERS) :]), strict=True))
+    return {name: linked(place / name, compiler, [*shared, *own], flags) for name, own in parts.items()}
 
 
 @pytest.fixture(scope="session", params=["dot products", "baseline"])
@@ -178,7 +118,7 @@ def arm(folder: Path, request: pytest.FixtureRequest) -> Program:
     common = tuple("-O1" if flag == "-O3" else flag for flag in COMMON)
     isas: tuple[str, ...] = () if plain else tuple(n for n in ("isa_neon", "isa_i8mm") if knows(compiler, n))
     name = "arm-baseline" if plain else "arm"
-    return Program(build(folder / name, compiler, isas, common, ("-static",)), (emulator,))
+    return replace(build(folder / name, compiler, isas, (*common, "-static")), runner=(emulator,))
 
 
 @pytest.fixture(scope="session")
@@ -216,13 +156,29 @@ def test_numbers_that_are_none_reach_the_logits(program: Program) -> None:
         assert program.run("numbers", EDGESPEC_ISA=isa) == f"ok ({isa})\n"
 
 
-def test_passes_under_sanitizers(sanitized: Program) -> None:
-    assert sanitized.run("pass").startswith("ok")
+def test_passes_under_sanitizers(sanitized: dict[str, Program]) -> None:
+    assert sanitized["selftest"].run("pass", "brief").startswith("ok")
+    assert sanitized["selftest"].run("numbers").startswith("ok")
 
 
-def test_kernels_under_sanitizers(sanitized: Program, hashes: str) -> None:
-    for isa in sanitized.isas:
-        assert sanitized.run("hash", isa) == hashes
+def test_kernels_under_sanitizers(sanitized: dict[str, Program], hashes: str) -> None:
+    for isa in sanitized["selftest"].isas:
+        assert sanitized["selftest"].run("hash", isa) == hashes
+
+
+@pytest.mark.parametrize("name, count", [("fuzz_program", 200), ("fuzz_inputs", 200), ("fuzz_cache", 100)])
+def test_what_strangers_give_under_sanitizers(sanitized: dict[str, Program], name: str, count: int) -> None:
+    """Kept inputs, and some that are made up: they run or are refused in words (tests/fuzz/README.md)."""
+    kept = sorted(str(path) for path in (TESTS / "corpus" / name).iterdir())
+    assert sanitized[name].run("7", str(count), *kept).startswith(f"ok, {count} inputs and {len(kept)} files, ")
+
+
+def test_memory_that_fails_is_an_error_in_words(sanitized: dict[str, Program]) -> None:
+    """Each allocation and each call of ONNX Runtime fails once: nothing is lost, and the next pass is whole."""
+    words = sanitized["fuzz_inputs"].run("memory").split()
+    assert words[0] == "ok,"
+    assert int(words[1]) > 100
+    assert int(words[4]) > 100
 
 
 def test_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:

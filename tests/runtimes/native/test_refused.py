@@ -65,6 +65,8 @@ def test_the_program_that_is_spoilt_below_runs(tmp_path: Path) -> None:
         ("store x=1", "delta x=1 k=32 heads=2 kv=1 dim=16 n=16 out=0", "expected k to be that of q, k and v"),
         ("store x=1", "multiply x=0 k=32 fn=sigmoid out=0", "expected k, and out beside x"),
         ("store x=1", "store growth=2 x=1", "late or growth out of place"),
+        ("store x=1", "store layer=4097 x=1", "number out of range"),
+        ("store x=1", "glu act=0 gate=4 up=4 n=32 k=32 kind=f32 out=0", "expected out beside act"),
         ("activate x=0 k=32", "activate x=0 k=33", "no such buffer, or too narrow"),
         ("activate x=0", "activate x=5", "no such buffer, or too narrow"),
         ("activate x=0 k=32", "activate x=0", "expected k"),

@@ -1,0 +1,109 @@
+"""Builds the native sources with their test programs (tests/native), and runs them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+NATIVE = Path(__file__).resolve().parents[2] / "runtimes" / "native"
+TESTS = Path(__file__).resolve().parents[1] / "native"
+PROGRAMS = TESTS / "programs"  # of nodes of real models
+
+# as the library is built
+COMMON = ("-O3", "-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra")
+ISA_FLAGS = {
+    "isa_avx2": ("-mavx2", "-mfma", "-mf16c"),
+    "isa_avxvnni": ("-mavxvnni", "-mavx2", "-mfma", "-mf16c"),
+    "isa_avx512": (
+        *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mf16c", "-mfma"),
+        *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
+    ),
+    "isa_neon": ("-march=armv8.2-a+dotprod",),
+    "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
+}
+SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
+           "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
+           "isa_i8mm")  # fmt: skip
+OPERATOR = (*SOURCES, "ops")
+PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan")
+FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")
+DEBUG = ("-O1", "-g1", "-fno-sanitize-recover=all")
+SANITIZED = (*DEBUG, "-fsanitize=address,undefined,float-cast-overflow")
+THREADS = (*DEBUG, "-fsanitize=thread")
+PLAIN = tuple(flag for flag in COMMON if flag != "-O3")
+
+
+@dataclass(frozen=True)
+class Program:
+    """A built selftest and what runs it (an emulator, or nothing)."""
+
+    path: Path
+    runner: tuple[str, ...] = ()
+
+    def run(self, *arguments: str, **environment: str) -> str:
+        done = subprocess.run(
+            [*self.runner, str(self.path), *arguments],
+            capture_output=True, text=True, timeout=300,
+            env={**os.environ, "EDGESPEC_PROGRAMS": str(PROGRAMS), **environment},
+        )  # fmt: skip
+        assert done.returncode == 0, (
+            f"{self.path.name} {' '.join(arguments)}:\n{done.stdout[-500:]}\n{done.stderr[-4000:]}"
+        )
+        return done.stdout
+
+    @property
+    def isas(self) -> list[str]:
+        return self.run("isas").split()
+
+
+def compiled(folder: Path, compiler: str, names: tuple[str, ...], isas: tuple[str, ...],
+             flags: tuple[str, ...]) -> list[str]:  # fmt: skip
+    """Objects of sources, each with its flags, two at a time; ``isas``: the files that get theirs."""
+
+    def compile_one(name: str) -> str:
+        target, source = folder / f"{name}.o", NATIVE / f"{name}.cpp"
+        own = ISA_FLAGS.get(name, ()) if name in isas else ()
+        if not source.exists():  # a test program gains nothing from being optimized
+            source, own = TESTS / f"{name}.cpp", ("-O1",)
+        command = [compiler, *flags, *own, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, f"{name}.cpp does not compile:\n{done.stderr[-4000:]}"
+        return str(target)
+
+    folder.mkdir(exist_ok=True)
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(compile_one, names))
+
+
+def linked(path: Path, compiler: str, objects: list[str], flags: tuple[str, ...]) -> Program:
+    subprocess.run([compiler, *flags, *objects, "-pthread", "-o", str(path)], check=True)
+    return Program(path)
+
+
+def build(folder: Path, compiler: str, isas: tuple[str, ...], flags: tuple[str, ...] = COMMON) -> Program:
+    """The selftest."""
+    return linked(folder / "selftest", compiler, compiled(folder, compiler, (*SOURCES, *PARTS), isas, flags), flags)
+
+
+@cache
+def host_compiler() -> str | None:
+    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+
+
+def knows(compiler: str, isa: str) -> bool:
+    """Whether the compiler has the instruction set of a file, as CMakeLists.txt asks it."""
+    command = [compiler, *ISA_FLAGS[isa], "-x", "c++", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+@cache
+def host_isas() -> tuple[str, ...]:
+    """Files that the host's compiler can compile for more than its baseline."""
+    machine = os.uname().machine
+    wanted = {"x86_64": ("isa_avx2", "isa_avxvnni", "isa_avx512"), "aarch64": ("isa_neon", "isa_i8mm")}.get(machine, ())
+    return tuple(name for name in wanted if knows(host_compiler() or "c++", name))
