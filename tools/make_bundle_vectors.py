@@ -1,11 +1,17 @@
-"""Vectors of manifests: what the exporter may write, every key and every choice of it, and what follows for memory."""
+"""Vectors of manifests: what the exporter may write, every key and every choice of it, and what follows for memory.
+
+A key that is new stands in no vector: ``python -m tools.make_bundle_vectors`` names it.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any, get_args
 
-from edgespec.drafters.registry import METHODS
+from pydantic import BaseModel
+
+from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import FORMATS, SCHEMA, Attention, Manifest
 
@@ -14,13 +20,26 @@ FACTS: dict[str, Any] = {
     "architecture": "llama", "layers": 6, "hidden": 64, "intermediate": 160, "heads": 4, "kv_heads": 2, "head_dim": 24,
     "vocab": 300, "context": 512, "rope": {"base": 1e4}, "tied": True, "parameters": 1000,
 }  # fmt: skip
-DELTA = {"keys": 2, "values": 4, "key_dim": 16, "value_dim": 32}
+DELTA = {"keys": 2, "values": 4, "key_dim": 16, "value_dim": 32, "space": False}
+METHODS = (
+    "ar",
+    "ngram",
+    "speculative",
+    "self-spec",
+    "swift",
+    "medusa",
+    "blockwise",
+    "paradecode",
+    "eagle",
+    "mtp",
+    "dflash",
+)
 KINDS: tuple[dict[str, Any], ...] = (
     {},
     {"convolutions": [0, 2, 3], "taps": 3},
     {"convolutions": [0, 1, 3, 4], "taps": 4, "delta": DELTA},
     {"head_dims": [16, 16, 48], "shared": 3, "layer_embedding": 8},
-    {"experts": {"count": 8, "chosen": 2, "inner": 32, "layers": [1, 2]}},
+    {"experts": {"count": 8, "chosen": 2, "inner": 32, "always": 1, "layers": [1, 2]}},
 )
 """Facts of several kinds of models, beside ``FACTS``."""
 
@@ -63,7 +82,12 @@ def manifests() -> Iterator[dict[str, Any]]:
     for number in range(len(attentions)):
         facts = KINDS[number % len(KINDS)]
         target = _model(facts, FORMATS[number % len(FORMATS)], attentions[number])
-        decoder = {"kind": "eagle", "columns": 3 * FACTS["hidden"]}
+        decoder = {
+            "kind": ("eagle", "mtp", "dflash")[number % 3],
+            "columns": 3 * FACTS["hidden"],
+            "block": 8,
+            "mask": 2,
+        }
         drafter = _model({}, "int8", "f16") | {"heads": [], "decoder": decoder, "cut": True}
         measured = {"acceptance": [0.5, 0.25], "positions": 8, "text": "a text", "text_sha256": HASH}
         method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "predicted_speedup": 1.5, "notes": "none"}
@@ -92,3 +116,25 @@ def manifests() -> Iterator[dict[str, Any]]:
         made = Manifest.model_validate(data).target.facts
         sizes = {name: [kv.nbytes(made, tokens) for tokens in (1, 128, 1000)] for name, kv in ATTENTION.items()}
         yield {"manifest": data, "kv_bytes": sizes}
+
+
+def set_keys(part: BaseModel, found: dict[str, set[str]]) -> None:
+    """Keys that are set in any part of a manifest, by the part's class."""
+    found.setdefault(type(part).__name__, set()).update(part.model_fields_set)
+    for value in part.__dict__.values():
+        for one in value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]:
+            if isinstance(one, BaseModel):
+                set_keys(one, found)
+
+
+def uncovered() -> list[str]:
+    """Keys of the schema that stand in none of these manifests."""
+    found: dict[str, set[str]] = {}
+    for case in manifests():
+        set_keys(Manifest.model_validate(case["manifest"]), found)
+    parts = [one for one in Part.__subclasses__() if one.__module__.startswith("edgespec.runtimes.files.")]
+    return [f"{one.__name__}.{key}" for one in parts for key in one.model_fields if key not in found[one.__name__]]
+
+
+if __name__ == "__main__":
+    sys.exit(f"new: {', '.join(missing)}" if (missing := uncovered()) else 0)

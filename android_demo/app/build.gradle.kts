@@ -26,6 +26,7 @@ android {
 dependencies {
     implementation("org.jetbrains.kotlinx:kotlinx-coroutines-core-jvm:1.11.0")
     implementation("com.microsoft.onnxruntime:onnxruntime-android:1.29.0")
-    implementation("ai.djl.huggingface:tokenizers:0.38.0")
+    implementation("ai.djl.huggingface:tokenizers:0.33.0")
+    runtimeOnly("ai.djl.android:tokenizer-native:0.33.0") // its library needs libc++_shared.so beside it
     implementation("com.google.code.gson:gson:2.15.0")
 }

@@ -12,9 +12,10 @@ ANDROID = "{http://schemas.android.com/apk/res/android}"
 
 
 def test_versions_are_those_of_maven() -> None:
-    names = {"onnxruntime-android": "onnxruntime", "kotlinx-coroutines-core-jvm": "coroutines"}
-    used = re.findall(r'implementation\("[^:]+:([^:]+):([^"]+)"\)', GRADLE)
-    assert len(used) == 4
+    names = {"onnxruntime-android": "onnxruntime", "kotlinx-coroutines-core-jvm": "coroutines",
+             "tokenizer-native": "tokenizers"}  # fmt: skip
+    used = re.findall(r'(?:implementation|runtimeOnly)\("[^:]+:([^:]+):([^"]+)"\)', GRADLE)
+    assert len(used) == 5
     for artifact, version in used:
         assert version == version_of(names.get(artifact, artifact)), artifact
     assert f'kotlin("android") version "{version_of("kotlin")}"' in GRADLE

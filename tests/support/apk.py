@@ -1,6 +1,7 @@
 """Assemble the demo app out of Maven's outputs: dexed by D8, signed with a key that is thrown away.
 
-    python -m tests.support.apk app.apk --library libedgespec.so --onnxruntime onnxruntime-android.aar
+    python -m tests.support.apk app.apk --library libedgespec.so libc++_shared.so \
+      --archive onnxruntime-android.aar tokenizer-native.aar
 
 Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 comes from Maven Central.  Libraries of the NDK
 and the .aar make an app for phones; the release path is the Gradle project.
@@ -85,8 +86,8 @@ def manifest(folder: Path) -> Path:
     return file
 
 
-def runtime_libraries(folder: Path, archive: Path) -> list[Path]:
-    """ONNX Runtime's libraries for arm64, out of its .aar, or out of its .jar for other systems."""
+def packed_libraries(folder: Path, archive: Path) -> list[Path]:
+    """Libraries for arm64 out of an .aar, or out of a .jar for other systems."""
     found = []
     with zipfile.ZipFile(archive) as packed:
         for name in packed.namelist():
@@ -132,14 +133,16 @@ def main() -> None:
     """Assemble the app."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--library", type=Path, required=True, help="libedgespec.so for arm64")
-    parser.add_argument("--onnxruntime", type=Path, required=True, help="the .aar of onnxruntime-android")
+    parser.add_argument("--library", type=Path, nargs="+", required=True, help="libraries of the NDK for arm64")
+    parser.add_argument(
+        "--archive", type=Path, nargs="+", required=True, help="the .aar of ONNX Runtime, of tokenizers"
+    )
     given = parser.parse_args()
     if lost := missing():
         sys.exit(f"not installed: {', '.join(lost)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        libraries = [given.library, *runtime_libraries(folder, given.onnxruntime)]
+        libraries = [*given.library, *(one for archive in given.archive for one in packed_libraries(folder, archive))]
         assemble(given.output, libraries, own_jars(folder / "built") + needed_jars())
 
 

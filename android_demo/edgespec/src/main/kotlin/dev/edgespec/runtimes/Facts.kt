@@ -44,6 +44,7 @@ internal fun facts(of: Reader): ModelFacts {
         width("kv_heads"), width("head_dim"), of.int("vocab", 1, MOST_VOCAB), of.int("context", 1, MOST_CONTEXT),
         of.ints("convolutions", 0, MOST_LAYERS), of.intOrNull("taps", 0, MOST_TAPS) ?: 0,
         of.partOrNull("delta")?.let {
+            it.flag("space") // Mamba-2: another rule, in the graph, on states of the same kind
             DeltaHeads(width("keys", it), width("values", it), width("key_dim", it), width("value_dim", it)).also { _ -> it.done() }
         },
         headDims, of.intOrNull("shared", 0, MOST_LAYERS) ?: 0, of.intOrNull("layer_embedding", 0, MOST_WIDTH) ?: 0,
@@ -53,6 +54,7 @@ internal fun facts(of: Reader): ModelFacts {
         val chosen = width("chosen", it)
         width("inner", it)
         val layers = it.ints("layers", 0, MOST_LAYERS)
+        it.intOrNull("always", 0, MOST_WIDTH)
         it.done()
         if (chosen > count || layers.any { layer -> layer >= found.layers }) throw of.wrong("experts", "$chosen of $count experts in layers $layers")
     }

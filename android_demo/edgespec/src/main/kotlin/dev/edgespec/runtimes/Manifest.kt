@@ -16,6 +16,7 @@ const val SCHEMA = 2
 const val MANIFEST = "edgespec.json"
 val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp")
+val ELSEWHERE = listOf("dflash") // methods of bundles that this runtime does not have
 private const val EXPORT_AGAIN = "export the bundle again"
 
 /** One ONNX file of a model; see the Python side for what the flags mean. */
@@ -305,7 +306,8 @@ private fun model(of: Reader): ModelPart {
         origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
         tapped = of.ints("tapped", 0),
         decoder = of.partOrNull("decoder")?.let {
-            DecoderPart(it.text("kind", listOf("eagle", "mtp")), it.int("columns", 1, MOST_WIDTH)).also { _ -> it.done() }
+            it.ignore("block", "mask") // of methods elsewhere
+            DecoderPart(it.text("kind", listOf("eagle", "mtp") + ELSEWHERE), it.int("columns", 1, MOST_WIDTH)).also { _ -> it.done() }
         },
     )
     headVocab?.done()
