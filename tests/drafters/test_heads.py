@@ -177,7 +177,7 @@ def test_early_exits_keep_the_distribution(name: str) -> None:
         function, vocab, exits={k: said(k) for k in exits}, tokens=None if tokens is None else np.array(tokens)
     )
     counts = sample_texts(
-        model_, ParaDecode(model_, exits, threshold), [1, 2, 1], new, lambda i: SamplingParams(1.0, seed=i), 10000
+        model_, ParaDecode(model_, exits, threshold), [1, 2, 1], new, lambda i: SamplingParams(1.0, seed=i), 4000
     )
     assert chi_square(counts, exact(function, vocab, [1, 2, 1], new, SamplingParams(1.0))) > 1e-3
     if name == "always":  # the test has power: another model's distribution is refused
