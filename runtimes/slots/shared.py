@@ -46,7 +46,10 @@ def own_pages(shape: tuple[int, ...], dtype: type[np.generic]) -> NDArray[Any]:
     if size < LEAST_PAGES:
         return np.zeros(shape, dtype)
     private = {} if sys.platform == "win32" else {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS}
-    pages = mmap.mmap(-1, size, **private)
+    try:
+        pages = mmap.mmap(-1, size, **private)
+    except OSError as error:  # as numpy says it
+        raise MemoryError(f"no {size} bytes for an array") from error
     if hasattr(mmap, "MADV_HUGEPAGE") and size >= HUGE:  # as numpy does
         with suppress(OSError):  # a system without them
             pages.madvise(mmap.MADV_HUGEPAGE)

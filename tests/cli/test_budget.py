@@ -97,7 +97,7 @@ def test_what_cannot_fit_is_refused_before_it_is_loaded(demo: Path, monkeypatch:
 
 
 def test_requests_that_cannot_fit_are_refused_and_leave_a_sound_engine(demo: Path) -> None:
-    limit = peak(demo, "ar", "stock", 128, chunk=CHUNKS[-1]).peak
+    limit = peak(demo, "ar", "stock", 128, chunk=CHUNKS[-1]).peak + (128 << 10)
     engine = opened(demo, "stock", limit)
     with pytest.raises(BudgetError, match="tokens of prompt and answer need"):
         engine.generate([5] * 300, max_new_tokens=100)

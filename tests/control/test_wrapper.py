@@ -33,6 +33,7 @@ HOOKS: dict[str, tuple[Any, ...]] = {
     "set_width": (4,),
     "bind": (SamplingParams(), Noise(1)),
     "begin": ([1, 2],),
+    "prefill": ([1, 2], 8),
     "absorb": (3, np.ones((2, 4), np.float32)),
     "observe": (chain([1]), Verdict((), 3), OUTPUT),
     "timed": (chain([1]), TIME),
@@ -61,6 +62,10 @@ class Told(Drafter):
 
     def begin(self, tokens: list[int]) -> None:
         self.calls.append(("begin", (tokens,)))
+
+    def prefill(self, tokens: list[int], most: int) -> int:
+        self.calls.append(("prefill", (tokens, most)))
+        return 0
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         self.calls.append(("absorb", (first, taps)))

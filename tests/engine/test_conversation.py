@@ -51,20 +51,20 @@ def make(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Call
 
 
 @pytest.fixture
-def fed(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
-    """What every prefill was given."""
-    seen: list[list[int]] = []
+def fed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What all prefills were given, in however small pieces."""
+    seen: list[int] = []
     prefill = Slot.prefill
 
     def noted(self: Slot, tokens: Sequence[int]) -> None:
-        seen.append([int(token) for token in tokens])
+        seen.extend(int(token) for token in tokens)
         prefill(self, tokens)
 
     monkeypatch.setattr(Slot, "prefill", noted)
     return seen
 
 
-def ready(engine: Engine, fed: list[list[int]] | None) -> None:
+def ready(engine: Engine, fed: list[int] | None) -> None:
     """Have what an engine tries out done, which is no prefill of a request."""
     engine.rows_exact()
     if fed is not None:
@@ -79,7 +79,7 @@ Turns = tuple[list[list[int]], list[Result], list[dict[str, Any]]]
 
 
 def two_turns(
-    engine: Engine, fed: list[list[int]] | None = None, **how: Any
+    engine: Engine, fed: list[int] | None = None, **how: Any
 ) -> tuple[list[list[int]], list[Result], list[dict[str, Any]]]:
     """Prompts, results and messages of a conversation; ``fed`` has its prefills alone."""
     ready(engine, fed)
@@ -92,7 +92,7 @@ def two_turns(
 
 
 @pytest.mark.parametrize("method", ["ar", "ngram"])
-def test_nothing_is_computed_twice(make: Callable[..., Path], fed: list[list[int]], method: str) -> None:
+def test_nothing_is_computed_twice(make: Callable[..., Path], fed: list[int], method: str) -> None:
     """The second turn's prompt goes on where the first one's answer ended; its EOS, which waited, is fed now."""
     engine = load(make(THE_ANSWER, CHATML), threads=1)
     prompts, results, messages = two_turns(engine, fed, settings=Settings(method=method))
@@ -105,7 +105,7 @@ def test_nothing_is_computed_twice(make: Callable[..., Path], fed: list[list[int
     assert prompts[1][: len(held) + 1] == [*held, end]
     stats = results[1].stats
     assert (stats.prompt_tokens, stats.reused_tokens) == (len(prompts[1]), len(held))
-    assert fed == [prompts[0][:-1], prompts[1][len(held) : -1]]
+    assert fed == [*prompts[0][:-1], *prompts[1][len(held) : -1]]
 
 
 def test_the_tokens_are_those_of_the_whole_conversation(make: Callable[..., Path]) -> None:
@@ -121,7 +121,7 @@ def test_the_tokens_are_those_of_the_whole_conversation(make: Callable[..., Path
     assert again.tokens == engine.chat(messages[:3], max_new_tokens=8).tokens
 
 
-def test_an_answer_that_was_cut_goes_on_the_same_way(make: Callable[..., Path], fed: list[list[int]]) -> None:
+def test_an_answer_that_was_cut_goes_on_the_same_way(make: Callable[..., Path], fed: list[int]) -> None:
     engine = load(make(THE_ANSWER, CHATML), threads=1)
     ready(engine, fed)
     conversation = engine.conversation()
@@ -131,10 +131,10 @@ def test_an_answer_that_was_cut_goes_on_the_same_way(make: Callable[..., Path], 
     second = conversation.ask(QUESTIONS[1], max_new_tokens=2)
     assert second.stats.reused_tokens == len(prompt) + 1
     assert conversation._prompt[: len(prompt) + 2] == [*prompt, *first.tokens]
-    assert fed[1] == conversation._prompt[len(prompt) + 1 : -1]
+    assert fed == [*prompt[:-1], *conversation._prompt[len(prompt) + 1 : -1]]
 
 
-def test_text_with_other_tokens_than_were_written(make: Callable[..., Path], fed: list[list[int]]) -> None:
+def test_text_with_other_tokens_than_were_written(make: Callable[..., Path], fed: list[int]) -> None:
     """``the`` was written letter by letter; the template's text has it in one piece, and that counts."""
     engine = load(make(("\u010a", "t", "h", "e", END), CHATML), threads=1)
     prompts, results, messages = two_turns(engine, fed)
@@ -144,7 +144,7 @@ def test_text_with_other_tokens_than_were_written(make: Callable[..., Path], fed
     assert prompts[1] == engine.codec.chat(messages[:3])
     assert prompts[1][len(prompts[0]) :][: len(rewritten)] == rewritten
     assert results[1].stats.reused_tokens == len(prompts[0])
-    assert fed[1] == prompts[1][len(prompts[0]) : -1]
+    assert fed == [*prompts[0][:-1], *prompts[1][len(prompts[0]) : -1]]
 
 
 FORGETFUL = (
@@ -153,14 +153,14 @@ FORGETFUL = (
 )
 
 
-def test_a_template_that_drops_thoughts(make: Callable[..., Path], fed: list[list[int]]) -> None:
+def test_a_template_that_drops_thoughts(make: Callable[..., Path], fed: list[int]) -> None:
     """Of a rewritten answer what is in common is kept: all before it."""
     engine = load(make(("\u010a", "x", "|", "q", END), FORGETFUL), threads=1)
     prompts, results, messages = two_turns(engine, fed)
     assert messages[1]["content"] == results[0].text == "x|q"
     assert prompts[1] == engine.codec.chat(messages[:3])
     assert results[1].stats.reused_tokens == len(prompts[0])
-    assert fed[1] == prompts[1][len(prompts[0]) : -1]
+    assert fed == [*prompts[0][:-1], *prompts[1][len(prompts[0]) : -1]]
 
 
 SPACED = (
@@ -169,7 +169,7 @@ SPACED = (
 )
 
 
-def test_the_space_before_an_answer_is_not_written_twice(make: Callable[..., Path], fed: list[list[int]]) -> None:
+def test_the_space_before_an_answer_is_not_written_twice(make: Callable[..., Path], fed: list[int]) -> None:
     engine = load(make((":", "\u0120", "x", "q", END), SPACED), threads=1)
     prompts, results, messages = two_turns(engine, fed)
     assert results[0].text == " xq"
@@ -177,7 +177,7 @@ def test_the_space_before_an_answer_is_not_written_twice(make: Callable[..., Pat
     held = [*prompts[0], *results[0].tokens[:-1]]
     assert prompts[1][: len(held)] == held
     assert results[1].stats.reused_tokens == len(held)
-    assert fed[1] == prompts[1][len(held) : -1]
+    assert fed == [*prompts[0][:-1], *prompts[1][len(held) : -1]]
 
 
 def test_a_question_that_is_refused_is_not_kept(make: Callable[..., Path]) -> None:
