@@ -142,6 +142,10 @@ def _tokens(source: Checkpoint, arch: Eagle3) -> NDArray[np.int64] | None:
             )
         return None
     with safe_open(source.index[OFFSETS], "np") as file:
+        if (kind := file.get_slice(OFFSETS).get_dtype()) not in ("I32", "I64"):
+            raise ExportError(
+                f"{source.path}: {OFFSETS} is of type {kind}, expected whole numbers (I32, I64)", "download it again"
+            )
         tokens = np.arange(rows) + np.asarray(file.get_tensor(OFFSETS), np.int64).reshape(-1)[:rows]
     if len(np.unique(tokens)) != rows or tokens.min() < 0 or tokens.max() >= vocab:
         raise ExportError(

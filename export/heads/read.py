@@ -19,6 +19,7 @@ from edgespec.export.heads.description import DESCRIPTION, SCHEMA, TENSORS, Head
 from edgespec.export.source.extended import Extra, Held
 from edgespec.runtimes.files.json_file import read_json, read_object, validated
 
+FLOATS = ("F16", "BF16", "F32", "F64")
 PUBLISHED = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "medusa_heads.safetensors")
 
 
@@ -139,7 +140,14 @@ def _tensors(path: Path) -> dict[str, NDArray[np.float32]]:
         import ml_dtypes  # noqa: F401  registers bfloat16 with numpy, which safetensors needs
 
         with safe_open(path, "np") as opened:
-            found = {name: np.asarray(opened.get_tensor(name), np.float32) for name in opened.keys()}  # noqa: SIM118
+            names = list(opened.keys())
+            for name in names:
+                if (kind := opened.get_slice(name).get_dtype()) not in FLOATS:
+                    raise ExportError(
+                        f"{path}: tensor {name} is of type {kind}, expected one of {', '.join(FLOATS)}",
+                        "train the heads again, or download them again",
+                    )
+            found = {name: np.asarray(opened.get_tensor(name), np.float32) for name in names}
     except (SafetensorError, OSError) as error:
         raise ExportError(f"{path}: not a readable safetensors file: {error}", "train or download it again") from error
     return _finite(path, found)

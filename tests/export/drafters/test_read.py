@@ -145,6 +145,10 @@ def offsets_as_tokens(said: dict[str, Any], tensors: Tensors) -> None:
     tensors["d2t"] = np.asarray(CUT) + 1000
 
 
+def offsets_as_floats(said: dict[str, Any], tensors: Tensors) -> None:
+    tensors["d2t"] = np.asarray(CUT, np.float32)
+
+
 def no_layer(said: dict[str, Any], tensors: Tensors) -> None:
     for name in [name for name in tensors if name.startswith("midlayer")]:
         del tensors[name]
@@ -170,6 +174,7 @@ def another_kind(said: dict[str, Any], tensors: Tensors) -> None:
         (too_deep, f"this model has {LAYERS}"),
         (no_offsets, "no d2t says which"),
         (offsets_as_tokens, "d2t names tokens"),
+        (offsets_as_floats, "d2t is of type F32"),
         (no_layer, "q_proj.weight of an EAGLE-3 drafter"),
         (narrow, "down_proj.weight"),
         (each_tap_normed, "a norm of each tap"),
