@@ -52,12 +52,11 @@ class Bundle:
         for name in [name for part in manifest.models for name in _named(part)]:
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
+        _check_links(folder)
         for name, entry in manifest.files.items():
             file = folder / name
             if not file.is_file():
                 raise BundleError(f"{file}: missing from the bundle", "copy the whole folder, or export again")
-            if not file.resolve().is_relative_to(folder.resolve()):
-                raise BundleError(f"{file}: a link that leaves the bundle is not allowed")
             size = file.stat().st_size
             if size != entry.size:
                 word = "truncated" if size < entry.size else "altered"
@@ -78,6 +77,15 @@ class Bundle:
             how = "--method speculative --draft MODEL2" if name == "draft" else "--method eagle --drafter DRAFTER"
             raise BundleError(f"{self.path}: has no {name} model", f"export with `{how}`")
         return part
+
+
+def _check_links(folder: Path) -> None:
+    """Refuse links that lead out of the folder, also of files that the manifest does not list: templates are read."""
+    root = folder.resolve()
+    for at, folders, files in os.walk(folder):
+        for file in (Path(at, name) for name in (*folders, *files)):
+            if file.is_symlink() and not Path(os.path.realpath(file)).is_relative_to(root):
+                raise BundleError(f"{file}: a link that leaves the bundle is not allowed")
 
 
 def _check_size(folder: Path, part: ModelPart, size: int) -> None:

@@ -127,6 +127,17 @@ def test_a_folder_link_out_of_the_bundle_is_refused(copy: Path, tmp_path: Path) 
     refused(copy, "draft", "link that leaves the bundle", check=False)
 
 
+def test_a_link_that_is_not_listed_is_refused_too(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("{{ messages }}", "utf-8")
+    link(copy / "chat_template.jinja", tmp_path / "secret")
+    refused(copy, "chat_template.jinja", "link that leaves the bundle", check=False)
+
+
+def test_a_link_to_itself_is_no_endless_search(copy: Path) -> None:
+    link(copy / "chat_template.jinja", copy / "chat_template.jinja")
+    assert Bundle.open(copy).manifest.target.facts.layers
+
+
 def test_a_link_inside_the_bundle_is_fine(copy: Path) -> None:
     shutil.move(copy / "config.json", copy / "kept.json")
     link(copy / "config.json", copy / "kept.json")
