@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -96,8 +96,8 @@ class ExportOptions:
             )
         if DFLASH in methods and self.drafter is None:
             raise ExportError("method dflash needs a drafter", "add --drafter with the one published for this model")
-        if self.drafter is not None and not {EAGLE, DFLASH} & set(methods):
-            raise ExportError("--drafter was given, but not --method eagle or dflash", "add --method eagle")
+        if self.drafter is not None and not set(apart := drafters_apart()) & set(methods):
+            raise ExportError(f"--drafter was given, but not --method {' or '.join(apart)}", "add --method eagle")
         if len(several := [name for name in needing("drafter") if name in methods]) > 1:
             raise ExportError(f"a bundle holds one drafter: expected one of --method {', '.join(several)}")
         if self.skip_set is not None and SELF_SPEC not in methods:

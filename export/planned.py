@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
-from edgespec.drafters.registry import DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, needing
+from edgespec.drafters.registry import DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.traits import traits
@@ -96,7 +96,7 @@ def planned_bundle(
     speculative = UNWRITTEN if SPECULATIVE in methods else None
     options = ExportOptions(name, Path(), methods, form, quantizer, head_format, draft or speculative, context,
                             head_vocab=head_vocab, draft_vocab=draft_vocab, devices=devices,
-                            drafter=UNWRITTEN if {EAGLE, DFLASH} & set(methods) else None)  # fmt: skip
+                            drafter=UNWRITTEN if set(drafters_apart()) & set(methods) else None)  # fmt: skip
     wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
     path = resolve(name, revision, weights=False)
     arch = _opened(path, context)

@@ -114,7 +114,7 @@ def export_command(option: Option, method: str) -> str | None:
         words += ["--method", method]
     if METHODS[method].needs == "heads":
         words += ["--heads", f"{method}-heads"]
-    if method in (EAGLE, DFLASH):
+    if METHODS[method].apart:
         words += ["--drafter", DRAFTER]
     if METHODS[method].needs == "draft":
         words += ["--draft", option.manifest.provenance.get("draft", DRAFT)]

@@ -36,6 +36,7 @@ class Method:
             ``drafter``, one conditioned on hidden states, and such a graph.
         gamma: most guesses a round; None = the bundle's, at least 6.
         at_once: guessing costs the same however many guesses it makes.
+        apart: its drafter is a checkpoint of its own, given by ``--drafter``.
         searches: it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device.
         priors: what to expect of it where nothing was measured.
     """
@@ -45,6 +46,7 @@ class Method:
     needs: Needs = "text"
     gamma: int | None = None
     at_once: bool = False
+    apart: bool = False
     searches: bool = False
     priors: Priors = field(default_factory=dict)
 
@@ -78,7 +80,11 @@ METHODS: dict[str, Method] = {
     "blockwise": Method("heads, a block", f"{_HERE}.blockwise:build", "heads", at_once=True, priors=priors.BLOCKWISE),
     "paradecode": Method("early exits", f"{_HERE}.paradecode:build", "heads"),
     EAGLE: Method(
-        "a drafter conditioned on hidden states", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.EAGLE
+        "a drafter conditioned on hidden states",
+        f"{_HERE}.draft_decoder:build",
+        "drafter",
+        apart=True,
+        priors=priors.EAGLE,
     ),
     MTP: Method("a layer of the checkpoint", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.MTP),
     DFLASH: Method(
@@ -86,6 +92,7 @@ METHODS: dict[str, Method] = {
         f"{_HERE}.draft_decoder:build",
         "drafter",
         at_once=True,
+        apart=True,
         priors=priors.DFLASH,
     ),
 }
@@ -94,6 +101,11 @@ METHODS: dict[str, Method] = {
 def needing(*needs: Needs) -> tuple[str, ...]:
     """Names of the methods that need one of these, in the usual order."""
     return tuple(name for name, method in METHODS.items() if method.needs in needs)
+
+
+def drafters_apart() -> tuple[str, ...]:
+    """Names of the methods whose drafter is a checkpoint of its own."""
+    return tuple(name for name, method in METHODS.items() if method.apart)
 
 
 def searching() -> tuple[str, ...]:

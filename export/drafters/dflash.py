@@ -12,14 +12,13 @@ Embedding and LM head are the target's.  A window w of a layer hides what lies m
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, cast
 
 from edgespec.errors import ExportError, UnsupportedModel
-from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.base import ATTENTION, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, X
-from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.drafter import Drafter, check_size, with_head_norms
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
 from edgespec.export.source.extended import ExtendedCheckpoint, Extra
@@ -75,11 +74,7 @@ class DFlash(Architecture):
         return q, k, v
 
     def rule(self, layer: int) -> AttentionRule:
-        found = super().rule(layer)
-        names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
-        if not self.source.has(f"{names[0]}.weight"):
-            return found
-        return replace(found, q_norm=self.norm(names[0]), k_norm=self.norm(names[1]))
+        return with_head_norms(self, super().rule(layer), layer)
 
     def window(self, layer: int) -> int:
         size = super().window(layer)
@@ -120,11 +115,7 @@ def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
     extra: dict[str, Extra] = {f"{HEAD}.weight": Own(target.source, target.head.weight)}
     given = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), extra)
     arch = DFlash(given, len(ids), target.facts.context)
-    if arch.facts.hidden != target.facts.hidden:
-        raise ExportError(
-            f"{source.path}: a drafter for a model of hidden size {arch.facts.hidden}, but this model's is "
-            f"{target.facts.hidden}", "take the drafter that was made for this model"
-        )  # fmt: skip
+    check_size(arch, target)
     if not 2 <= (arch.block or 0) <= 64 or not 0 <= (arch.mask if arch.mask is not None else -1) < vocab:
         raise ExportError(f"{source.path}: blocks of {arch.block} with mask {arch.mask}: expected 2 to 64 rows, and a "
                           f"token below {vocab}")  # fmt: skip

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.base import LAYERS, Architecture
+from edgespec.export.architectures.ops import AttentionRule
 from edgespec.export.heads.choice import cut_draft
 from edgespec.export.heads.description import HeadPlan
 from edgespec.runtimes.files.manifest import DrafterKind
@@ -42,6 +43,28 @@ class Drafter:
         """The method that drafts by it."""
         assert self.arch.drafts is not None
         return self.arch.drafts
+
+
+def with_head_norms(arch: Architecture, rule: AttentionRule, layer: int) -> AttentionRule:
+    """The rule of a layer, with norms of the heads of q and k if its checkpoint has them."""
+    names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
+    if not arch.source.has(f"{names[0]}.weight"):
+        return rule
+    return replace(rule, q_norm=arch.norm(names[0]), k_norm=arch.norm(names[1]))
+
+
+def check_size(arch: Architecture, target: Architecture) -> None:
+    """Refuse a drafter for a model of another hidden size.
+
+    Raises:
+        ExportError: see above.
+    """
+    ours, theirs = arch.facts.hidden, target.facts.hidden
+    if ours != theirs:
+        raise ExportError(
+            f"{arch.source.path}: a drafter for a model of hidden size {ours}, but this model's is {theirs}",
+            "take the drafter that was made for this model",
+        )
 
 
 def check_drafter(drafter: Drafter, methods: Sequence[str], operators: WantedOperators) -> None:

@@ -12,13 +12,13 @@ What published checkpoints differ in is configuration: ``norm_before_residual`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from math import prod
 from typing import cast
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, X
+from edgespec.export.drafters.drafter import with_head_norms
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
 from edgespec.export.source.extended import Extra
@@ -95,11 +95,7 @@ class Eagle3(Architecture):
         return ops.head(x, self.final_norm, self.head)
 
     def rule(self, layer: int) -> AttentionRule:
-        found = super().rule(layer)
-        names = [f"{LAYERS}.{layer}.self_attn.{part}_norm" for part in "qk"]
-        if not self.source.has(f"{names[0]}.weight"):
-            return found
-        return replace(found, q_norm=self.norm(names[0]), k_norm=self.norm(names[1]))
+        return with_head_norms(self, super().rule(layer), layer)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         """The names of the published layouts: ``midlayer`` or ``layers``, without a prefix."""

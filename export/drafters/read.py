@@ -17,7 +17,7 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.drafters.dflash import is_dflash, read_dflash
-from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.drafter import Drafter, check_size
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
 from edgespec.export.heads.description import CUT, FUSE
 from edgespec.export.source.derived import Own, Rows
@@ -46,12 +46,7 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
     source = ExtendedCheckpoint(Checkpoint(source.path, config, source.tensors, source.notes), {})
     tapped, note = _tapped(source, said, target.facts.layers)
     arch = Eagle3(source, len(tapped), target.facts.context)
-    facts, theirs = arch.facts, target.facts
-    if facts.hidden != theirs.hidden:
-        raise ExportError(
-            f"{path}: a drafter for a model of hidden size {facts.hidden}, but this model's is {theirs.hidden}",
-            "take the drafter that was made for this model",
-        )
+    check_size(arch, target)
     check_tensors(arch, arch.source)
     _check_embedding(source, target)
     tokens = _tokens(source, arch)

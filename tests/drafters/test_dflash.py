@@ -10,21 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import check_drafter, cut_drafter
 from edgespec.export.drafters.read import read_drafter
-from edgespec.export.drafters.write import write_drafter
-from edgespec.export.heads.description import HeadPlan
-from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support.dflash import BLOCK, BlockReference, check_blocks, write_dflash
-from tests.support.eagle import Recorder
+from tests.support.eagle import Pair, Recorder, written
 from tests.support.mtp import write_mtp
 
 CUT = np.array([3, *range(9, 120), 150])
@@ -36,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Made:
+class Made(Pair):
     """A target and a drafter of a kind, opened."""
 
     def __init__(self, folder: Path, name: str = "qwen3_tied", tokens: Any = None, **how: Any) -> None:
@@ -46,24 +39,11 @@ class Made:
         head = arch.source.read(arch.head.weight).astype(np.float64)
         self.ids = np.arange(len(head)) if tokens is None else tokens
         self.head = head[self.ids]
-        if tokens is not None:
-            drafter = cut_drafter(drafter, tokens)
-        self.tapped = drafter.tapped
-        part = write_model(folder, arch, "fp32", gated=True, plan=HeadPlan(tapped=drafter.tapped)).part
-        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), "native")
-        self.model, self.drafter = Model(folder, part, "native", 1), Model(folder, own, "native", 1)
-        self.fresh = open_slot(self.model)
-
-    def recorder(self) -> Recorder:
-        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1))
+        super().__init__(folder, arch, drafter if tokens is None else cut_drafter(drafter, tokens))
 
     def write(self, made: Recorder, prompt: list[int], count: int, gamma: int = 5) -> tuple[list[int], Stats]:
         """Prompt and text of a request."""
-        stats, text = Stats(), list(prompt)
-        for done in decode(made.target, made, prompt, DecodeOptions(max_new_tokens=count, gamma=gamma), stats):
-            text += done.tokens
-        assert stats.dropped_reason is None
-        return text, stats
+        return written(made, prompt, count, gamma)
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         tapped = broken.pop("tapped", self.tapped)

@@ -33,18 +33,14 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.drafters.ngram import NGram
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.read import read_drafter
-from edgespec.export.drafters.write import write_drafter
-from edgespec.export.heads.description import HeadPlan
-from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, TARGET, use_operators
-from tests.support.eagle import Recorder, Reference, check_guesses, write_random
+from tests.support.eagle import Pair, Recorder, Reference, check_guesses, write_random, written
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 KINDS: dict[str, tuple[dict[str, Any], list[int] | None, int]] = {
@@ -56,36 +52,20 @@ KINDS: dict[str, tuple[dict[str, Any], list[int] | None, int]] = {
 }
 
 
-class Made:
+class Made(Pair):
     """A target and a drafter of a kind, opened."""
 
     def __init__(self, folder: Path, kind: str, operators: Operators) -> None:
         config, tokens, layers = KINDS[kind]
         arch = open_model(resolve(TARGET), 96)
         self.checkpoint = write_random(folder / "checkpoint", arch, config, tokens, layers)
-        drafter = read_drafter(self.checkpoint, arch)
-        self.tapped = drafter.tapped
-        plan = HeadPlan(tapped=drafter.tapped)
-        part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
-        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)
-        main, plain = ("native", "native") if operators == "native" else ("gated", "plain")
-        self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
-        self.fresh = open_slot(self.model)
-
-    def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
-        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
+        super().__init__(folder, arch, read_drafter(self.checkpoint, arch), operators)
 
     def write(
         self, made: Recorder, prompt: list[int], count: int, around: Drafter | None = None, **more: Any
     ) -> list[int]:
         """Prompt and text of a request; what was proposed is checked."""
-        stats = Stats()
-        options = DecodeOptions(max_new_tokens=count, **{"gamma": 4, **more})
-        text = list(prompt)
-        for done in decode(made.target, around or made, prompt, options, stats):
-            text += done.tokens
-        assert stats.dropped_reason is None
-        return text
+        return written(made, prompt, count, around=around, **more)[0]
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         tapped = broken.pop("tapped", self.tapped)

@@ -9,21 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.decoding.loop import decode
-from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
-from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import cut_drafter
 from edgespec.export.drafters.mtp import read_mtp
-from edgespec.export.drafters.write import write_drafter
-from edgespec.export.heads.description import HeadPlan
-from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import Operators
-from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-from tests.support.eagle import Recorder, check_guesses
+from tests.support.eagle import Pair, Recorder, check_guesses, written
 from tests.support.mtp import MtpReference, write_mtp
 
 CUT = np.array([3, *range(9, 120), 150])
@@ -36,32 +29,18 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-class Made:
+class Made(Pair):
     """A target with such a layer, opened."""
 
     def __init__(self, folder: Path, operators: Operators, name: str, tokens: Any = None, **how: Any) -> None:
         self.checkpoint, self.tokens = write_mtp(folder / "checkpoint", name, **how), tokens
         arch = open_model(self.checkpoint, 96)
         drafter = read_mtp(Checkpoint.open(self.checkpoint), arch)
-        if tokens is not None:
-            drafter = cut_drafter(drafter, tokens)
-        self.tapped, plan = drafter.tapped, HeadPlan(tapped=drafter.tapped)
-        part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
-        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)
-        main, plain = ("native", "native") if operators == "native" else ("gated", "plain")
-        self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
-        self.fresh = open_slot(self.model)
-
-    def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
-        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
+        super().__init__(folder, arch, drafter if tokens is None else cut_drafter(drafter, tokens), operators)
 
     def write(self, made: Recorder, prompt: list[int], count: int, **more: Any) -> tuple[list[int], Stats]:
         """Prompt and text of a request."""
-        stats, text = Stats(), list(prompt)
-        for done in decode(made.target, made, prompt, DecodeOptions(max_new_tokens=count, gamma=4, **more), stats):
-            text += done.tokens
-        assert stats.dropped_reason is None
-        return text, stats
+        return written(made, prompt, count, **more)
 
     def check(self, made: Recorder, least: int = 1, **broken: Any) -> None:
         tapped = broken.pop("tapped", self.tapped)

@@ -16,6 +16,7 @@ from edgespec.export.planned import planned_bundle
 from edgespec.runtimes.files.manifest import Format
 from tests.support.dflash import BLOCK, write_dflash
 from tests.support.mtp import write_mtp
+from tests.support.same_text import assert_plain_text
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 
@@ -38,21 +39,11 @@ def test_blocks_are_lossless(native: None, tmp_path: Path, form: Format) -> None
     assert manifest.methods["dflash"].gamma < BLOCK
     greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=4)
     drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
-    offered = accepted = 0
     with load(made.output, threads=1, operators="native") as engine:
-        for settings in (greedy, drawn):
-            for prompt in PROMPTS:
-                plain = engine.generate(prompt, settings, method="ar")
-                result = engine.generate(prompt, settings, method="dflash")
-                assert result.tokens == plain.tokens
-                assert result.method_used == "dflash"
-                assert result.lossless
-                assert result.exact
-                offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
+        assert_plain_text(engine, "dflash", PROMPTS, greedy, drawn)
         rejected = engine.generate(PROMPTS[0], greedy.changed(temperature=1.0, seed=1), method="dflash")
         assert rejected.lossless
         assert len(rejected.tokens) == 40
-    assert 0 < accepted < offered
 
 
 def test_stock_operators_say_that_they_cannot(native: None, tmp_path: Path) -> None:

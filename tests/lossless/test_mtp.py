@@ -16,6 +16,7 @@ from edgespec.runtimes.files.manifest import Format, Operators
 from tests.conftest import use_operators
 from tests.support import hf
 from tests.support.mtp import write_mtp
+from tests.support.same_text import assert_plain_text
 
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 HYBRID, DENSE = "qwen3_5_delta", "qwen3_tied"
@@ -45,18 +46,8 @@ def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Oper
     assert planned.drafter.facts == manifest.drafter.facts
     greedy = Settings(max_new_tokens=40, ignore_eos=True, fallback=False, adaptive=False, gamma=3)
     drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
-    offered = accepted = 0
     with load(options.output, threads=1, operators=operators) as engine:
-        for settings in (greedy, drawn):
-            for prompt in PROMPTS:
-                plain = engine.generate(prompt, settings, method="ar")
-                result = engine.generate(prompt, settings, method="mtp")
-                assert result.tokens == plain.tokens
-                assert result.method_used == "mtp"
-                assert result.lossless
-                assert result.exact
-                offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
-    assert 0 < accepted < offered
+        assert_plain_text(engine, "mtp", PROMPTS, greedy, drawn)
 
 
 def test_a_cut_head(native: None, tmp_path: Path) -> None:

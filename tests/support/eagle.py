@@ -15,9 +15,21 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
+from edgespec.decoding.drafter import Drafter as Drafting
+from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.stats import Stats
 from edgespec.drafters.draft_decoder import DraftDecoder
 from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.model import write_model
+from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.drafters.write import write_drafter
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 Array = NDArray[np.float64]
@@ -187,6 +199,33 @@ class Recorder(DraftDecoder):
         found = super().propose(tokens, budget)
         self.made.append((list(tokens), found))
         return found
+
+
+class Pair:
+    """A target and its drafter, written in float32 and opened; ``fresh`` is a slot of the target."""
+
+    def __init__(self, folder: Path, arch: Architecture, drafter: Drafter, operators: Operators = "native") -> None:
+        self.tapped, plan = drafter.tapped, HeadPlan(tapped=drafter.tapped)
+        part = write_model(folder, arch, "fp32", gated=True, plan=plan, layout=operators).part
+        own = write_drafter(folder, drafter, WeightChoice.of("fp32", None, None), operators)
+        main, plain = ("native", "native") if operators == "native" else ("gated", "plain")
+        self.model, self.drafter = Model(folder, part, main, 1), Model(folder, own, plain, 1)
+        self.fresh = open_slot(self.model)
+
+    def recorder(self, branch: tuple[int, ...] | None = None) -> Recorder:
+        return Recorder(open_slot(self.model, reserve=1), open_slot(self.drafter, reserve=1), branch)
+
+
+def written(
+    made: Recorder, prompt: list[int], count: int, gamma: int = 4, around: Drafting | None = None, **more: Any
+) -> tuple[list[int], Stats]:
+    """Prompt and text of a request by a recorder, or by what is ``around`` it; no drafter was dropped."""
+    stats, text = Stats(), list(prompt)
+    options = DecodeOptions(max_new_tokens=count, gamma=gamma, **more)
+    for done in decode(made.target, around or made, prompt, options, stats):
+        text += done.tokens
+    assert stats.dropped_reason is None
+    return text, stats
 
 
 def check_guesses(made: Recorder, reference: Arithmetic, fresh: Slot, tapped: Sequence[int], least: int) -> None:
