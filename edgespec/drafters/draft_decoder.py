@@ -52,7 +52,7 @@ class DraftDecoder(Drafter):
         self.held, self.steps_at_once = self.entries.held, not self.entries.held
         self._tokens: list[int] = []  # committed, the pending one last
         self._at, self._taps = 0, self.entries.no_taps  # first row, [rows, k * hidden]
-        self._later: list[NDArray[np.float32]] = []  # those of rounds since, [n, k * hidden] each: not joined every round
+        self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
         self._sound = False  # nothing failed since the entries were right
         self.bind(SamplingParams(), Noise())
 
