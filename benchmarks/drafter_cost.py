@@ -49,6 +49,7 @@ SHAPES = {  # hidden, layers, heads, keys and values, size of a head, MLP, vocab
 }
 DEPTH, CONTEXT, BLOCKS, ROWS, CHANCES = 200, 512, (4, 8, 16), (1, 2, 3, 4, 5, 8), (0.6, 0.8)
 OWED = 3  # rows of a round before, of which entries are made
+MEGABYTES = 512  # read where bandwidth is measured
 _NUMBERS = np.random.default_rng(0).standard_normal(1 << 22).astype(np.float32)
 
 
@@ -211,7 +212,7 @@ def _rounds(times: dict[str, float], rows: int) -> dict[str, Any]:
 
 
 def _roof(threads: int) -> float:
-    return max(read_bandwidth(threads, streams) for streams in (1, 4, 8))
+    return max(read_bandwidth(threads, streams, MEGABYTES) for streams in (1, 4, 8))
 
 
 if __name__ == "__main__":
