@@ -79,8 +79,9 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         options = ExportOptions(str(source), path.parent / f"{method}-bundle", [method], "int8", operators="native",
                                 threads=THREADS, drafter=given)  # fmt: skip
         Exporter(options).run()
-        guessed = [({"method": method}, STORY), ({"method": method, **SEEDED}, STORY)]
-        made.append(serve(options.output, "native", guessed, LENGTH))
+        made.append(
+            serve(options.output, "native", [({"method": method, **how}, STORY) for how in ({}, SEEDED)], LENGTH)
+        )
     more = {
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),
