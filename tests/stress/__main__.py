@@ -83,7 +83,9 @@ def import_for(jobs: list[str]) -> None:
 def tell(life: Life) -> None:
     """How it stands."""
     now = life.held[-1]
-    say(f"{now}: {sum(life.requests.values())} requests, {life.tokens} tokens, {len(life.wrong)} wrong")
+    say(
+        f"{now}: {sum(life.requests.values())} requests, {life.tokens} tokens, {len(life.wrong)} wrong, {len(life.ties)} ties"
+    )
 
 
 def say(text: str) -> None:
