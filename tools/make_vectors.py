@@ -30,6 +30,7 @@ from edgespec.drafters.ngram import NGram
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
+from tools.make_plan_vectors import plans, turns
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
 NOTHING = Pass(np.zeros((1, 1), np.float32))
@@ -249,6 +250,8 @@ def trees() -> Iterator[dict[str, Any]]:
     rng = np.random.default_rng(9)
     for heads in (1, 3, 5):
         ranks = [sorted(rng.uniform(0, 0.6 / (head + 1), 6).tolist(), reverse=True) for head in range(heads)]
+        if heads == 5:  # as few positions measure them
+            ranks = [[0.0, *head] for head in ranks]
         for most in (1, 4, 16, 40):
             paths = [list(path) for path, _ in grow(ranks, most)]
             parents, at_heads, at_ranks = layout([tuple(path) for path in paths])
@@ -264,6 +267,8 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "adaptive": adaptive,
     "trees": trees,
     "manifests": manifests,
+    "plans": plans,
+    "turns": turns,
 }
 
 

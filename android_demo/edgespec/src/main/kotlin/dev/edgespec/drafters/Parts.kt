@@ -34,9 +34,9 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
         val paths = if (most != null) {
             grow(part.ranks, most).map { it.first }
         } else {
-            bestTree(part.ranks, parts.costs()::v, part.draftCost ?: 0.0, MEDUSA_NODES).ifEmpty { chainOf(part.ranks.size, 1) }
+            bestTree(part.ranks, parts.costs()::v, part.draftCost ?: 0.0, MEDUSA_NODES)
         }
-        Medusa(parts.target, part.heads[0], paths)
+        Medusa(parts.target, part.heads[0], paths.ifEmpty { chainOf(part.ranks.size, 1) })
     }
     "blockwise" -> {
         val group = parts.manifest.target.heads.first { it.name == part.heads[0] }
@@ -46,6 +46,6 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
         val exits = part.heads.map { name -> parts.manifest.target.heads.first { it.name == name }.layer }.sorted()
         ParaDecode(parts.target, exits, options.threshold ?: part.threshold ?: PARADECODE_THRESHOLD)
     }
-    "eagle", "mtp" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
+    "eagle", "mtp", "dflash" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
     else -> throw InvalidRequest("method '$method' is not one of this runtime", "update the app")
 }
