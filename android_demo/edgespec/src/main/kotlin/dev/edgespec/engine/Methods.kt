@@ -3,7 +3,6 @@ package dev.edgespec.engine
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.formulas.WORTH
-import dev.edgespec.runtimes.ELSEWHERE
 import dev.edgespec.runtimes.METHODS
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.MethodPart
@@ -26,6 +25,17 @@ data class MethodChoice(
     val candidates: List<MethodChoice> = emptyList(), // of auto, this one first
 ) {
     fun uses(method: String): Boolean = name == method || proposers.any { it.name == method }
+
+    /** The methods of a chain, or those that auto chooses from; of one method none. */
+    val several: List<MethodChoice> get() = proposers + candidates
+
+    /** Auto with the [allowed] candidates alone; anything else, and auto without any, is as it was.  [why]: in words. */
+    fun among(allowed: List<String>, why: String): MethodChoice {
+        val (kept, dropped) = candidates.partition { it.name in allowed }
+        if (kept.isEmpty() || dropped.isEmpty()) return this
+        val reason = "${dropped.joinToString(", ") { it.name }}: $why; ${kept[0].reason}"
+        return kept[0].copy(gamma = kept.maxOf { it.gamma }, reason = reason, candidates = kept)
+    }
 }
 
 /** The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay. */
@@ -86,7 +96,6 @@ fun ownChoice(name: String) = MethodChoice(name, MethodPart(), 8, "the caller's 
 
 private fun howToHave(name: String) = when (name) {
     in METHODS -> "export it with `--method $name`"
-    in ELSEWHERE -> "$name runs in Python alone: choose another method"
     else -> "check the spelling"
 }
 
