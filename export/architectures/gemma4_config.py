@@ -32,9 +32,7 @@ class Gemma4Config(Architecture):
                 f"(vocab_size_per_layer_input); supported: {SUPPORTED}"
             )
         settings.values["rope_parameters"] = self._rotations()
-        kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
-                                     for at in range(facts.layers)]  # fmt: skip
-        self.kinds = [*kinds[:-1], "full_attention"]
+        self.kinds = self._kinds()
         shared = settings.get("num_kv_shared_layers", 0)
         self.owners = facts.layers - (shared if isinstance(shared, int) and 0 <= shared < facts.layers else 0)
         if set(self.kinds[: self.owners]) != set(self.kinds):
@@ -47,6 +45,12 @@ class Gemma4Config(Architecture):
             update={"head_dims": dims, "shared": facts.layers - self.owners,
                     "layer_embedding": settings.integer("hidden_size_per_layer_input", 256)}
         )  # fmt: skip
+
+    def _kinds(self) -> list[str]:
+        """Sliding or full attention of each layer; the last one's is full."""
+        kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
+                                     for at in range(self.facts.layers)]  # fmt: skip
+        return [*kinds[:-1], "full_attention"]
 
     def _rotations(self) -> dict[str, object]:
         """A rotation for each kind; the steps of full layers are those of all channels, whichever turn."""

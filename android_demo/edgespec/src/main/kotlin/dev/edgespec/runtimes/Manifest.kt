@@ -16,7 +16,7 @@ const val SCHEMA = 2
 const val MANIFEST = "edgespec.json"
 val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp")
-val ELSEWHERE = listOf("dflash") // methods of bundles that this runtime does not have
+val ELSEWHERE = listOf("dflash", "assistant") // methods of bundles that this runtime does not have
 private const val EXPORT_AGAIN = "export the bundle again"
 
 /** One ONNX file of a model; see the Python side for what the flags mean. */
@@ -30,8 +30,8 @@ class AttentionPart(val default: String, val tables: String?, val learnt: List<S
 /** Heads beside the LM head that a graph can compute from hidden states; one gate switches a group. */
 class HeadGroup(val name: String, val kind: String, val count: Int, val layer: Int)
 
-/** A small decoder conditioned on hidden states of the target: rows that it is given have so many columns. */
-class DecoderPart(val kind: String, val columns: Int)
+/** A small decoder conditioned on hidden states of the target: rows that it is given have so many columns; [lent]: it reads the target's keys. */
+class DecoderPart(val kind: String, val columns: Int, val lent: Boolean)
 
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
@@ -261,7 +261,7 @@ private fun manifest(of: Reader): Manifest {
     of.done()
     found.drafter?.let {
         val columns = (1 + found.target.tapped.size) * found.target.facts.hidden
-        if (it.facts.hidden != found.target.facts.hidden || it.facts.vocab != found.target.facts.vocab || it.decoder?.columns != columns) {
+        if ((it.decoder?.lent != true && it.facts.hidden != found.target.facts.hidden) || it.facts.vocab != found.target.facts.vocab || it.decoder?.columns != columns) {
             throw of.wrong("drafter", "of another hidden size, vocabulary or number of taps than the target")
         }
     }
@@ -271,8 +271,12 @@ private fun manifest(of: Reader): Manifest {
 private fun model(of: Reader): ModelPart {
     of.ignore("quantizer", "head_format")
     val headVocab = of.partOrNull("head_vocab")
+    val decoder = of.partOrNull("decoder")?.let {
+        it.ignore("block", "mask") // of methods elsewhere
+        DecoderPart(it.text("kind", listOf("eagle", "mtp") + ELSEWHERE), it.int("columns", 1, MOST_WIDTH), it.ints("reads", 0).isNotEmpty()).also { _ -> it.done() }
+    }
     val found = ModelPart(
-        facts = facts(of.part("facts")),
+        facts = facts(of.part("facts"), decoder?.lent == true),
         format = of.text("format", FORMATS),
         graphs = of.members("graphs") { _, it ->
             it.ignore("precision") // of graphs for devices, which also leave out layers for good
@@ -305,10 +309,7 @@ private fun model(of: Reader): ModelPart {
         cut = of.flag("cut"),
         origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
         tapped = of.ints("tapped", 0),
-        decoder = of.partOrNull("decoder")?.let {
-            it.ignore("block", "mask") // of methods elsewhere
-            DecoderPart(it.text("kind", listOf("eagle", "mtp") + ELSEWHERE), it.int("columns", 1, MOST_WIDTH)).also { _ -> it.done() }
-        },
+        decoder = decoder,
     )
     headVocab?.done()
     of.done()
