@@ -7,10 +7,14 @@ import signal
 import sys
 from contextlib import suppress
 from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from edgespec import __version__
+
+if TYPE_CHECKING:
+    from edgespec.errors import EdgespecError
 
 # name -> one line for the overview; the module of the same name defines `command`
 COMMANDS = {
@@ -90,34 +94,50 @@ EXTRAS = {
 
 
 def main() -> None:
-    """Run the command line; user errors exit with 1, usage errors with 2, neither with a traceback."""
-    from edgespec.errors import EdgespecError
+    """Run the command line; user errors exit with 1, usage errors with 2, neither with a traceback.
 
+    What failed is said in words on stderr, and under ``--json`` as an object on stdout, too.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a model may write what a Windows code page has no room for
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: what is half done is cleared away
     try:
         cli.main(standalone_mode=False)  # click ends quietly, with 1, when whoever read us has gone
-    except EdgespecError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
     except click.ClickException as error:
         error.show()
-        sys.exit(error.exit_code)
+        _end(error.exit_code, "UsageError", error.format_message())
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        sys.exit(130)
-    except ModuleNotFoundError as error:
-        if error.name not in EXTRAS:
+        _end(130, "KeyboardInterrupt", "stopped")
+    except Exception as error:
+        told = _told(error)
+        if told is None:
             raise
-        click.echo(f"error: this command needs {error.name}, which is not installed", err=True)
-        click.echo(f"hint: pip install 'edgespec[{EXTRAS[error.name]}]'", err=True)
-        sys.exit(1)
-    except MemoryError as error:
-        click.echo(f"error: out of memory: {error or 'the system has no more'}", err=True)
-        click.echo("hint: --budget keeps within a limit, and `edgespec plan` says what fits", err=True)
-        sys.exit(1)
-    except OSError as error:
-        click.echo(f"error: {error}", err=True)
-        sys.exit(1)
+        click.echo(f"error: {told}", err=True)
+        _end(1, "OSError" if isinstance(error, OSError) else type(error).__name__, told.message, told.hint)
+
+
+def _told(error: Exception) -> EdgespecError | None:
+    """What a failure that is nobody's mistake here says to the user; None = it is a mistake here."""
+    from edgespec.errors import EdgespecError
+
+    if isinstance(error, EdgespecError):
+        return error
+    if isinstance(error, ModuleNotFoundError) and error.name in EXTRAS:
+        hint = f"pip install 'edgespec[{EXTRAS[error.name]}]'"
+        return EdgespecError(f"this command needs {error.name}, which is not installed", hint)
+    if isinstance(error, MemoryError):
+        hint = "--budget keeps within a limit, and `edgespec plan` says what fits"
+        return EdgespecError(f"out of memory: {error or 'the system has no more'}", hint)
+    return EdgespecError(str(error)) if isinstance(error, OSError) else None
+
+
+def _end(code: int, kind: str, message: str, hint: str | None = None) -> NoReturn:
+    """Exit, and say why where a program reads it."""
+    if "--json" in sys.argv[1:]:
+        from edgespec.cli.common import emit_json
+
+        with suppress(OSError):  # whoever read us has gone
+            emit_json({"error": {"type": kind, "message": message, "hint": hint}})
+    sys.exit(code)

@@ -10,6 +10,7 @@ import click
 
 from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
 from edgespec.cli.groups import GroupedCommand, group
+from edgespec.errors import InvalidRequest
 from edgespec.server.limits import Limits
 
 KEY = "EDGESPEC_API_KEY"
@@ -73,7 +74,7 @@ def command(
     try:
         socket = config.bind_socket()
     except SystemExit as error:  # it has logged why
-        raise click.ClickException(f"cannot listen on {host}:{port}; --port 0 takes a free port") from error
+        raise InvalidRequest(f"cannot listen on {host}:{port}", "--port 0 takes a free port") from error
     model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
     click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
     if as_json:

@@ -121,16 +121,16 @@ def command(method: Any, model: str, output: Path | None, exits: str | None, as_
     edgespec train paradecode ./model --exits 8,16,24 --data my-text.txt -o exits --plot loss.png
     accelerate launch -m edgespec train medusa ./model --self-distill 20000 --precision bf16 -o heads
     """
+    if output is None:
+        raise click.UsageError("say where to write the result: -o FOLDER")
+    if output.resolve() == Path.cwd():
+        raise click.UsageError("the result cannot take the place of the current folder: name another with -o")
     import torch  # noqa: F401  missing: better now than after the model is read
     from accelerate import Accelerator  # noqa: F401
 
     from edgespec.export.training.options import TrainOptions
     from edgespec.export.training.train import Trainer
 
-    if output is None:
-        raise click.UsageError("say where to write the result: -o FOLDER")
-    if output.resolve() == Path.cwd():
-        raise click.UsageError("the result cannot take the place of the current folder: name another with -o")
     plot = rest["plot"]
     if plot is not None:
         from edgespec.reports.bench import check_plot

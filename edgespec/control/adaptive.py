@@ -97,10 +97,18 @@ class Adaptive(Wrapper):
         super().bind(params, noise)
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        """Let the inner drafter read the prompt where it will be asked at once."""
-        record = self._record(self._expected_bucket)
-        asked = not self.fallback or record.drafting or not record.seen[0]
-        return self.inner.prefill(tokens, most) if asked else 0
+        """Let the inner drafter read what it needs where it will be asked next."""
+        if not most and not self.inner.prefill(tokens, 0):  # most rounds
+            return 0
+        return self.inner.prefill(tokens, most) if self._will_ask() else 0
+
+    def _will_ask(self) -> bool:
+        """Whether the inner drafter would be asked for a proposal now."""
+        if self._cheap:
+            return True
+        record, rows, before = self._record(self._expected_bucket), self._expected_rows(self.gamma_max), self._last
+        best, self._last = self._best(record, rows), before
+        return best > 0 or not self.fallback or self._to_probe(record, rows) > 0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """The inner drafter's proposal, as long as it pays to verify."""
@@ -154,9 +162,7 @@ class Adaptive(Wrapper):
         if best or not self.fallback:
             record.wait, record.sat, record.streak = WAIT, 0, 0
             return max(best, 1)
-        # Nothing is known of a new bucket but the prior: it is probed at once.
-        length = self._affordable(rows) if record.sat >= record.wait or not record.seen[0] else 0
-        if length:
+        if length := self._to_probe(record, rows):
             record.sat = 0
             record.probing = True
             record.streak += 1
@@ -166,8 +172,10 @@ class Adaptive(Wrapper):
         record.sat += 1
         return 0
 
-    def _affordable(self, rows: list[int]) -> int:
-        """Guesses of a probe: as many as its stake allows."""
+    def _to_probe(self, record: Record, rows: list[int]) -> int:
+        """Guesses of a probe where one is due: as many as its stake allows."""
+        if record.sat < record.wait and record.seen[0]:  # of a new bucket nothing is known but the prior
+            return 0
         longest = min(_PROBE, len(rows) - 1)
         return next((n for n in range(longest, 0, -1) if self._steps(n, rows[n]) - 1 <= self.stake), 0)
 

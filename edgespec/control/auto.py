@@ -102,24 +102,33 @@ class Switch(Wrapper):
         if which is not None:
             self._enter(which, tokens)
 
+    def prefill(self, tokens: list[int], most: int) -> int:
+        """Let the candidate in use read, one taken up in the middle of the text, too."""
+        self._take_up(tokens)
+        return super().prefill(tokens, most)
+
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """What the candidate in use proposes, as far as its budget goes."""
-        bandit = self._bandit
-        if bandit.active is None:
-            which = self._again() if bandit.now % CHECK == 0 else None
-            if which is None:
-                return EMPTY
-            self._change(which, "another look")
-        assert bandit.active is not None
-        if self._drafter is None:
-            self._enter(bandit.active, tokens)
+        self._take_up(tokens)
         drafter = self._drafter
-        assert drafter is not None
-        drafter.stake = bandit.each[bandit.active].stake if self.fallback else inf
+        if drafter is None:
+            return EMPTY
         before = drafter.probes
         proposal = drafter.propose(tokens, budget)
         self._probe = drafter.probes > before
         return proposal
+
+    def _take_up(self, tokens: list[int]) -> None:
+        """Have the candidate in use ready for the next round, if there is one; now and then look for one."""
+        bandit = self._bandit
+        if bandit.active is None and bandit.now % CHECK == 0 and (which := self._again()) is not None:
+            self._change(which, "another look")
+        if bandit.active is None:
+            return
+        if self._drafter is None:
+            self._enter(bandit.active, tokens)
+        assert self._drafter is not None
+        self._drafter.stake = bandit.each[bandit.active].stake if self.fallback else inf
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """The candidate in use learns from the round."""

@@ -35,8 +35,9 @@ class Drafter:
     """Guesses what follows; it never owns a loop over rounds (``loop.decode`` does).
 
     A drafter overrides ``propose``, and whatever else it needs.  The loop calls ``watch``, ``bind`` and ``begin`` when
-    a request starts, then reads the prompt and lets the drafter read it (``prefill``); ``propose``, ``observe`` and
-    ``timed`` in every round.  An exception in any of them costs the request its drafter, never its text.
+    a request starts, then reads the prompt.  In every round it lets the drafter read what it needs, piece by piece
+    (``prefill``), and calls ``propose``, ``observe`` and ``timed``.  An exception in any of them costs the request its
+    drafter, never its text.
 
     Attributes:
         name: the method, as the bundle and the command line call it.
@@ -94,7 +95,11 @@ class Drafter:
         return len(tokens)
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        """Read at most so many tokens that the first proposal after this prompt needs; returns how many are left."""
+        """Read at most so many tokens that the next proposal needs; returns how many are left.
+
+        None are, where it will not be asked, or reads so few that nobody waits for it.  ``most`` is 0 where every round
+        asks whether there are any.
+        """
         return 0
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
@@ -174,7 +179,9 @@ class Wrapper(Drafter):
         return min([len(tokens), *(drafter.known(tokens) for drafter in self.inside)])
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        return sum(drafter.prefill(tokens, most) for drafter in self.inside)
+        left: list[int] = []
+        self.tell("prefill", lambda drafter: left.append(drafter.prefill(tokens, most)))
+        return sum(left)
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
         self.tell("absorb", lambda drafter: drafter.absorb(first, taps))

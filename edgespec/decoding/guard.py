@@ -56,9 +56,9 @@ class Guard(Wrapper):
             self._drop("known", error)
             return len(tokens)
 
-    def prefill(self, tokens: list[int], most: int) -> int:
+    def prefill(self, tokens: list[int], most: int) -> int:  # each round: without a closure
         try:
-            return super().prefill(tokens, most)
+            return self.inside[0].prefill(tokens, most) if self.inside else 0
         except Exception as error:
             self._drop("prefill", error)
             return 0

@@ -90,8 +90,8 @@ def rounds(
     """Like ``decode``, but the passes over the target are left to whoever drives the generator.
 
     First it yields a ``PrefillRequest`` as long as some of the prompt is not read, and reads as many tokens as it is
-    sent.  Then it yields a ``PassRequest``, wants its ``Pass`` sent, and yields the ``Round`` made of it; the arrays of
-    the pass must stay as they are until then.
+    sent; before a round, too, while a draft model has text to read.  Then it yields a ``PassRequest``, wants its
+    ``Pass`` sent, and yields the ``Round`` made of it; the arrays of the pass must stay as they are until then.
     """
     tokens = [int(token) for token in prompt]
     check_prompt(tokens, options.sampling, target.vocab_size, target.context)
@@ -149,9 +149,9 @@ def _read(target: Target, tokens: list[int], guard: Guard) -> Reading:
     return reused
 
 
-def _read_ahead(tokens: list[int], guard: Guard) -> Reading:
-    """Let the drafter read what its first proposal needs; returns how much it would still read."""
-    before, left = len(tokens), guard.prefill(tokens, 0)
+def _read_ahead(tokens: list[int], guard: Guard, left: int) -> Reading:
+    """Let the drafter read what its next proposal needs, so many tokens; returns how much it would still read."""
+    before = left + 1
     while 0 < left < before:  # one that does not get on is not asked again
         most = yield PrefillRequest(left, draft=True)
         assert not isinstance(most, Pass)
@@ -170,9 +170,6 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     observer.begun()
     reused = yield from _read(target, tokens, guard)
     observer.prefilled(len(tokens), reused)
-    if options.max_new_tokens > 1:
-        yield from _read_ahead(tokens, guard)
-        observer.begun()
     heads = target if isinstance(target, HeadTarget) else None
     tapped = target if isinstance(target, TappedTarget) else None
 
@@ -186,6 +183,10 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         observer.start()
         # One of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context.
         budget = min(options.gamma, left - 1, context - len(tokens) - 1)
+        if budget > 0 and (unread := guard.prefill(tokens, 0)):
+            yield from _read_ahead(tokens, guard, unread)
+            observer.begun()
+            observer.start()
         proposal = guard.propose(tokens, budget) if budget > 0 else EMPTY
         guesses = len(proposal)
         observer.proposed(proposal, guesses, guard)

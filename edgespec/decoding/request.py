@@ -53,11 +53,11 @@ class DecodeOptions:
 
 @dataclass(slots=True)
 class PrefillRequest:
-    """The prompt is not read yet.  Whoever drives the request sends how many tokens come next; None = all of them.
+    """Some of the text is to be read.  Whoever drives the request sends how many tokens come next; None = all of them.
 
     Attributes:
         left: tokens to be read.
-        draft: whether a draft model reads them, after the target.
+        draft: whether a draft model reads them, after the target; in the middle of a text, too, where it is taken up.
     """
 
     left: int

@@ -28,14 +28,14 @@ from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
 from edgespec.runtimes.slots.slot import Slot
 
-MOST_OWED = 64  # rows whose taps are kept while nothing is proposed
+MOST_OWED = 64  # rows whose taps are kept while nothing is proposed, looked at four times on the way
 
 
 class DraftDecoder(Drafter):
     """Draws chains or trees from a drafter that is conditioned on the target.
 
-    Invariant: the slot holds the entries of the rows before ``_at``, or of ``held`` more, and ``_taps`` the taps of row
-    ``_at`` and all after it, up to the row before the pending token.
+    Invariant: the slot holds the entries of the rows before ``_at``, or of ``held`` more, and ``_taps`` with ``_later``
+    the taps of row ``_at`` and all after it, up to the row before the pending token.
 
     Args:
         target: gives taps, and embeddings of tokens.
@@ -53,6 +53,7 @@ class DraftDecoder(Drafter):
         self.held, self.steps_at_once = self.entries.held, not self.entries.held
         self._tokens: list[int] = []  # committed, the pending one last
         self._at, self._taps = 0, self.entries.no_taps  # first row, [rows, k * hidden]
+        self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
         self._sound = False  # nothing failed since the entries were right
         self.bind(SamplingParams(), Noise())
 
@@ -71,6 +72,7 @@ class DraftDecoder(Drafter):
         same = common_prefix(self._tokens, tokens) if self._sound else 0
         self._at = self.entries.kept(same, len(tokens) - 1)
         self._tokens, self._taps, self._sound = list(tokens), self.entries.no_taps, True
+        self._later = []
         return self._at
 
     def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
@@ -85,6 +87,7 @@ class DraftDecoder(Drafter):
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """A chain or tree; none where it was not shown all of the text, or where its context ends."""
+        self._join()
         length, rows = min(budget, self.slot.context - len(tokens)), len(tokens) - 1
         if length < 1 or rows < 1 or not self._complete(tokens):
             return EMPTY
@@ -101,9 +104,11 @@ class DraftDecoder(Drafter):
         if not self._sound or output.taps is None:
             return
         kept = [0, *(node + 1 for node in verdict.path)] if len(proposal) else slice(None)
-        self._taps = np.concatenate((self._taps, output.taps[kept]))
+        self._later.append(output.taps[kept].copy())
         self._tokens += [*proposal.tokens[list(verdict.path)].tolist(), verdict.next_token]
-        self._settle(MOST_OWED)
+        if len(self._later) >= MOST_OWED // 4:
+            self._join()
+            self._settle(MOST_OWED)
 
     @property
     def reason(self) -> str:
@@ -118,6 +123,11 @@ class DraftDecoder(Drafter):
     def _complete(self, tokens: list[int]) -> bool:
         """Whether entries and taps reach up to the pending token."""
         return self._sound and self._at + len(self._taps) == len(tokens) - 1 and self._tokens[-1] == tokens[-1]
+
+    def _join(self) -> None:
+        """Add what rounds have brought to the taps."""
+        if self._later:
+            self._taps, self._later = np.concatenate((self._taps, *self._later)), []
 
     def _settle(self, most: int = 1) -> None:
         """Make entries of the rows with taps, but for those held back, where there are as many as ``most``."""

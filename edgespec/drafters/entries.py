@@ -16,6 +16,7 @@ from edgespec.drafters.drawing.tree import draw_tree
 from edgespec.runtimes.slots.slot import Slot
 
 Rows = NDArray[np.float32]
+KEPT = 1 << 20  # bytes of embeddings that are kept: asking the target for some takes as long as a small drafter's step
 
 
 class Entries:
@@ -36,6 +37,7 @@ class Entries:
         hidden = decoder.columns // 2 if decoder.reads else slot.model.facts.hidden
         self.no_taps = np.zeros((0, decoder.columns - hidden), np.float32)
         self._states = np.zeros((0, 0), np.float32)  # [1 + n, hidden]: its own, of the last token and of guesses
+        self._embedded: dict[int, Rows] = {}  # [hidden] of each token asked for lately
 
     def __len__(self) -> int:
         return len(self.slot.tokens)
@@ -124,9 +126,14 @@ class Entries:
     def _given(self, tokens: Sequence[int], state: Rows) -> Rows:
         """[n, columns]: what the slot is given of tokens [n] and taps or hidden states [n, any]."""
         given = np.zeros((len(tokens), self._columns), np.float32)
-        embedded = self.target.embed(np.array(tokens, np.int64))  # [n, hidden]
-        given[:, : embedded.shape[1]] = embedded
-        given[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
+        hidden, known = self.slot.model.facts.hidden, self._embedded
+        if 4 * hidden * (len(known) + len(tokens)) > KEPT:
+            known.clear()
+        if new := [token for token in dict.fromkeys(tokens) if token not in known]:
+            known.update(zip(new, self.target.embed(np.array(new, np.int64)), strict=True))
+        for row, token in zip(given, tokens, strict=True):
+            row[:hidden] = known[token]
+        given[:, hidden : hidden + state.shape[1]] = state
         return given
 
     def _whole(self, logits: Rows) -> Rows:

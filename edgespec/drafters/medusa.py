@@ -90,5 +90,4 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Medusa:
     else:
         costs = parts.costs()
         paths, _ = best_tree(part.ranks, costs.v, part.draft_cost or 0.0, MOST_NODES)
-        paths = paths or chain(part.ranks, 1)
-    return Medusa(parts.target, group, paths)
+    return Medusa(parts.target, group, paths or chain(part.ranks, 1))

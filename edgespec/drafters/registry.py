@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from edgespec.drafters import priors
-from edgespec.drafters.priors import Priors
+from edgespec.drafters.priors import Prior
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import NATIVE
 
@@ -38,7 +38,7 @@ class Method:
         at_once: guessing costs the same however many guesses it makes.
         apart: its drafter is a checkpoint of its own, given by ``--drafter``.
         searches: it chooses while it writes what to leave out, so nothing can be compiled beforehand for a device.
-        priors: what to expect of it where nothing was measured.
+        prior: what to expect of it where nothing was measured; None = no gain.
     """
 
     help: str
@@ -48,7 +48,7 @@ class Method:
     at_once: bool = False
     apart: bool = False
     searches: bool = False
-    priors: Priors = field(default_factory=dict)
+    prior: Prior | None = None
 
     def build(self, parts: Parts, part: MethodPart, options: DraftOptions) -> Drafter:
         """Its drafter for a session.
@@ -66,41 +66,41 @@ class Method:
 _HERE = "edgespec.drafters"
 METHODS: dict[str, Method] = {
     AR: Method("plain decoding", f"{_HERE}.ar:build", gamma=1),
-    NGRAM: Method("what followed the same words before", f"{_HERE}.ngram:build", gamma=8, priors=priors.NGRAM),
-    SPECULATIVE: Method("a small draft model", f"{_HERE}.speculative:build", "draft", priors=priors.SPECULATIVE),
-    SELF_SPEC: Method("the model without some layers", f"{_HERE}.self_spec:build", "layers", priors=priors.SELF_SPEC),
+    NGRAM: Method("what followed the same words before", f"{_HERE}.ngram:build", gamma=8, prior=priors.NGRAM),
+    SPECULATIVE: Method("a small draft model", f"{_HERE}.speculative:build", "draft", prior=priors.SPECULATIVE),
+    SELF_SPEC: Method("the model without some layers", f"{_HERE}.self_spec:build", "layers", prior=priors.SELF_SPEC),
     "swift": Method(
         "the same, layers searched while it writes",
         f"{_HERE}.swift:build",
         "layers",
         searches=True,
-        priors=priors.SWIFT,
+        prior=priors.SWIFT,
     ),
-    "medusa": Method("heads, a tree", f"{_HERE}.medusa:build", "heads", at_once=True, priors=priors.MEDUSA),
-    "blockwise": Method("heads, a block", f"{_HERE}.blockwise:build", "heads", at_once=True, priors=priors.BLOCKWISE),
+    "medusa": Method("heads, a tree", f"{_HERE}.medusa:build", "heads", at_once=True, prior=priors.MEDUSA),
+    "blockwise": Method("heads, a block", f"{_HERE}.blockwise:build", "heads", at_once=True, prior=priors.BLOCKWISE),
     "paradecode": Method("early exits", f"{_HERE}.paradecode:build", "heads"),
     EAGLE: Method(
         "a drafter conditioned on hidden states",
         f"{_HERE}.draft_decoder:build",
         "drafter",
         apart=True,
-        priors=priors.EAGLE,
+        prior=priors.EAGLE,
     ),
-    MTP: Method("a layer of the checkpoint", f"{_HERE}.draft_decoder:build", "drafter", priors=priors.MTP),
+    MTP: Method("a layer of the checkpoint", f"{_HERE}.draft_decoder:build", "drafter", prior=priors.MTP),
     DFLASH: Method(
         "a block of guesses in one pass",
         f"{_HERE}.draft_decoder:build",
         "drafter",
         at_once=True,
         apart=True,
-        priors=priors.DFLASH,
+        prior=priors.DFLASH,
     ),
     ASSISTANT: Method(
         "small layers over the model's keys and values",
         f"{_HERE}.draft_decoder:build",
         "drafter",
         apart=True,
-        priors=priors.ASSISTANT,
+        prior=priors.ASSISTANT,
     ),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -21,6 +22,7 @@ from edgespec.runtimes.files.manifest import MethodPart
 # Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
 # for the LM head; more are prefilled first.  After full acceptance it is two: the last guess and the bonus.
 _FEED = 4
+_BEHIND = 32  # tokens from which on a text that went on without the draft is read by pieces before it guesses
 
 
 class DraftModel(Drafter):
@@ -60,6 +62,7 @@ class DraftModel(Drafter):
         if columns < model.vocab_size:
             named: NDArray[np.int64] | None = getattr(model, "head_tokens", None)
             self._columns = np.arange(columns) if named is None else named
+        self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
         self.bind(params or SamplingParams(), noise or Noise())
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
@@ -70,14 +73,27 @@ class DraftModel(Drafter):
         """[budget + 1]: rows of the pass that verifies a proposal of each depth."""
         return rows_of(self.branch, budget)
 
+    def begin(self, tokens: list[int]) -> None:
+        """A text, from its beginning or taken up in the middle."""
+        self._least = 0
+
     def prefill(self, tokens: list[int], most: int) -> int:
-        """Read the prompt by pieces; what ``propose`` reads by itself is left to it."""
-        known = self.model.follow(tokens[:-1])
+        """Read by pieces; what ``propose`` reads by itself is left to it."""
+        model = self.model
+        if not self._least:
+            model.follow(tokens[:-1])
+            self._least = _FEED
+        known = len(model.tokens)  # refused guesses that it may hold, too, are few
         left = len(tokens) - 1 - known
-        if left < _FEED or len(tokens) >= self.model.context or max(tokens[known:]) >= self.model.vocab_size:
+        if left < _FEED:
+            self._least = max(self._least, _BEHIND)
+        if left < self._least:
             return 0
         if most:
-            self.model.prefill(tokens[known : known + min(left, most)])
+            if len(tokens) >= model.context or max(tokens[known:]) >= model.vocab_size:
+                self._least = sys.maxsize  # it proposes nothing
+                return 0
+            model.prefill(tokens[known : known + min(left, most)])
         return max(left - most, 0)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:

@@ -24,21 +24,23 @@ def grow(ranks: Ranks, most: int) -> list[tuple[Path, float]]:
     """
     best: list[tuple[float, Path]] = []
     found: list[tuple[Path, float]] = []
-    shares = [list(head) for head in ranks]
+    # guesses of a head by their shares: those of few positions need not fall with the rank
+    orders = [np.argsort(-np.asarray(head), kind="stable").tolist() for head in ranks]
+    shares = [[head[rank] for rank in order] for head, order in zip(ranks, orders, strict=True)]
     if not shares or not shares[0]:
         return found
     heappush(best, (-shares[0][0], (0,)))
     while best and len(found) < most:
-        negative, path = heappop(best)
+        negative, places = heappop(best)  # where in those orders a path's guesses stand
         if negative >= 0:  # never right: no more of these
             break
-        found.append((path, -negative))
-        depth, rank = len(path), path[-1]
-        above = -negative / shares[depth - 1][rank]
-        if rank + 1 < len(shares[depth - 1]):  # the next guess of the same head
-            heappush(best, (-above * shares[depth - 1][rank + 1], (*path[:-1], rank + 1)))
+        found.append((tuple(order[place] for order, place in zip(orders, places, strict=False)), -negative))
+        depth, place = len(places), places[-1]
+        above = -negative / shares[depth - 1][place]
+        if place + 1 < len(shares[depth - 1]):  # the next guess of the same head
+            heappush(best, (-above * shares[depth - 1][place + 1], (*places[:-1], place + 1)))
         if depth < len(shares) and shares[depth]:  # the first guess of the next head
-            heappush(best, (negative * shares[depth][0], (*path, 0)))
+            heappush(best, (negative * shares[depth][0], (*places, 0)))
     return found
 
 

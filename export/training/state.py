@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from edgespec.errors import TrainingError
 from edgespec.export.heads.description import DESCRIPTION
 from edgespec.export.training.data import Windows
 from edgespec.runtimes.files.json_file import read_object
-from edgespec.runtimes.files.staged import staged
+from edgespec.runtimes.files.staged import staged, take_lock
 
 FOLDER = ".training"
 DRAFT_REPORT = "edgespec_draft.json"
@@ -97,14 +96,9 @@ class TrainingState:
         """Make the folder, and keep other processes out of it as long as this one trains."""
         try:
             self.output.mkdir(parents=True, exist_ok=True)
-            if sys.platform == "win32" or self._lock is not None:
-                return
-            import fcntl
-
-            self._lock = os.open(self.output, os.O_RDONLY)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._lock is None:
+                self._lock = take_lock(self.output)
         except BlockingIOError as error:
-            self.release()
             raise TrainingError(
                 f"{self.output}: another process trains into this folder", "wait for it, or choose another with -o"
             ) from error

@@ -37,7 +37,8 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
             part.mkdir(0o700)
         else:
             os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-        lock = _lock(part)
+        with suppress(OSError):  # a file system without locks
+            lock = take_lock(part)
         yield part
         if not private:  # as both are made
             part.chmod(0o755 if folder else 0o644)
@@ -73,16 +74,20 @@ def remove_stale(target: Path) -> None:
             with suppress(OSError):
                 if time.time() - part.stat().st_mtime < _YOUNG:
                     continue
-                lock = _lock(part)
+                lock = take_lock(part)
                 if lock is not None:
                     os.close(lock)
                     _remove(part)
 
 
-def _lock(path: Path) -> int | None:
-    """A lock on a part, until its descriptor is closed or the process ends; None = another process has it.
+def take_lock(path: Path) -> int | None:
+    """Lock a file or a folder, until the descriptor is closed or the process ends; None = there are no locks (Windows).
 
-    Without locks (Windows) no part is anybody's for sure: stale ones stay.
+    Without them no part is anybody's for sure: stale ones stay.
+
+    Raises:
+        BlockingIOError: another process has it.
+        OSError: this file system has none.
     """
     try:
         import fcntl
@@ -93,7 +98,7 @@ def _lock(path: Path) -> int | None:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         os.close(handle)
-        return None
+        raise
     return handle
 
 
@@ -103,7 +108,10 @@ def _sync(path: Path) -> None:
 
 
 def _take_name(part: Path, target: Path, replace: bool) -> None:
-    """Rename ``part`` to ``target``; a folder of that name is deleted only after that has worked."""
+    """Rename ``part`` to ``target``; a folder of that name is deleted only after that has worked.
+
+    Where the system can exchange names there is a folder of that name at any moment.
+    """
     if part.is_file():
         part.replace(target)
         return
@@ -114,6 +122,8 @@ def _take_name(part: Path, target: Path, replace: bool) -> None:
             if replace or not target.is_dir():
                 raise
         return
+    if _exchange(part, target):
+        return
     old = part.with_name(f"{part.name}.old")
     target.rename(old)
     try:
@@ -121,11 +131,25 @@ def _take_name(part: Path, target: Path, replace: bool) -> None:
     except BaseException:
         old.rename(target)
         raise
-    shutil.rmtree(old, ignore_errors=True)
+    _remove(old)
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Let two names change places in one step; False = the system, or the file system, cannot."""
+    import ctypes
+
+    one, two, here, swap = os.fsencode(first), os.fsencode(second), -100, 2  # AT_FDCWD, RENAME_EXCHANGE or RENAME_SWAP
+    try:
+        system = ctypes.CDLL(None)
+    except (OSError, TypeError):  # Windows
+        return False
+    if hasattr(system, "renameat2"):  # Linux
+        return bool(system.renameat2(here, one, here, two, swap) == 0)
+    return hasattr(system, "renamex_np") and bool(system.renamex_np(one, two, swap) == 0)  # macOS
 
 
 def _remove(part: Path) -> None:
-    if part.is_dir():
+    if part.is_dir() and not part.is_symlink():
         shutil.rmtree(part, ignore_errors=True)
     else:
         part.unlink(missing_ok=True)

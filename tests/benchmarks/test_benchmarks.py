@@ -150,6 +150,18 @@ def test_linear(figures: Run, kind: str) -> None:
     assert found["shapes"]["tiny"]["v"]["1"] == 1
 
 
+@pytest.mark.usefixtures("native")
+def test_drafter_cost(figures: Run) -> None:
+    tiny = {"tiny": (64, 4, 4, 2, 16, 96, 128)}
+    changes: dict[str, Any] = {"SHAPES": tiny, "DEPTH": 8, "BLOCKS": (4,), "MEGABYTES": 8}
+    found = figures("drafter_cost", "--model", "tiny", "--heads", 96, "--pairs", 2, "--threads", 1, **changes)
+    size = {name: found["passes"][name]["bytes_over_a_steps"] for name in found["passes"]}
+    step, first = size["eagle, head of 96: a step"], size["eagle, head of 96: 3 entries and a guess"]
+    assert 0 < step < first < size["target, 5 rows"] == 1  # a step does not fuse
+    assert size["dflash, head of 96: 3 entries"] > 0
+    assert set(found["eagle_rounds"]["96"]) == {"1", "2", "3", "4"}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
     short = (native_bundle, "--contexts", 128, "--methods", "ngram", "--threads", 1)

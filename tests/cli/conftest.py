@@ -42,6 +42,19 @@ class Outcome:
         assert isinstance(value, dict)
         return value
 
+    def failed(self, code: int) -> dict[str, Any]:
+        """The ``error`` of a command with ``--json`` that ended so; stderr says the same in words."""
+        assert self.code == code, (self.out, self.err)
+        assert "Traceback" not in self.err
+        assert self.out.count("\n") == 1
+        found = json.loads(self.out)
+        assert list(found) == ["error"]
+        error: dict[str, Any] = found["error"]
+        assert list(error) == ["type", "message", "hint"]
+        assert error["message"] in self.err
+        assert error["hint"] is None or f"hint: {error['hint']}" in self.err
+        return error
+
     def refused(self, code: int, *parts: str) -> None:
         """The command ended with a message that has all of these parts, and with nothing on stdout."""
         assert (self.code, self.out) == (code, ""), (self.out, self.err)

@@ -9,17 +9,23 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.control.acceptance import Record
 from edgespec.control.adaptive import Adaptive
 from edgespec.control.auto import Switch
 from edgespec.control.bandit import Candidate
-from edgespec.decoding.loop import decode
+from edgespec.control.chain import Compose
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import decode, rounds, run_pass
 from edgespec.decoding.monitor import PLAIN
-from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.request import DecodeOptions
+from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import HeadTarget
+from edgespec.drafters.speculative import DraftModel
+from edgespec.formulas.cost import CostModel
 from tests.control.test_auto import always, three
+from tests.support.reference import FunctionTarget
 from tests.support.timed_toy import DEAR, INT4, STOCK, Clock, Guesser, controlled, run, text
 from tests.support.toy import Scripted, emitted, exact, hash_logits, hash_target, plain
 
@@ -42,6 +48,53 @@ class Forced(Switch):
 
     def _judge(self) -> None:
         pass
+
+
+class Reader(FunctionTarget):
+    """A draft that writes down how many tokens it reads at once."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(hash_logits(seed, 11), 11)
+        self.read: list[int] = []
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        self.read.append(len(tokens))
+        super().prefill(tokens)
+
+
+@pytest.mark.parametrize("around", ["control", "auto", "chain"])
+def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> None:
+    """Nothing is drafted for a while; then the draft reads the whole text, so many tokens at a time as it is told."""
+    draft, asked, written = Reader(3), list[int](), list[int]()
+    prompt = [1] * 150
+    control = Adaptive(DraftModel(draft, 11), CostModel({1: 1.0, 2: 1.01}, 0.01))
+    drafter: Drafter = Compose([Scripted(lambda *_: EMPTY), control]) if around == "chain" else control
+    if around == "auto":
+        drafter = switch = Switch([Candidate("speculative", 2.0, lambda: control)])
+        switch._learned.each[0].until = 40
+    else:
+        control._records[0] = Record([0.0], [9])  # its guesses were wrong so far: it waits before it tries again
+    target = hash_target(3)
+    driven = rounds(target, drafter, prompt, DecodeOptions(120, 4), stats := Stats())
+    item = next(driven, None)
+    while item is not None:
+        if isinstance(item, PrefillRequest):
+            asked.append(item.left if item.draft else 0)
+            item = driven.send(16)
+        elif isinstance(item, PassRequest):
+            item = driven.send(run_pass(target, item))
+        else:
+            assert isinstance(item, Round)
+            written += item.tokens
+            item = next(driven, None)
+    assert written == plain(hash_logits(3, 11), 11, prompt, 120)
+    assert stats.accepted > 5
+    assert stats.dropped_reason is None
+    assert draft.read[:10] == [16] * 10
+    assert max(draft.read) <= 32
+    lefts = [left for left in asked if left]
+    assert lefts[0] >= len(prompt) + 16 - 1
+    assert lefts[:10] == list(range(lefts[0], lefts[0] - 160, -16))
 
 
 def _guess(name: str, seed: int, right: int) -> Callable[[], Adaptive]:

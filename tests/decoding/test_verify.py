@@ -312,6 +312,14 @@ def test_the_last_beginning_that_passes_stands_even_after_one_that_did_not() -> 
     assert verify(one, rows, ScriptedNoise(passes + 1e-9, held * 0.5 / 0.8 + 1e-9, 0.0)) == Verdict(range(0), 1)
 
 
+def test_a_beginning_whose_residual_is_empty_stands_only_as_part_of_a_longer_one() -> None:
+    p, q = [0.5, 0.5], np.array([[0.8, 0.2], [0.5, 0.5]])
+    rows, guesses = FixedRows([p, p, [0, 1]], block=True), Proposal(np.array([0, 0]), None, q)
+    held = 0.5 / 0.8  # after one guess and after two; held p - q <= 0 everywhere after the first
+    assert verify(guesses, rows, ScriptedNoise(0.0, held + 1e-9, 0.0)) == Verdict(range(0), 1)
+    assert verify(guesses, rows, ScriptedNoise(0.0, held - 1e-9, 0.0)) == Verdict(range(2), 1)
+
+
 def test_a_block_reads_no_row_behind_a_guess_that_the_target_excludes() -> None:
     q = np.full((3, 2), 0.5)
     rows = FixedRows([[0.5, 0.5], [0, 1], [np.nan, np.nan], [np.nan, np.nan]], block=True)

@@ -8,6 +8,7 @@ from itertools import cycle
 
 import pytest
 
+from edgespec.control.adaptive import Adaptive
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.pace import ALONE, BESIDE, Pace
@@ -99,6 +100,45 @@ def test_another_request_runs_between_chunks(
         counts[slot] = counts.get(slot, 0) + count
         assert count <= PREFILL_CHUNK
     assert [count for count in counts.values() if count > PREFILL_CHUNK] == [len(LONG) - 1] * (1 + (method != "ar"))
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_draft_taken_up_in_the_middle_of_a_text_reads_it_by_chunks(
+    fresh: Callable[..., Engine],
+    chunks: list[tuple[Slot, int]],
+    rows: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    cancelled: bool,
+) -> None:
+    """Control drafts from the fourth round on: the draft has read nothing until then."""
+    engine, texts, cancel = fresh(), list[list[int]](), threading.Event()
+    rows(PREFILL_CHUNK)
+    expected = engine.generate(LONG, PLAIN).tokens
+    alone = engine.generate("ROMEO:", PLAIN).tokens
+    pays, reading = list[bool](), threading.get_ident()
+    monkeypatch.setattr(Adaptive, "_best", lambda self, record, rows: int(bool(pays)))
+    monkeypatch.setattr(Adaptive, "_to_probe", lambda self, record, rows: 0)
+
+    def other(_: float) -> None:
+        if threading.get_ident() == reading and pays and not texts:
+            if cancelled:
+                cancel.set()
+            running = threading.Thread(target=lambda: texts.append(engine.generate("ROMEO:", PLAIN).tokens))
+            running.start()
+            running.join()
+
+    monkeypatch.setattr("edgespec.engine.request.time.sleep", other)
+    stream = engine.stream(LONG, PLAIN.changed(method="speculative"), cancel=cancel)
+    for number, _ in enumerate(stream):
+        if number == 3:
+            pays.append(True)
+            chunks.clear()
+    assert texts == [alone]
+    assert stream.result.tokens == expected[: len(stream.result.tokens)]
+    assert max(count for _, count in chunks) <= PREFILL_CHUNK
+    assert (stream.result.finish, sum(count for _, count in chunks) > len(LONG)) == (
+        ("cancelled", False) if cancelled else ("length", True)
+    )
 
 
 def test_a_batch_decodes_beside_a_long_prompt(fresh: Callable[..., Engine], rows: Callable[..., None]) -> None:

@@ -119,15 +119,17 @@ def mutant(seed: Path, folder: Path, rng: Random) -> list[Change]:
 
 
 def _change(folder: Path, rng: Random) -> Change:
-    if rng.random() < 0.04:
-        file = rng.choice(sorted(path for path in folder.rglob("*") if path.is_file()))
+    linked = rng.random() < 0.04
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = sorted(path.relative_to(folder).as_posix() for path in files)
+    able = [(name, what, often, how) for name in names for what, often, how in mutators(name)]
+    if not able:  # one change put a pipe or a folder in the place of the only file
+        return LINKS, "nothing is left"
+    if linked:
+        file = rng.choice(files)
         other = rng.choice(("gone", "folder", "outside", "loop", "private", "pipe"))
         put(file, other)
         return LINKS, f"{file.name}: {other}"
-    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    able = [(name, what, often, how) for name in names for what, often, how in mutators(name)]
-    if not able:
-        return LINKS, "nothing is left"
     name, what, _, how = rng.choices(able, [often for _, _, often, _ in able])[0]
     file = folder / name
     try:

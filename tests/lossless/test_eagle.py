@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import Settings
+from edgespec.drafters.entries import Entries
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.methods import check_device, choose_method
+from edgespec.engine.pace import Pace
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
@@ -107,6 +111,45 @@ def test_turns_and_a_saved_session(bundle: Callable[[Format], Path], operators: 
         found = engine.generate(text, GREEDY, method="eagle")
         assert found.tokens == expected
         assert found.stats.accepted
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+def test_a_long_prompt_is_read_by_pieces(
+    bundle: Callable[[Format], Path], operators: Operators, monkeypatch: pytest.MonkeyPatch, cancelled: bool
+) -> None:
+    """So does the drafter, what it is shown of each; in between other requests run, and a cancel is seen."""
+    pieces, texts, reading, cancel = list[int](), list[list[int]](), threading.get_ident(), threading.Event()
+    absorb, prompt = Entries.absorb, [5 + at % 900 for at in range(100)]
+
+    def absorbed(self: Entries, tokens: Sequence[int], taps: NDArray[np.float32]) -> None:
+        if threading.get_ident() == reading:
+            pieces.append(len(taps))
+        absorb(self, tokens, taps)
+
+    def other(_: float) -> None:
+        if threading.get_ident() == reading and len(pieces) == 3:
+            running = threading.Thread(target=lambda: texts.append(engine.generate(PROMPTS[0], GREEDY).tokens))
+            running.start()
+            running.join()
+            if cancelled:
+                cancel.set()
+
+    monkeypatch.setattr(Entries, "absorb", absorbed)
+    monkeypatch.setattr(Pace, "rows", lambda self, most, alone: 16)
+    with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
+        expected = engine.generate(prompt, GREEDY, method="ar").tokens
+        alone = engine.generate(PROMPTS[0], GREEDY).tokens
+        engine.sessions.clear()
+        pieces.clear()
+        monkeypatch.setattr("edgespec.engine.request.time.sleep", other)
+        found = engine.generate(prompt, GREEDY, method="eagle", cancel=cancel)
+    assert texts == [alone]
+    if cancelled:
+        assert (found.finish, found.tokens, len(pieces)) == ("cancelled", [], 3)
+        return
+    assert found.tokens == expected
+    assert max(pieces[:5]) <= 17  # with what one piece had left
+    assert sum(pieces) >= len(prompt) - 2
 
 
 @pytest.mark.parametrize("branch", [None, (2,), (2, 2)])

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from edgespec.drafters.medusa import MOST_NODES
-from edgespec.drafters.priors import Prior, Text
+from edgespec.drafters.priors import Prior
 from edgespec.drafters.registry import AR, METHODS
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.record import Profile, Trial
@@ -61,7 +61,6 @@ def speed_of(
     profile: Profile | None = None,
     *,
     depth: float | None = None,
-    text: Text = "chat",
 ) -> Speed:
     """How fast a bundle decodes in this way on the device of ``profile``; None = nothing is known of the device.
 
@@ -70,7 +69,6 @@ def speed_of(
         use: how it is to be run.
         profile: of the device: of this bundle, or of another one.
         depth: tokens before a pass, on average; None = half of the context.
-        text: kind of text, for what is known from the literature alone.
 
     Raises:
         InvalidRequest: the bundle does not have the method.
@@ -105,12 +103,12 @@ def speed_of(
             return speed(gain, _gamma(trial), trial.tokens_per_round, _first(trial.acceptance))
     elif trial is not None and profile is not None:
         notes.append(f"guesses are accepted as in {profile.name}")
-    prior = METHODS[use.method].priors.get(text)
+    prior = METHODS[use.method].prior
     if prior is None and trial is None:
         known = manifest.methods[use.method].predicted_speedup
         notes.append("the gain is the exporting machine's" if known else "no gain: how often it is right is not known")
         return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
-    guessing = _guessing(manifest, use, trial, prior, text, notes)
+    guessing = _guessing(manifest, use, trial, prior, notes)
     found = best_gain(guessing, costs.c(use.method), costs.controlled, width)
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
@@ -157,7 +155,7 @@ def _same_text(profile: Profile, manifest: Manifest) -> bool:
 
 
 def _guessing(
-    manifest: Manifest, use: RunOptions, trial: Trial | None, prior: Prior | None, text: Text, notes: list[str]
+    manifest: Manifest, use: RunOptions, trial: Trial | None, prior: Prior | None, notes: list[str]
 ) -> Guessing:
     """How a method guesses here: as in a trial, as the export measured, or as the literature has it."""
     method, part = use.method, manifest.methods[use.method]
@@ -167,19 +165,19 @@ def _guessing(
     if prior is None:  # it was tried
         assert trial is not None
         return Guessing(trial.acceptance or [0.0], most, at_once=METHODS[method].at_once)
-    if prior.guesses is not None and prior.tokens is not None:
-        notes.append(f"guesses of {text} text: {prior.source}")
-        return Guessing([prior.acceptance], most, fixed=(prior.guesses, prior.tokens))
+    if prior.fixed is not None:
+        notes.append(f"guesses: {prior.source}")
+        return Guessing([prior.acceptance], most, fixed=prior.fixed)
     if prior.ranks:
         ranks = part.ranks
         if not ranks:
-            notes.append(f"how often heads are right on {text} text: {prior.source}")
+            notes.append(f"how often heads are right: {prior.source}")
             ranks = prior.ranks
         nodes = use.gamma if use.gamma < GAMMA else MOST_NODES
         return Guessing([ranks[0][0]], nodes, ranks, at_once=True)
     rates = trial.acceptance if trial is not None else _measured(part)
     if not rates:
-        notes.append(f"acceptance on {text} text: {prior.source}")
+        notes.append(f"acceptance: {prior.source}")
         small = manifest.beside(METHODS[method].needs)
         rates = [prior.acceptance * typical_share(small)]
     return Guessing(rates, most, at_once=METHODS[method].at_once)

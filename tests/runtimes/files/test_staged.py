@@ -29,7 +29,12 @@ def test_a_file_takes_its_name_at_the_end(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
-def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_a_folder_takes_the_place_of_an_older_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_one_step: bool
+) -> None:
+    if not in_one_step:
+        monkeypatch.setattr(module, "_exchange", lambda *_: False)
     target = tmp_path / "out"
     for text in ("old", "new"):
         with staged(target, folder=True) as part:
@@ -37,6 +42,38 @@ def test_a_folder_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
             (part / "inner" / "file").write_text(text)
     assert (target / "inner" / "file").read_text() == "new"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_no_moment_without_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where names can be exchanged neither of them is renamed; whatever comes right after finds the new folder."""
+    target, other = tmp_path / "out", tmp_path / "other"
+    for folder in (target, other):
+        folder.mkdir()
+        (folder / folder.name).touch()
+    if not module._exchange(target, other):
+        pytest.skip("this file system cannot exchange names")
+    assert (target / "other").exists()
+    assert (other / "out").exists()
+
+    def renamed(*_: object) -> None:
+        raise AssertionError("renamed")
+
+    monkeypatch.setattr(Path, "rename", renamed)
+    with staged(target, folder=True) as part:
+        (part / "new").touch()
+    assert [path.name for path in target.iterdir()] == ["new"]
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "other"}
+
+
+def test_a_link_to_a_folder_is_replaced_and_the_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").touch()
+    (tmp_path / "out").symlink_to("elsewhere")
+    with staged(tmp_path / "out", folder=True):
+        pass
+    assert not (tmp_path / "out").is_symlink()
+    assert (tmp_path / "elsewhere" / "file").exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "elsewhere"}
 
 
 @pytest.mark.parametrize(
@@ -50,7 +87,7 @@ def test_whatever_ends_it_leaves_nothing(tmp_path: Path, error: BaseException, f
 
 
 @pytest.mark.parametrize("folder", [False, True])
-@pytest.mark.parametrize("step", ["_lock", "_remove"])
+@pytest.mark.parametrize("step", ["take_lock", "_remove"])
 def test_a_signal_between_two_steps_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str, folder: bool
 ) -> None:

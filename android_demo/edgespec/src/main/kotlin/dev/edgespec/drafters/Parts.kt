@@ -34,9 +34,9 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
         val paths = if (most != null) {
             grow(part.ranks, most).map { it.first }
         } else {
-            bestTree(part.ranks, parts.costs()::v, part.draftCost ?: 0.0, MEDUSA_NODES).ifEmpty { chainOf(part.ranks.size, 1) }
+            bestTree(part.ranks, parts.costs()::v, part.draftCost ?: 0.0, MEDUSA_NODES)
         }
-        Medusa(parts.target, part.heads[0], paths)
+        Medusa(parts.target, part.heads[0], paths.ifEmpty { chainOf(part.ranks.size, 1) })
     }
     "blockwise" -> {
         val group = parts.manifest.target.heads.first { it.name == part.heads[0] }

@@ -18,18 +18,21 @@ internal val BY_PATH = Comparator<Path> { a, b ->
 /** The [most] nodes that are right most often, the best first, each with its chance; every prefix is a tree. */
 fun grow(ranks: Ranks, most: Int): List<Pair<Path, Double>> {
     val found = ArrayList<Pair<Path, Double>>()
-    if (ranks.isEmpty() || ranks[0].isEmpty()) return found
+    // guesses of a head by their shares: those of few positions need not fall with the rank
+    val orders = ranks.map { head -> head.indices.sortedByDescending { head[it] } }
+    val shares = ranks.zip(orders) { head, order -> order.map { head[it] } }
+    if (shares.isEmpty() || shares[0].isEmpty()) return found
     val best = PriorityQueue<Pair<Double, Path>> { a, b -> a.first.compareTo(b.first).let { if (it != 0) it else BY_PATH.compare(a.second, b.second) } }
-    best.add(-ranks[0][0] to listOf(0))
+    best.add(-shares[0][0] to listOf(0))
     while (best.isNotEmpty() && found.size < most) {
-        val (negative, path) = best.poll()
+        val (negative, places) = best.poll() // where in those orders a path's guesses stand
         if (negative >= 0) break // never right: no more of these
-        found.add(path to -negative)
-        val depth = path.size
-        val rank = path.last()
-        val above = -negative / ranks[depth - 1][rank]
-        if (rank + 1 < ranks[depth - 1].size) best.add(-above * ranks[depth - 1][rank + 1] to path.dropLast(1) + (rank + 1))
-        if (depth < ranks.size && ranks[depth].isNotEmpty()) best.add(negative * ranks[depth][0] to path + 0)
+        found.add(places.mapIndexed { head, place -> orders[head][place] } to -negative)
+        val depth = places.size
+        val place = places.last()
+        val above = -negative / shares[depth - 1][place]
+        if (place + 1 < shares[depth - 1].size) best.add(-above * shares[depth - 1][place + 1] to places.dropLast(1) + (place + 1))
+        if (depth < shares.size && shares[depth].isNotEmpty()) best.add(negative * shares[depth][0] to places + 0)
     }
     return found
 }

@@ -1,0 +1,166 @@
+"""Bundles of random weights in the shapes of published models, for figures of speed and of sizes.
+
+    python -m benchmarks.shapes qwen3.5-0.8b OUT [--format int4] [--context 8448]
+    python -m benchmarks.rows OUT --rows 1,4,8 --depths 200,512,8192
+
+No checkpoint is written: random numbers are quantized as the export reads them.  A bundle says what decoding costs, and
+nothing about text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.bundle.model import write_model
+from edgespec.export.bundle.model_part import open_described
+from edgespec.export.bundle.writer import write_manifest
+from edgespec.export.planned import planned_bundle
+from edgespec.export.source.extended import ExtendedCheckpoint
+from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.manifest import FORMATS
+
+_DELTA = {
+    "model_type": "qwen3_5_text", "vocab_size": 248320, "num_hidden_layers": 24, "num_attention_heads": 8,
+    "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262144, "tie_word_embeddings": True,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+}  # fmt: skip
+_LFM2 = {
+    "model_type": "lfm2", "vocab_size": 65536, "num_hidden_layers": 16, "num_key_value_heads": 8,
+    "max_position_embeddings": 128000, "conv_L_cache": 3, "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+}  # fmt: skip
+_GEMMA = {
+    "model_type": "gemma4_text", "vocab_size": 262144, "num_attention_heads": 8, "head_dim": 256,
+    "global_head_dim": 512, "hidden_size_per_layer_input": 256, "sliding_window": 512,
+    "max_position_embeddings": 131072, "final_logit_softcapping": 30.0, "tie_word_embeddings": True,
+}  # fmt: skip
+_GRANITE = {
+    "model_type": "granitemoehybrid", "vocab_size": 100352, "num_key_value_heads": 4, "num_local_experts": 0,
+    "num_experts_per_tok": 0, "max_position_embeddings": 32768, "tie_word_embeddings": True,
+}  # fmt: skip
+_SPACES = ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)]
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "qwen3.5-0.8b": {**_DELTA, "hidden_size": 1024, "intermediate_size": 3584},
+    "qwen3.5-2b": {**_DELTA, "hidden_size": 2048, "intermediate_size": 6144},
+    "lfm2-350m": {**_LFM2, "hidden_size": 1024, "num_attention_heads": 16, "block_ff_dim": 6656},
+    "lfm2-1.2b": {**_LFM2, "hidden_size": 2048, "num_attention_heads": 32, "block_ff_dim": 12288},
+    "lfm2-8b-a1b": {
+        "model_type": "lfm2_moe", "vocab_size": 65536, "hidden_size": 2048, "intermediate_size": 7168,
+        "num_hidden_layers": 24, "num_attention_heads": 32, "num_key_value_heads": 8, "conv_L_cache": 3,
+        "max_position_embeddings": 128000, "moe_intermediate_size": 1792, "num_experts": 32, "num_experts_per_tok": 4,
+        "num_dense_layers": 2, "rope_theta": 1e6,
+        "layer_types": ["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv" for at in range(24)],
+    },
+    "gemma-4-e2b": {
+        **_GEMMA, "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1,
+        "num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+        "layer_types": ["full_attention" if at % 5 == 4 else "sliding_attention" for at in range(35)],
+    },
+    "gemma-4-e4b": {
+        **_GEMMA, "hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 42, "num_key_value_heads": 2,
+        "num_kv_shared_layers": 18,
+        "layer_types": ["full_attention" if at % 6 == 5 else "sliding_attention" for at in range(42)],
+    },
+    "granite-4.0-350m": {
+        **_GRANITE, "hidden_size": 1024, "intermediate_size": 2048, "shared_intermediate_size": 2048,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "layer_types": ["attention"] * 28,
+        "position_embedding_type": "rope",
+    },
+    "granite-4.0-h-350m": {
+        **_GRANITE, "hidden_size": 768, "intermediate_size": 2048, "shared_intermediate_size": 2048,
+        "num_hidden_layers": 32, "num_attention_heads": 12, "layer_types": _SPACES, "mamba_n_heads": 48,
+        "mamba_d_head": 32, "mamba_d_state": 128, "mamba_n_groups": 1, "mamba_d_conv": 4, "mamba_expand": 2,
+        "position_embedding_type": "nope",
+    },
+    "granite-3.1-1b-a400m": {
+        "model_type": "granitemoe", "vocab_size": 49155, "hidden_size": 1024, "intermediate_size": 512,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 8, "num_local_experts": 32,
+        "num_experts_per_tok": 8, "max_position_embeddings": 131072, "tie_word_embeddings": True,
+    },
+    "olmoe-1b-7b": {
+        "model_type": "olmoe", "vocab_size": 50304, "hidden_size": 2048, "intermediate_size": 1024,
+        "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16, "num_experts": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": False, "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    },
+    "qwen3-30b-a3b": {
+        "model_type": "qwen3_moe", "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 6144,
+        "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
+        "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
+        "max_position_embeddings": 262144, "tie_word_embeddings": False,
+    },
+    "smollm3-3b": {
+        "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
+        "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+        "max_position_embeddings": 65536, "tie_word_embeddings": True,
+    },
+}  # fmt: skip
+"""What config.json of published models says of their text part, where it differs from the defaults."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """A tensor of random numbers, the same ones again and again: quantizing them takes as long as any."""
+
+    shape: tuple[int, ...]
+
+    def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
+        """See Extra."""
+        start, stop, _ = rows.indices(self.shape[0])
+        shape = (stop - start, *self.shape[1:])
+        found = np.resize(_NOISE, prod(shape)).reshape(shape) / np.float32(self.shape[-1] ** 0.5)
+        return found if columns is None else found[:, columns]
+
+
+_NOISE = np.random.default_rng(0).standard_normal(65521).astype(np.float32)  # a prime, so that rows differ
+
+
+def write_shape(config: dict[str, Any], folder: Path, form: Any = "int4", context: int | None = None) -> None:
+    """Write a bundle of random weights.
+
+    Args:
+        config: config.json of the model.
+        folder: a new one.
+        form: of the weights.
+        context: most tokens; None = the model's limit.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        source = Path(temporary)
+        (source / "config.json").write_text(json.dumps(config), "utf-8")
+        small = resolve("builtin:shakespeare")
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(small / name, source / name)
+        arch = open_described(source, context)
+        arch.source = ExtendedCheckpoint(arch.source, {name: Noise(shape) for name, shape in arch.tensors.items()})
+        folder.mkdir(parents=True)
+        part = write_model(folder, arch, form).part
+        for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+            shutil.copyfile(source / name, folder / name)
+        planned = planned_bundle(source, form=form, context=context)
+    write_manifest(folder, planned.model_copy(update={"target": part}))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=sorted(SHAPES))
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--format", choices=FORMATS, default="int4")
+    parser.add_argument("--context", type=int, default=8448)
+    arguments = parser.parse_args()
+    write_shape(SHAPES[arguments.shape], arguments.output, arguments.format, arguments.context)
+
+
+if __name__ == "__main__":
+    main()
