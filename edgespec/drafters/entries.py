@@ -34,8 +34,9 @@ class Entries:
         decoder = slot.model.part.decoder
         assert decoder is not None
         self.target, self.slot, self.branch, self._columns = target, slot, branch, decoder.columns
-        hidden = decoder.columns // 2 if decoder.reads else slot.model.facts.hidden
-        self.no_taps = np.zeros((0, decoder.columns - hidden), np.float32)
+        # of the target's embedding, which is an assistant's tap, too
+        self._hidden = decoder.columns // 2 if decoder.reads else slot.model.facts.hidden
+        self.no_taps = np.zeros((0, decoder.columns - self._hidden), np.float32)
         self._states = np.zeros((0, 0), np.float32)  # [1 + n, hidden]: its own, of the last token and of guesses
         self._embedded: dict[int, Rows] = {}  # [hidden] of each token asked for lately
 
@@ -126,7 +127,7 @@ class Entries:
     def _given(self, tokens: Sequence[int], state: Rows) -> Rows:
         """[n, columns]: what the slot is given of tokens [n] and taps or hidden states [n, any]."""
         given = np.zeros((len(tokens), self._columns), np.float32)
-        hidden, known = self.slot.model.facts.hidden, self._embedded
+        hidden, known = self._hidden, self._embedded
         if 4 * hidden * (len(known) + len(tokens)) > KEPT:
             known.clear()
         if new := [token for token in dict.fromkeys(tokens) if token not in known]:
