@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.noise import Noise
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.drafters.entries import entries_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
@@ -80,23 +78,27 @@ def measure_drafter(
         ExportError: the target accepts next to nothing.
     """
     graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
-    entries = entries_of(target, open_slot(Model(folder, part, graph, threads)))
-    block, greedy, noise = _decoder(part).block, SamplingParams(), Noise()
+    slot = open_slot(Model(folder, part, graph, threads))
+    block, reads = _decoder(part).block, bool(_decoder(part).reads)
     gamma = min(GAMMA, block - 1) if block else GAMMA
     offered, accepted = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
     written: list[list[int]] = []
     for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int):
         text, taps = _written(target, tokens[at : at + PROMPT])
         written.append(text)
-        entries.crop(0)
-        entries.absorb(text[1 : PROMPT - 1], taps[: PROMPT - 2])
+        del slot.tokens[:]
+        if not reads:
+            slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
         for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
-            guesses = entries.draw(text[:end], taps[end - 2 : end - 1], gamma, greedy, noise).tokens
-            entries.crop(end - 1)
+            given = target, slot, part, text[end - 1], taps[end - 2], gamma
+            guesses = _block(*given) if block else _chain(*given, end - 1)
             right = int(np.cumprod(np.equal(guesses, text[end : end + gamma])).sum())
             offered[: right + 1] += 1
             accepted[:right] += 1
-    (step_ms,) = measure(lambda _: entries.try_once(), (1,), 5).values()
+    blank = np.zeros((block or 1, _decoder(part).columns), np.float32)
+    once = slot.forward_block if block else partial(slot.forward_given, recycled=True)
+    once = partial(slot.forward_over, target, PROMPT, recycled=True) if reads else once
+    (step_ms,) = measure(lambda _: _discard(once(blank, best=True)), (1,), 5).values()
     own = np.array([token for text in written for token in text[PROMPT:]])
     covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
     notes = []
@@ -140,6 +142,54 @@ def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np
     return text, np.concatenate(taps)
 
 
+def _chain(
+    target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32], gamma: int, rows: int
+) -> list[int]:
+    """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept.
+
+    An assistant reads the target's keys of so many ``rows`` instead.
+    """
+    given, guesses, kept = _given(target, part, [pending], taps[None]), [], len(slot.tokens) + 1
+    reads = _decoder(part).reads
+    for step in range(gamma):
+        run = partial(slot.forward_over, target, rows) if reads else slot.forward_given
+        output = run(given, step > 0, True)
+        assert output.best is not None
+        assert output.hidden is not None
+        guesses.append(int(output.best[0][-1]))
+        state = output.hidden[-1:].copy()
+        if not reads:
+            slot.keep([0])
+        given = _given(target, part, guesses[-1:], state)
+    del slot.tokens[kept:]
+    return guesses
+
+
+def _block(target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32], gamma: int) -> list[int]:
+    """As ``_chain``, of a drafter of blocks."""
+    decoder = _decoder(part)
+    assert decoder.mask is not None
+    slot.absorb_given(_given(target, part, [pending], taps[None]))
+    rows = [pending] + [decoder.mask] * gamma
+    best = slot.forward_block(_given(target, part, rows, np.zeros((1, 0), np.float32)), best=True).best
+    assert best is not None
+    guesses: list[int] = best[0].tolist()
+    return guesses
+
+
+def _given(target: Slot, part: ModelPart, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
+    """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
+    embedded = target.embed(np.array(tokens, np.int64))
+    found = np.zeros((len(tokens), _decoder(part).columns), np.float32)
+    found[:, : embedded.shape[1]] = embedded
+    found[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
+    return found
+
+
 def _decoder(part: ModelPart) -> DecoderPart:
     assert part.decoder is not None
     return part.decoder
+
+
+def _discard(_: object) -> None:
+    """The output of a timed pass."""
