@@ -30,6 +30,7 @@ from edgespec.drafters.ngram import NGram
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
+from tools.make_plan_vectors import plans, turns
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
 NOTHING = Pass(np.zeros((1, 1), np.float32))
@@ -266,6 +267,8 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "adaptive": adaptive,
     "trees": trees,
     "manifests": manifests,
+    "plans": plans,
+    "turns": turns,
 }
 
 

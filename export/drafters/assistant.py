@@ -21,7 +21,9 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.gemma4 import Gemma4
+from edgespec.export.architectures.gemma4_config import ROTATIONS
 from edgespec.export.architectures.ops import DrafterOps, Linear, LogitsRule, Ops, X
+from edgespec.export.architectures.proportional import rotations_by_kind
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
@@ -59,7 +61,7 @@ class Assistant(Gemma4):
     def check(self) -> None:
         settings, facts, target = self.settings, self.facts, self.target
         settings.refuse("enable_moe_block", "a mixture of experts", "assistants without")
-        settings.values["rope_parameters"] = self._rotations()
+        settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
         self.owners, self.kinds = 0, self._kinds()
         self.wide = self._wide()
         backbone = settings.integer("backbone_hidden_size")

@@ -14,20 +14,28 @@ from typing import Any
 
 import pytest
 
+from edgespec.export.bundle.model import open_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
-from tests.conftest import OPERATORS, PROMPTS
+from tests.conftest import OPERATORS, PROMPTS, THREADS
 from tests.support import apk, arm64, golden
 from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
+from tests.support.dflash import write_dflash
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
+from tests.support.mtp import write_mtp
 
 LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
 SPREAD = 4  # formats that share the ways; native int4 has all of them, and by tests/support/agreement.py all have
 
-# states of convolutions and of delta rules, layers that share keys and values, mixtures of experts
-KINDS = ("lfm2_conv", "qwen3_5_delta", "gemma4_shared", "granitemoe_small")
+# states of convolutions and of delta rules with experts of which some get every row; layers that share keys and values;
+# state spaces
+KINDS = ("lfm2_conv", "qwen3_5_moe_shared", "gemma4_shared", "granite_hybrid_experts")
 STORY = "There was nothing left to do but wait. She had"
+# texts that go back: states are read on from where the second left the first, and the fourth the third
+BACK = (STORY * 8, STORY * 3 + STORY[::-1] * 3, STORY * 3 + STORY[2:] * 4, STORY * 3 + "?")
 RANDOM: tuple[dict[str, Any], ...] = (
     {"method": "ar"}, {"method": "speculative"}, {"method": "speculative", "branch": [2], **SEEDED},
     {"method": "swift"}, {"method": "self-spec", **SEEDED}, {"method": "paradecode", "threshold": 0.05},
@@ -50,19 +58,30 @@ OF_GCC = {"__getauxval"}  # its own run-time library asks for it, where the NDK'
 
 def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path], path: Path) -> int:
     """What Python writes on fresh exports, for the Kotlin test; returns the number of requests."""
-    requests = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
-    common = [request for request in requests if request[0]["method"] != "eagle"]
+    every = [(settings, PROMPTS[CHOSEN[number % len(CHOSEN)]]) for number, settings in enumerate(ways())]
+    common = [request for request in every if request[0]["method"] != "eagle"]
     full = export(path.parent / "full", "int4")
-    made = [serve(full, "native", requests, LENGTH)]
+    made = [serve(full, "native", every, LENGTH)]
     for operators in OPERATORS:
         for number, form in enumerate(FORMATS):
             if (operators, form) != ("native", "int4"):
                 made.append(serve(bundles(operators, form), operators, common[number % SPREAD :: SPREAD], LENGTH))
-    eagle = [request for request in requests if request[0]["method"] == "eagle"]
+    eagle = [request for request in every if request[0]["method"] == "eagle"]
     made.append(serve(export(path.parent / "eagle", "int8", "stock"), "stock", eagle, LENGTH))
+    back: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in BACK]
+    requests = [*back, *((settings, STORY) for settings in RANDOM)]
     for name in KINDS:
-        bundle = export_random(path.parent / name, str(checkpoint(name)))
-        made.append(serve(bundle, "native", [(settings, STORY) for settings in RANDOM], LENGTH))
+        made.append(serve(export_random(path.parent / name, str(checkpoint(name))), "native", requests, LENGTH))
+        assert made[-1]["cases"][2]["reused"] > len(STORY)
+    source = write_mtp(path.parent / "mtp", "qwen3_5_delta", agrees=True)
+    drafter = write_dflash(path.parent / "dflash", open_model(source, None), (1, 3), agrees=True)
+    for method, given in (("mtp", None), ("dflash", str(drafter))):
+        options = ExportOptions(str(source), path.parent / f"{method}-bundle", [method], "int8", operators="native",
+                                threads=THREADS, drafter=given)  # fmt: skip
+        Exporter(options).run()
+        made.append(
+            serve(options.output, "native", [({"method": method, **how}, STORY) for how in ({}, SEEDED)], LENGTH)
+        )
     more = {
         "chats": golden.chats(),
         "tokenizers": golden.tokenizers(path.parent),

@@ -69,7 +69,8 @@ def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any],
         assert result.stats.dropped_reason is None
         assert len(result.tokens) == length
         cases.append({"prompt": prompt, "settings": settings, "max_new_tokens": length, "tokens": result.tokens,
-                      "text": result.text, "exact": result.exact and settings["method"] in FIXED})  # fmt: skip
+                      "reused": result.stats.reused_tokens, "text": result.text,
+                      "exact": result.exact and settings["method"] in FIXED})  # fmt: skip
     form = engine.bundle.manifest.target.format
     engine.close()
     return {"path": str(bundle), "operators": operators, "format": form, "cases": cases}

@@ -7,7 +7,7 @@ import android.content.Context
 import android.os.Build
 import android.os.Handler
 import android.os.Looper
-import dev.edgespec.engine.MemoryFacts
+import dev.edgespec.planning.memory.MemoryFacts
 import dev.edgespec.engine.Trim
 import java.io.File
 

@@ -5,9 +5,9 @@ import dev.edgespec.Edgespec
 import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Engine
-import dev.edgespec.engine.MemoryFacts
+import dev.edgespec.planning.memory.MemoryFacts
 import dev.edgespec.engine.Trim
-import dev.edgespec.engine.showBytes
+import dev.edgespec.planning.memory.showBytes
 import dev.edgespec.planning.plan
 import dev.edgespec.reports.BENCH_HEADINGS
 import dev.edgespec.reports.MethodFigures
@@ -188,7 +188,7 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
     /** What of the bundle fits [budget] bytes, a row for every method, headings first. */
     fun planTable(budget: Long): List<List<String>> {
         val made = engine ?: return emptyList()
-        return listOf(listOf("method", "tokens", "memory", "predicted", "parts")) + plan(made, budget).map { run ->
+        return listOf(listOf("method", "tokens", "memory", "predicted", "parts")) + plan(made.bundle.manifest, made.allowance, made.context, budget).map { run ->
             listOf(
                 run.method,
                 if (run.fits) "${run.context}" else "too large",

@@ -14,7 +14,7 @@ import android.widget.Spinner
 import android.widget.Switch
 import android.widget.TextView
 import dev.edgespec.decoding.Settings
-import dev.edgespec.engine.showBytes
+import dev.edgespec.planning.memory.showBytes
 
 /** A screen of the app: its view, and how it shows what the app is doing. */
 interface Screen {

@@ -119,7 +119,7 @@ class AppStateTest {
         val all = state.planTable(Long.MAX_VALUE).drop(1)
         assertTrue(all.all { it[1] == "${state.engine!!.context}" }, all.toString())
         assertTrue(state.planTable(1).drop(1).all { it[1] == "too large" })
-        assertTrue(all.first { it[0] == "speculative" }[4].contains("draft keys and values"), all.toString())
+        assertTrue(all.first { it[0] == "speculative" }[4].contains("draft kv"), all.toString())
         state.chat.method = "none of these"
         state.ask("My lord,")
         assertTrue("is not in this bundle" in state.status, state.status)

@@ -46,6 +46,6 @@ fun build(method: String, parts: Parts, part: MethodPart, options: DraftOptions)
         val exits = part.heads.map { name -> parts.manifest.target.heads.first { it.name == name }.layer }.sorted()
         ParaDecode(parts.target, exits, options.threshold ?: part.threshold ?: PARADECODE_THRESHOLD)
     }
-    "eagle", "mtp" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
+    "eagle", "mtp", "dflash" -> DraftDecoder(parts.target, parts.draft("drafter"), method, options.branch)
     else -> throw InvalidRequest("method '$method' is not one of this runtime", "update the app")
 }

@@ -5,12 +5,15 @@ import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.Settings
 import dev.edgespec.decoding.Tokens
 import dev.edgespec.drafters.NGramStore
+import dev.edgespec.planning.memory.Allowance
+import dev.edgespec.planning.memory.MemoryFacts
 import dev.edgespec.runtimes.AttentionChoice
 import dev.edgespec.runtimes.Bundle
 import dev.edgespec.runtimes.ChatTemplate
 import dev.edgespec.runtimes.Message
 import dev.edgespec.runtimes.Model
 import dev.edgespec.runtimes.OperatorChoice
+import dev.edgespec.runtimes.RunOptions
 import dev.edgespec.runtimes.TextCodec
 import dev.edgespec.runtimes.chooseAttention
 import dev.edgespec.runtimes.chooseOperators
@@ -88,7 +91,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
                 "export it with `--method self-spec`",
             )
         }
-        allowance = Allowance(bundle, operators.kind, attention.kv, options.memory)
+        allowance = Allowance(manifest, RunOptions(operators = operators.kind, kv = attention.kv), options.memory?.available)
         allowance.admitBundle()
         codec = TextCodec(bundle.path)
         try {

@@ -26,6 +26,17 @@ data class MethodChoice(
     val candidates: List<MethodChoice> = emptyList(), // of auto, this one first
 ) {
     fun uses(method: String): Boolean = name == method || proposers.any { it.name == method }
+
+    /** The methods of a chain, or those that auto chooses from; of one method none. */
+    val several: List<MethodChoice> get() = proposers + candidates
+
+    /** Auto with the [allowed] candidates alone; anything else, and auto without any, is as it was.  [why]: in words. */
+    fun among(allowed: List<String>, why: String): MethodChoice {
+        val (kept, dropped) = candidates.partition { it.name in allowed }
+        if (kept.isEmpty() || dropped.isEmpty()) return this
+        val reason = "${dropped.joinToString(", ") { it.name }}: $why; ${kept[0].reason}"
+        return kept[0].copy(gamma = kept.maxOf { it.gamma }, reason = reason, candidates = kept)
+    }
 }
 
 /** The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay. */

@@ -9,7 +9,9 @@ import dev.edgespec.decoding.SHADOW_EVERY
 import dev.edgespec.decoding.Settings
 import dev.edgespec.decoding.Stats
 import dev.edgespec.decoding.Tokens
+import dev.edgespec.planning.memory.Admission
 import dev.edgespec.runtimes.StreamDecoder
+import dev.edgespec.runtimes.endsOfTurns
 
 /** A running request, a round at a time; made, run and closed on the decode thread. */
 internal class Request(private val engine: Engine, private val prompt: IntArray, private val settings: Settings) : AutoCloseable {
@@ -32,6 +34,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
         lane = engine.lanes.take(Tokens(prompt))
         try {
             lane.chunk = admission.chunk
+            lane.target.mark(endsOfTurns(prompt, engine.eos), admission.checkpoints)
             val own = settings.proposer
             drafter = if (own != null) {
                 lane.own(own, settings.gamma, settings.adaptive, settings.fallback)

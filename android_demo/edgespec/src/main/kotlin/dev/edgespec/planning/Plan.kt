@@ -1,7 +1,8 @@
 package dev.edgespec.planning
 
-import dev.edgespec.engine.Engine
-import dev.edgespec.engine.MemoryPart
+import dev.edgespec.planning.memory.Allowance
+import dev.edgespec.planning.memory.MemoryPart
+import dev.edgespec.runtimes.Manifest
 
 /* What of a bundle fits a memory budget. */
 
@@ -19,17 +20,15 @@ class PlannedRun(val method: String, val context: Int, val parts: List<MemoryPar
     val bytes: Long get() = parts.sumOf { it.bytes }
 }
 
-/** Every method of a loaded bundle: the longest context that [budget] bytes have room for, fastest first. */
-fun plan(engine: Engine, budget: Long): List<PlannedRun> = engine.methods.map { method ->
-    fun bytes(tokens: Int) = engine.allowance.parts(method, tokens).sumOf { it.bytes }
+/** Every method of a bundle: the longest context, [most] at most, that [budget] bytes have room for; fastest first. */
+fun plan(manifest: Manifest, allowance: Allowance, most: Int, budget: Long): List<PlannedRun> = manifest.methods.map { (method, part) ->
+    fun bytes(tokens: Int) = allowance.parts(method, tokens).sumOf { it.bytes }
     var least = 0
-    var most = engine.context / SHORTEST // in steps of SHORTEST; the last one may be shorter
-    while (least < most) {
-        val middle = (least + most + 1) / 2
-        if (bytes(middle * SHORTEST) <= budget) least = middle else most = middle - 1
+    var steps = most / SHORTEST // the last one may be shorter
+    while (least < steps) {
+        val middle = (least + steps + 1) / 2
+        if (bytes(middle * SHORTEST) <= budget) least = middle else steps = middle - 1
     }
-    val whole = bytes(engine.context) <= budget
-    val context = if (whole) engine.context else least * SHORTEST
-    val parts = engine.allowance.parts(method, if (context > 0) context else minOf(SHORTEST, engine.context))
-    PlannedRun(method, context, parts, engine.bundle.manifest.methods.getValue(method).predictedSpeedup)
+    val context = if (bytes(most) <= budget) most else least * SHORTEST
+    PlannedRun(method, context, allowance.parts(method, if (context > 0) context else minOf(SHORTEST, most)), part.predictedSpeedup)
 }.sortedByDescending { (if (it.fits) 1000.0 else 0.0) + (it.speedup ?: 1.0) }

@@ -1,5 +1,7 @@
 package dev.edgespec.runtimes
 
+import com.google.gson.JsonArray
+
 /* What decoding and planning need to know of a model: its sizes. */
 
 private const val MOST_LAYERS = 1 shl 10 // every number of a manifest becomes a size, a count or an offset
@@ -14,6 +16,9 @@ class DeltaHeads(val keys: Int, val values: Int, val keyDim: Int, val valueDim: 
     val mixed: Int get() = 2 * keys * keyDim + values * valueDim
 }
 
+/** Mixtures of experts: each row goes to [chosen] of [count] MLPs of width [inner]. */
+class ExpertFacts(val count: Int, val chosen: Int, val inner: Int)
+
 /**
  * What decoding and planning need to know of a model; sizes in elements.
  *
@@ -21,11 +26,13 @@ class DeltaHeads(val keys: Int, val values: Int, val keyDim: Int, val valueDim: 
  * @property delta gated delta rules behind those convolutions.
  * @property shared last layers, which read keys and values of earlier ones.
  * @property layerEmbedding width of a layer's own embedding of tokens.
+ * @property angles channels that each table of angles turns; empty = positions are learned.
+ * @property tied whether LM head and embedding are one matrix.
  */
 class ModelFacts(
     val architecture: String, val layers: Int, val hidden: Int, val intermediate: Int, val heads: Int, val kvHeads: Int,
     val headDim: Int, val vocab: Int, val context: Int, val convolutions: List<Int>, val taps: Int, val delta: DeltaHeads?,
-    headDims: List<Int>, val shared: Int, val layerEmbedding: Int,
+    headDims: List<Int>, val shared: Int, val layerEmbedding: Int, val angles: List<Int>, val tied: Boolean, val experts: ExpertFacts?,
 ) {
     /** Layers with keys and values. */
     val kvLayers: Int = layers - convolutions.size - shared
@@ -36,7 +43,7 @@ class ModelFacts(
 
 /** Facts of a manifest, as far as they go together; [lent]: all layers read another model's keys. */
 internal fun facts(of: Reader, lent: Boolean): ModelFacts {
-    of.ignore("rope", "tied", "parameters") // what the graph has in it, and what people are told
+    of.ignore("parameters") // what people are told
     fun width(name: String, from: Reader = of) = from.int(name, 1, MOST_WIDTH)
     val headDims = of.ints("head_dims", 1, MOST_WIDTH)
     val found = ModelFacts(
@@ -47,17 +54,18 @@ internal fun facts(of: Reader, lent: Boolean): ModelFacts {
             it.flag("space") // Mamba-2: another rule, in the graph, on states of the same kind
             DeltaHeads(width("keys", it), width("values", it), width("key_dim", it), width("value_dim", it)).also { _ -> it.done() }
         },
-        headDims, of.intOrNull("shared", 0, MOST_LAYERS) ?: 0, of.intOrNull("layer_embedding", 0, MOST_WIDTH) ?: 0,
+        headDims, of.intOrNull("shared", 0, MOST_LAYERS) ?: 0, of.intOrNull("layer_embedding", 0, MOST_WIDTH) ?: 0, angles(of), of.flag("tied"),
+        of.partOrNull("experts")?.let {
+            val mixed = ExpertFacts(width("count", it), width("chosen", it), width("inner", it))
+            val layers = it.ints("layers", 0, MOST_LAYERS)
+            val always = it.intOrNull("always", 0, MOST_WIDTH) ?: 0 // of both, which get every row
+            it.done()
+            if (always >= mixed.chosen || mixed.chosen > mixed.count || layers.any { layer -> layer >= of.int("layers") }) {
+                throw of.wrong("experts", "${mixed.chosen} of ${mixed.count} experts in layers $layers")
+            }
+            mixed
+        },
     )
-    of.partOrNull("experts")?.let { // native operators choose them; here nothing depends on it
-        val count = width("count", it)
-        val chosen = width("chosen", it)
-        width("inner", it)
-        val layers = it.ints("layers", 0, MOST_LAYERS)
-        it.intOrNull("always", 0, MOST_WIDTH)
-        it.done()
-        if (chosen > count || layers.any { layer -> layer >= found.layers }) throw of.wrong("experts", "$chosen of $count experts in layers $layers")
-    }
     of.done()
     val short = found.convolutions
     val (heads, kvHeads, layers) = Triple(found.heads, found.kvHeads, found.layers)
@@ -70,4 +78,15 @@ internal fun facts(of: Reader, lent: Boolean): ModelFacts {
         heads % kvHeads != 0 || (found.kvLayers < 1 && !lent) -> throw of.wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
     }
     return found
+}
+
+/** Channels that each table of angles turns; Gemma has one for windowed layers and one for the others. */
+private fun angles(of: Reader): List<Int> {
+    val rope = of.jsonOrNull("rope")?.takeIf { it.size() > 0 } ?: return emptyList()
+    try {
+        val others = (rope["other_dims"] as? JsonArray)?.map { it.asDouble.toInt() } ?: emptyList()
+        return listOf(rope["dims"]?.asDouble?.toInt() ?: of.int("head_dim")) + others
+    } catch (error: RuntimeException) { // no number
+        throw of.wrong("rope", "dims: ${error.message}")
+    }
 }

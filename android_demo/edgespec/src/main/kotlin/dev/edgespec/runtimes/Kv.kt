@@ -11,6 +11,7 @@ private const val TILE = 16
 private const val SINK_ROWS = 16
 internal const val STATE_ROWS = 144 // tokens whose part in a convolution is kept
 internal const val HELD_BYTES = 64 // at the end of a delta rule's states: how many tokens they hold
+const val CHECKPOINTS = 4 // of a slot's states, where memory allows
 const val LONGEST_PASS = 128 // rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
 private val CODES = mapOf("f32" to 0L, "f16" to 1L, "int8" to 2L, "int4" to 3L, "nomad1" to 4L, "nomad2" to 5L, "none" to 6L)
 private val SHOWN = mapOf("f16" to "float16", "nomad1" to "nomad (d_sub 1)", "nomad2" to "nomad (d_sub 2)")
@@ -66,7 +67,7 @@ val ATTENTION: Map<String, KvFormat> = mapOf(
 internal fun up(value: Int, to: Int): Int = (value + to - 1) / to * to
 
 /** The largest head's size, rounded up to vectors. */
-private fun paddedDim(facts: ModelFacts) = up(facts.dims.max(), TILE)
+internal fun paddedDim(facts: ModelFacts) = up(facts.dims.max(), TILE)
 
 /**
  * Bytes of what layers without attention keep, all of them: the same for every length of text.  A layer: what a convolution
@@ -74,11 +75,18 @@ private fun paddedDim(facts: ModelFacts) = up(facts.dims.max(), TILE)
  * tokens they hold.
  */
 internal fun stateBytes(facts: ModelFacts): Long {
-    val heads = facts.delta ?: return facts.convolutions.size * 4L * STATE_ROWS * facts.hidden
-    val width = heads.mixed + 2L * up(heads.values, TILE)
-    val matrices = 4L * heads.values * heads.keyDim * heads.valueDim + HELD_BYTES
-    return facts.convolutions.size * (4L * STATE_ROWS * width + matrices)
+    return facts.convolutions.size * (4L * STATE_ROWS * stateWidth(facts) + matrixBytes(facts))
 }
+
+/** Bytes of a checkpoint of all states: their matrices, and what the next token's convolutions see. */
+internal fun checkpointBytes(facts: ModelFacts): Long =
+    if (facts.convolutions.isEmpty()) 0 else facts.convolutions.size * (4L * (facts.taps - 1) * stateWidth(facts) + matrixBytes(facts))
+
+/** Numbers that a layer without attention keeps of a token; of a delta rule also decays and changes. */
+internal fun stateWidth(facts: ModelFacts): Int = facts.delta?.let { it.mixed + 2 * up(it.values, TILE) } ?: facts.hidden
+
+/** Bytes of the states of a layer with a delta rule, and of how many tokens they hold. */
+private fun matrixBytes(facts: ModelFacts): Long = facts.delta?.let { 4L * it.values * it.keyDim * it.valueDim + HELD_BYTES } ?: 0
 
 /** Bytes of 128 keys or values of one head. */
 private fun headBytes(name: String, dim: Int): Long = when (name) {

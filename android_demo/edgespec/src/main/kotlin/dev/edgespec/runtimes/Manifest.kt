@@ -15,8 +15,9 @@ import java.math.BigDecimal
 const val SCHEMA = 2
 const val MANIFEST = "edgespec.json"
 val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
-val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp")
-val ELSEWHERE = listOf("dflash", "assistant") // methods of bundles that this runtime does not have
+val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp", "dflash")
+val ELSEWHERE = listOf("assistant") // methods of bundles that this runtime does not have
+private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
 private const val EXPORT_AGAIN = "export the bundle again"
 
 /** One ONNX file of a model; see the Python side for what the flags mean. */
@@ -28,10 +29,13 @@ class Graph(
 class AttentionPart(val default: String, val tables: String?, val learnt: List<String>, val passed: Map<String, Boolean>)
 
 /** Heads beside the LM head that a graph can compute from hidden states; one gate switches a group. */
-class HeadGroup(val name: String, val kind: String, val count: Int, val layer: Int)
+class HeadGroup(val name: String, val kind: String, val count: Int, val layer: Int, val inner: Int, val own: Boolean)
 
-/** A small decoder conditioned on hidden states of the target: rows that it is given have so many columns; [lent]: it reads the target's keys. */
-class DecoderPart(val kind: String, val columns: Int, val lent: Boolean)
+/**
+ * A small decoder conditioned on hidden states of the target: rows that it is given have so many columns.  [block]: rows of
+ * a pass that guesses, of a drafter of blocks, with token [mask] where guesses will be.  [lent]: it reads the target's keys.
+ */
+class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask: Int?, val lent: Boolean)
 
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
@@ -40,10 +44,10 @@ class HeadVocab(val file: String, val size: Int)
 class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
-    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?,
+    val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?, val headFormat: String?,
 ) {
-    /** The graph that can run every method: gated if there is one, else strict, else plain. */
-    val main: String get() = listOf("gated", "strict", "plain").first { it in graphs }
+    /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
+    val main: String get() = MAIN_GRAPHS.first { it in graphs }
 
     /** Every file that this entry of the manifest uses. */
     fun named(): List<String> =
@@ -269,11 +273,12 @@ private fun manifest(of: Reader): Manifest {
 }
 
 private fun model(of: Reader): ModelPart {
-    of.ignore("quantizer", "head_format")
+    of.ignore("quantizer")
     val headVocab = of.partOrNull("head_vocab")
     val decoder = of.partOrNull("decoder")?.let {
-        it.ignore("block", "mask") // of methods elsewhere
-        DecoderPart(it.text("kind", listOf("eagle", "mtp") + ELSEWHERE), it.int("columns", 1, MOST_WIDTH), it.ints("reads", 0).isNotEmpty()).also { _ -> it.done() }
+        val kind = it.text("kind", listOf("eagle", "mtp", "dflash") + ELSEWHERE)
+        val lent = it.ints("reads", 0).isNotEmpty()
+        DecoderPart(kind, it.int("columns", 1, MOST_WIDTH), it.intOrNull("block", 2, MOST_WIDTH), it.intOrNull("mask", 0), lent).also { _ -> it.done() }
     }
     val found = ModelPart(
         facts = facts(of.part("facts"), decoder?.lent == true),
@@ -302,18 +307,21 @@ private fun model(of: Reader): ModelPart {
             ).also { _ -> it.done() }
         },
         heads = of.parts("heads") {
-            it.ignore("inner", "own")
-            HeadGroup(it.text("name"), it.text("kind", listOf("medusa", "blockwise", "exit")), it.int("count", 1), it.intOrNull("layer", 0) ?: 0)
+            HeadGroup(
+                it.text("name"), it.text("kind", listOf("medusa", "blockwise", "exit")), it.int("count", 1), it.intOrNull("layer", 0) ?: 0,
+                it.intOrNull("inner", 0, MOST_WIDTH) ?: 0, it.flag("own"),
+            )
         },
         headVocab = headVocab?.let { HeadVocab(it.path("file"), it.int("size", 1)) },
         cut = of.flag("cut"),
         origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
         tapped = of.ints("tapped", 0),
         decoder = decoder,
+        headFormat = of.textOrNull("head_format", FORMATS),
     )
     headVocab?.done()
     of.done()
-    if (listOf("gated", "strict", "plain", "native").none { it in found.graphs }) throw of.wrong("graphs", "there is none to decode with")
+    if (MAIN_GRAPHS.none { it in found.graphs }) throw of.wrong("graphs", "there is none to decode with")
     if (found.tapped.any { it > found.facts.layers }) throw of.wrong("tapped", "after more than ${found.facts.layers} layers")
     found.decoder?.let { if (it.columns <= found.facts.hidden) throw of.wrong("decoder", "${it.columns} columns, of which the embedding has ${found.facts.hidden}") }
     if (found.cut && found.headVocab == null) throw of.wrong("cut", "without head_vocab")

@@ -10,123 +10,66 @@ import dev.edgespec.decoding.Pass
 import dev.edgespec.decoding.Resume
 import dev.edgespec.decoding.SkipSet
 import dev.edgespec.decoding.Tokens
-import java.nio.ByteBuffer
-
-// lines of the plan
-private const val TOKEN = 0
-private const val POSITION = 1
-private const val SLOT = 2
-private const val VISIBLE = 3
-private const val PARENT = 4
-private const val PLACE = 5
-
-private const val COMMITTED = -1L // a move from here: so many tokens are committed, states may hold them
-
-// among the controls
-private const val TOP = 0
-private const val READ_CODES = 4
-private const val WINDOW = 5
-private const val SINKS = 6
+import java.util.TreeSet
 
 /**
  * A KV slot over native operators.  One node runs the whole pass: it is told, for every row, where it stands, what it sees
  * and where its key and value go (the plan), so a chain, a tree and a draft with layers left out are the same call.
  */
-class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context), GreedyTarget {
-    private val kv = model.kv
-    private val io = Binding(model.session)
-    private val embed = 2 * layers // gates: two a layer, four for what comes before and after, one a group of heads
-    private val load = embed + 1
-    private val hidden = embed + 2
-    private val lm = embed + 3
-    private val groups = embed + 4
-    private val taps = groups + model.part.heads.size // where layers are tapped
-    private val facts = model.facts
-    private val plainGates = ByteArray(taps + minOf(1, model.part.tapped.size)) { if (it <= embed || it == lm) 1 else 0 }
-    private val gates = Bound.of(OnnxJavaType.BOOL, plainGates.size).also { it.bytes.duplicate().put(plainGates) }
-    private val noHiddenIn = Bound.of(OnnxJavaType.FLOAT, 0, givenSize)
-    private val control = Bound.of(OnnxJavaType.INT64, 8).also { it.longs.duplicate().put(longArrayOf(0) + kv.controls()) }
-    private val noMoves = Bound.of(OnnxJavaType.INT64, if (facts.delta == null) 0 else 1, 3).also { if (facts.delta != null) it.longs.put(1, COMMITTED) }
-    private var moves = ArrayList<IntArray>() // (from, to), before the next pass
-    private var certain = 0 // tokens that will not be taken back
-    private var furthest = 0 // tokens ever written, of those whose exact keys or states may be lost
-    private var end = 0 // of the rows that are planned
+class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model, context, reserve), GreedyTarget {
     private val tried = HashMap<Int, Int>() // tokens whose first layers were run, by place
-    private var cache: Bound? = null
-    private var skipped: SkipSet? = null
-
-    init {
-        io.input("gates", gates)
-        io.input("hidden_in", noHiddenIn)
-        io.input("control", control)
-        io.input("tables", model.keyTables)
-        io.input("moves", noMoves)
-        reserve(reserve)
-    }
-
-    // -- memory
-
-    override fun reserve(tokens: Int) {
-        val most = model.facts.context + model.part.headroom
-        var need = up(minOf(most, tokens + model.part.headroom), KV_BLOCK)
-        if (minOf(need, most) <= capacity) return
-        need = minOf(up(most, KV_BLOCK), maxOf(need, up(capacity * 3 / 2, KV_BLOCK)))
-        // a block of tokens lies together: what is there already is the beginning of the larger cache
-        val memory = Bound.memory(kv.nbytes(model.facts, need))
-        val fresh = Bound.over(memory, OnnxJavaType.UINT8, 1, memory.capacity())
-        cache?.let { held ->
-            val used = minOf(kv.nbytes(model.facts, maxOf(this.tokens.size, furthest)), held.bytes.capacity().toLong()).toInt()
-            val from = held.bytes.duplicate()
-            from.limit(used)
-            fresh.bytes.duplicate().put(from)
-            held.close()
-        }
-        cache = fresh
-        io.input("kv", fresh)
-        capacity = minOf(need, most) // the last block may reach beyond the table of angles
-    }
-
-    override val kvBytes: Long get() = cache?.bytes?.capacity()?.toLong() ?: 0
-
-    override fun close() {
-        listOf(gates, noHiddenIn, control, noMoves).forEach { it.close() }
-        cache?.close()
-        cache = null
-    }
+    private val marks = TreeSet<Int>() // lengths of the text at which checkpoints are taken
 
     // -- the Target contract
 
     override fun follow(tokens: Tokens): Int {
-        val same = super.follow(tokens)
-        val lost = (kv.ring > 0 || facts.convolutions.isNotEmpty()) && furthest - same > LONGEST_PASS
-        // exact keys or states that the next rows would read have been overwritten, or hold more: begin again
-        certain = if (lost || held() > same) 0.also { restart() } else same
-        return certain
+        var same = super.follow(tokens)
+        if ((forgets && furthest - same > LONGEST_PASS) || held().any { it > same }) {
+            // exact keys or states that the next rows would read have been overwritten, or hold more: begin again
+            marks.add(same) // what was gone back to once is likely to be gone back to again
+            same = restart(same)
+        } else {
+            checkpoints?.crop(same)
+        }
+        certain = same
+        return same
     }
 
-    /** Forget the text. */
-    private fun restart() {
-        tokens.crop(0)
-        furthest = 0
-        eachHeld { cache, at -> cache.putLong(at, 0) }
+    override fun mark(lengths: List<Int>, most: Int) {
+        marks.clear()
+        marks.addAll(lengths)
+        checkpoints?.limit(most)
     }
 
-    /** The most tokens that the states of any layer with a delta rule hold, in place. */
-    private fun held(): Long {
-        var most = 0L
-        eachHeld { cache, at -> most = maxOf(most, cache.getLong(at)) }
-        return most
+    override fun prefill(tokens: IntArray) {
+        val past = this.tokens.size
+        reserve(past + tokens.size)
+        val stops = if (checkpoints == null) emptyList() else marks.subSet(past, false, past + tokens.size, true).map { it - past }
+        var start = 0
+        for (stop in stops) {
+            super.prefill(tokens.copyOfRange(start, stop))
+            remember()
+            start = stop
+        }
+        super.prefill(tokens.copyOfRange(start, tokens.size))
     }
 
-    private inline fun eachHeld(use: (ByteBuffer, Int) -> Unit) {
-        if (facts.delta == null) return
-        val each = (stateBytes(facts) / facts.convolutions.size).toInt()
-        for (layer in 1..facts.convolutions.size) use(cache!!.bytes, layer * each - HELD_BYTES)
+    /** Keep the states of the text as it is now. */
+    private fun remember() {
+        if (revocable || held().any { it != tokens.size.toLong() }) return
+        settle()
+        checkpoints?.take(bytes, tokens.size)
     }
 
-    /** How many tokens the states may hold after the planned pass: what may be taken back waits in their rows. */
-    private fun committed(read: Int): Long =
-        if (!revocable) tokens.size + read.toLong() else minOf(tokens.size + read.toLong(), maxOf(certain.toLong(), held(), (end + facts.taps - STATE_ROWS).toLong()))
+    /** Forget the text behind the last checkpoint of at most so many tokens, or all of it; returns what is left. */
+    private fun restart(most: Int = 0): Int {
+        forgetStates()
+        val left = checkpoints?.restore(bytes, most) ?: 0
+        tokens.crop(left)
+        moves.clear()
+        furthest = left
+        return left
+    }
 
     override fun forward(tokens: IntArray, parents: IntArray?): Pass {
         verifying(tokens, parents)
@@ -236,11 +179,23 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         return parts(0, layers, recycled, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, rows, hidden = true)) } }
     }
 
+    override fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass {
+        loadRows(given, n)
+        verifying(IntArray(n), IntArray(n) { -1 })
+        val plan = model.buffer("plan", OnnxJavaType.INT64, 6, n).longs
+        for (row in 0 until n) {
+            plan.put(POSITION * n + row, tokens.size + row.toLong())
+            plan.put(VISIBLE * n + row, tokens.size + n.toLong())
+        }
+        return parts(0, layers, true, lmHead = true) { top(if (best) 1 else 0) { likeliest(launch(n, n - 1, first = 1)) } }
+    }
+
     override fun absorbGiven(given: FloatArray, n: Int) {
         loadRows(given, n)
         verifying(IntArray(n), null)
-        parts(0, layers, false) {
-            gates.bytes.put(2 * layers - 1, 0) // nothing reads what the last MLP gives
+        // of a block nothing but keys and values; else nothing reads what the last MLP gives
+        parts(0, if (model.part.decoder?.block == null) layers else 0, false) {
+            gates.bytes.put(2 * layers - 1, 0)
             launch(n, 0)
         }
         keep(IntArray(n) { it })
@@ -300,131 +255,5 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : Slot(model, contex
         certain = tokens.size + chunk.size
         furthest = maxOf(furthest, certain)
         return launch(chunk.size, 0, tapping = tapSink != null, read = chunk.size).taps
-    }
-
-    /** Bind the plan [6, n] of rows after [past] tokens: a chain, unless parents are given. */
-    private fun plan(tokens: IntArray, past: Int, visible: IntArray? = null, parents: IntArray? = null) {
-        val n = tokens.size
-        needRoom(past + n)
-        end = if (n == 0) 0 else past + n
-        val bound = model.buffer("plan", OnnxJavaType.INT64, 6, n)
-        val depths = parents?.let(::depthsOf)
-        val to = bound.longs
-        for (row in 0 until n) {
-            val sees = visible?.get(row) ?: past
-            to.put(TOKEN * n + row, tokens[row].toLong())
-            to.put(POSITION * n + row, (sees + (depths?.get(row) ?: row)).toLong())
-            to.put(SLOT * n + row, 0)
-            to.put(VISIBLE * n + row, sees.toLong())
-            to.put(PARENT * n + row, (parents?.get(row) ?: (row - 1)).toLong())
-            to.put(PLACE * n + row, (past + row).toLong())
-        }
-        io.input("plan", bound)
-    }
-
-    /**
-     * Run what the plan says: [n] rows, of which the first [rows] reach the LM head (-1: the last one), with [times] rows
-     * of logits for each of them; [tapping]: give the residual stream where it is tapped, too;
-     * [read]: rows that are a text's own, a chain: states hold them at once.
-     */
-    private fun launch(
-        n: Int, rows: Int, hidden: Boolean = false, tapping: Boolean = false, times: Int = 1, columns: Int = this.columns,
-        read: Int = 0,
-    ): Pass {
-        val count = if (rows < 0) 1 else rows
-        val wanted = model.buffer("rows", OnnxJavaType.INT64, count)
-        for (at in 0 until count) wanted.longs.put(at, if (rows < 0) n - 1L else at.toLong())
-        io.input("rows", wanted)
-        val tapped = if (tapping) model.part.tapped.size else 0
-        gates.bytes.put(this.hidden, if (hidden || tapped > 0) 1 else 0)
-        if (model.part.tapped.isNotEmpty()) gates.bytes.put(taps, if (tapped > 0) 1 else 0)
-        if (facts.delta != null) noMoves.longs.put(2, committed(read))
-        var moving: Bound? = null
-        if (moves.isNotEmpty()) {
-            moving = Bound.of(OnnxJavaType.INT64, moves.size + noMoves.longs.capacity() / 3, 3)
-            moving.longs.duplicate().also { it.position(3 * moves.size) }.put(noMoves.longs.duplicate())
-            moves.forEachIndexed { at, (from, to) ->
-                moving.longs.put(3 * at, 0)
-                moving.longs.put(3 * at + 1, from.toLong())
-                moving.longs.put(3 * at + 2, to.toLong())
-            }
-            io.input("moves", moving)
-        }
-        val top = control.longs[TOP].toInt()
-        val given = count * times
-        val logits = model.buffer("logits", OnnxJavaType.FLOAT, if (top > 0) 0 else given, columns)
-        val ids = model.buffer("ids", OnnxJavaType.INT64, given, top)
-        val values = model.buffer("values", OnnxJavaType.FLOAT, given, top)
-        val width = (1 + tapped) * hiddenSize
-        val stream = model.buffer("hidden", OnnxJavaType.FLOAT, if (hidden || tapped > 0) n else 0, width)
-        io.output("logits", logits)
-        io.output("ids", ids)
-        io.output("values", values)
-        io.output("hidden", stream)
-        io.run()
-        if (moving != null) {
-            moves = ArrayList()
-            io.input("moves", noMoves)
-            moving.close()
-        }
-        val best = if (top > 0) {
-            Best(IntArray(given * top) { ids.longs[it].toInt() }, FloatArray(given * top) { values.floats[it] }, top)
-        } else {
-            null
-        }
-        return Pass(
-            model.matrix(logits, if (top > 0) 0 else given, columns),
-            if (hidden) model.matrix(stream, n, hiddenSize, width) else null,
-            best,
-            if (tapped > 0) model.matrix(stream, n, tapped * hiddenSize, width, hiddenSize) else null,
-        )
-    }
-
-    /** Let passes read the coarser copy of the keys, with a window of its own. */
-    private fun readCodes(on: Boolean) {
-        val window = if (on) kv.draftWindow else kv.window
-        control.longs.put(READ_CODES, if (on) 1 else 0)
-        control.longs.put(WINDOW, window.toLong())
-        control.longs.put(SINKS, if (window > 0) kv.sinks.toLong() else 0)
-    }
-
-    private fun setGates(skip: SkipSet?) {
-        if (skip == skipped) return
-        gates.bytes.duplicate().put(plainGates)
-        skip?.attention?.forEach { gates.bytes.put(2 * it, 0) }
-        skip?.mlp?.forEach { gates.bytes.put(2 * it + 1, 0) }
-        skipped = skip
-    }
-
-    /** Let the next pass begin with these rows of the residual stream, [n, hidden]. */
-    private fun loadRows(rows: FloatArray, n: Int) {
-        if (rows.size != n * givenSize) throw InvalidRequest("hidden states of ${rows.size} numbers: expected [$n, $givenSize]")
-        val bound = model.buffer("hidden_in", OnnxJavaType.FLOAT, n, givenSize)
-        bound.floats.duplicate().put(rows)
-        io.input("hidden_in", bound)
-    }
-
-    /** A pass over these layers only, from tokens or hidden states, to the LM head or a group of heads. */
-    private fun <T> parts(first: Int, last: Int, loaded: Boolean, lmHead: Boolean = false, number: Int? = null, run: () -> T): T {
-        for (at in plainGates.indices) gates.bytes.put(at, if (at in 2 * first until 2 * last) 1 else 0)
-        gates.bytes.put(if (loaded) load else embed, 1)
-        gates.bytes.put(lm, if (lmHead) 1 else 0)
-        if (number != null) gates.bytes.put(groups + number, 1)
-        try {
-            return run()
-        } finally {
-            gates.bytes.duplicate().put(plainGates)
-            io.input("hidden_in", noHiddenIn)
-        }
-    }
-
-    /** A pass that gives only the best so many tokens of each row. */
-    private inline fun <T> top(top: Int, run: () -> T): T {
-        control.longs.put(TOP, top.toLong())
-        try {
-            return run()
-        } finally {
-            control.longs.put(TOP, 0)
-        }
     }
 }

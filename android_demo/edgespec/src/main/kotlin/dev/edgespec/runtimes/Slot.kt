@@ -49,6 +49,12 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
         }
     }
 
+    /**
+     * Where a text to be read may be gone back to: states that cannot be cut back are kept at these [lengths] of its
+     * beginnings, in tokens; [most]: checkpoints that memory allows.
+     */
+    open fun mark(lengths: List<Int>, most: Int) = Unit // few have states
+
     override fun forwardSkipped(tokens: IntArray, offset: Int, skip: SkipSet): Pass = forwardDraft(tokens, offset, skip)
 
     /** Run rows [offset] rows after the slot's tokens -> logits of the last row, [1, vocab]. */
@@ -71,6 +77,12 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
      * last row, of a tree those of all; hidden of all.
      */
     abstract fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray? = null): Pass
+
+    /**
+     * Run rows of a drafter of blocks after the slot's entries; every row sees all of them, and none is kept.  [given]:
+     * embeddings of the pending token and of masks, [n, columns].  Logits or the [best] of all rows but the first.
+     */
+    open fun forwardBlock(given: FloatArray, n: Int, best: Boolean): Pass = throw InvalidRequest("drafts of whole blocks need native operators")
 
     /** Append the entries of rows [n, columns] with taps, of which nothing is guessed. */
     abstract fun absorbGiven(given: FloatArray, n: Int)

@@ -12,7 +12,10 @@ import dev.edgespec.decoding.Proposal
 import dev.edgespec.decoding.SamplingParams
 import dev.edgespec.decoding.Settings
 import dev.edgespec.drafters.Proposer
+import dev.edgespec.planning.memory.MemoryFacts
+import dev.edgespec.planning.memory.memoryOf
 import dev.edgespec.runtimes.MANIFEST
+import dev.edgespec.runtimes.RunOptions
 import dev.edgespec.support.BUNDLE
 import dev.edgespec.support.loadNative
 import dev.edgespec.support.withCopy
@@ -212,7 +215,7 @@ class RobustnessTest {
             val (ar, speculative) = listOf("ar", "speculative").map { engine.generate(prompt, Settings(it, 100, ignoreEos = true)) }
             assertEquals("speculative", speculative.methodUsed)
             assertTrue(speculative.predictedBytes > ar.predictedBytes)
-            engine.allowance.takes("ar", 105, 16, greedy = true) // with the least scratch space
+            memoryOf(engine.bundle.manifest, RunOptions("ar", context = 128, chunk = 16, checkpoints = 0)).sumOf { it.bytes }
         }
         loadNative(memory = Free(plain)).use { engine ->
             val result = engine.generate(prompt, Settings("speculative", 100, ignoreEos = true))

@@ -1,0 +1,102 @@
+package dev.edgespec.planning.memory
+
+import dev.edgespec.BudgetError
+import dev.edgespec.runtimes.CHECKPOINTS
+import dev.edgespec.runtimes.Manifest
+import dev.edgespec.runtimes.RunOptions
+import dev.edgespec.runtimes.up
+
+/* The memory that an engine may take, and what of a request fits into it. */
+
+private const val LEAST = 64 // tokens: a bundle that has no room for them is refused when it is loaded
+private val CHUNKS = listOf(128, 64, 32, 16) // rows of a prefill's pass: fewer need less scratch and more time
+private val CHEAPER = listOf("ngram", "ar") // methods without memory of their own, the better one first
+
+/**
+ * How a request may run.
+ *
+ * @property chunk rows of a prefill's pass.
+ * @property predicted bytes that it takes with all that is in use; 0 = nothing was predicted.
+ * @property reason what was changed, in words; empty = nothing.
+ * @property crowded whether idle KV of earlier requests must go first.
+ * @property checkpoints most checkpoints of states.
+ */
+class Admission(
+    val method: String, val chunk: Int, val predicted: Long, val reason: String = "", val crowded: Boolean = false,
+    val checkpoints: Int = CHECKPOINTS,
+)
+
+/** What an engine may take: private bytes beyond what its process has when it is made; [limit] null = no limit. */
+class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long?, private val host: Host = Host()) {
+    private val use = use.copy(checkpoints = 0) // they take what is left
+    private val checkpoint = if (use.operators == "native") checkpointBytesOf(manifest.target, use) else 0
+
+    /** Refuse a bundle that cannot fit, before anything of it is loaded. */
+    fun admitBundle() {
+        if (limit == null) return
+        val least = takes(use.copy(method = "ar", context = LEAST, chunk = CHUNKS.last()))
+        if (least > limit) {
+            throw BudgetError(
+                "this bundle needs at least ${showBytes(least)} to decode plainly, and ${showBytes(limit)} are free",
+                "`edgespec plan` says which format and method would fit",
+            )
+        }
+    }
+
+    /** How a request of so many [tokens] of prompt and answer may run; [busy]: KV of others, [idle]: what earlier ones left. */
+    fun admit(method: String, tokens: Int, gamma: Int, greedy: Boolean, busy: Long = 0, idle: Long = 0): Admission {
+        if (limit == null) return Admission(method, CHUNKS[0], 0)
+        val base = use.copy(context = tokens, gamma = gamma, greedy = greedy)
+        for (name in listOf(method) + CHEAPER.filter { it in manifest.methods && it != method }) for (chunk in CHUNKS) {
+            val takes = takes(base.copy(method = name, chunk = chunk)) + busy
+            if (takes > limit) continue
+            val kept = if (checkpoint > 0) minOf(CHECKPOINTS.toLong(), (limit - takes) / checkpoint).toInt() else 0
+            val needs = showBytes(takes(base.copy(method = method, chunk = CHUNKS.last())))
+            val reason = if (name == method) "" else "$method needs $needs, and ${showBytes(limit)} are free: $name instead"
+            return Admission(name, chunk, takes + kept * checkpoint, reason, takes + idle > limit, kept)
+        }
+        val least = base.copy(method = "ar", chunk = CHUNKS.last())
+        throw BudgetError(
+            "$tokens tokens of prompt and answer need ${showBytes(takes(least) + busy)} with plain decoding, and ${showBytes(limit)} are free",
+            shorter(least, busy),
+        )
+    }
+
+    /** Those of the methods, the first ones first, whose memory fits at the same time with so many tokens. */
+    fun together(methods: List<String>, tokens: Int): List<String> {
+        if (limit == null) return methods
+        var left = limit - takes(use.copy(context = tokens, chunk = CHUNKS.last(), method = "ar"))
+        return methods.filter { name ->
+            val extra = extra(listOf(name), tokens)
+            (extra <= left).also { fits -> if (fits) left -= extra }
+        }
+    }
+
+    /** Bytes that methods take beyond plain decoding's, all of them together. */
+    fun extra(methods: List<String>, tokens: Int): Long {
+        if (limit == null) return 0
+        val plain = use.copy(context = tokens, chunk = CHUNKS.last(), method = "ar")
+        return methods.sumOf { maxOf(0, takes(plain.copy(method = it)) - takes(plain)) }
+    }
+
+    /** What a method takes with so many tokens, part by part. */
+    fun parts(method: String, tokens: Int): List<MemoryPart> =
+        memoryOf(manifest, use.copy(method = method, context = tokens, checkpoints = CHECKPOINTS), host)
+
+    private fun takes(use: RunOptions): Long {
+        // requests differ by a token: whole blocks of KV are what is allocated anyway
+        return memoryOf(manifest, use.copy(context = minOf(up(use.context, 64), manifest.target.facts.context)), host).sumOf { it.bytes }
+    }
+
+    /** How many tokens fit, as a hint. */
+    private fun shorter(use: RunOptions, busy: Long): String {
+        var low = 0
+        var high = use.context
+        while (high - low > 64) {
+            val middle = (low + high) / 2
+            if (takes(use.copy(context = middle)) + busy <= limit!!) low = middle else high = middle
+        }
+        if (low < LEAST) return "`edgespec plan` says which format and method would fit"
+        return "${low / 64 * 64} tokens fit: shorten the prompt, ask for fewer new tokens, or keep keys as int8"
+    }
+}
