@@ -3,7 +3,7 @@
 //
 //   floats id width            a float32 buffer [rows, width]
 //   acts id width              quantized (or copied) activations [rows, width]
-//   lent layer dim             a layer of another model, whose cache this one's passes are given: heads shared=1 read it
+//   lent layer dim             a layer of another model, whose cache this one's passes are given, for shared=1
 //   embed w kind n k out bias scale positions    rows of a matrix -> floats, times scale, plus the row's position's row
 //                                          of positions [P, k]; bias: the rows' scales, for r8
 //   load out k at              columns at to at + k of the input hidden_in -> floats
