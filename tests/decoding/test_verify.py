@@ -46,9 +46,7 @@ class Problem:
     def __init__(self, seed: int, params: SamplingParams) -> None:
         rng = np.random.default_rng(seed)
         self.params = params
-        self.logits = (rng.normal(size=(VOCAB + 1, VOCAB)) * 1.5).astype(
-            np.float32
-        )  # row of a first token; last = none
+        self.logits = np.float32(rng.normal(size=(VOCAB + 1, VOCAB)) * 1.5)  # by first token; last = none
         self.q = rng.dirichlet(np.ones(VOCAB) * 0.8, VOCAB + 1)
         self.q[1, 2] = 0  # a token the draft never guesses
         self.q[1] /= self.q[1].sum()
