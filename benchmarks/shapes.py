@@ -63,6 +63,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_dense_layers": 2, "rope_theta": 1e6,
         "layer_types": ["full_attention" if at in (2, 6, 10, 14, 18, 21) else "conv" for at in range(24)],
     },
+    "lfm3-1.7b": {
+        "model_type": "lfm3", "vocab_size": 128000, "hidden_size": 2048, "intermediate_size": 7680,
+        "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "conv_L_cache": 7, "sliding_window": 256, "max_position_embeddings": 128000,
+    },
     "gemma-4-e2b": {
         **_GEMMA, "hidden_size": 1536, "intermediate_size": 6144, "num_hidden_layers": 35, "num_key_value_heads": 1,
         "num_kv_shared_layers": 20, "use_double_wide_mlp": True,

@@ -21,6 +21,7 @@ from edgespec.decoding.target import Pass
 from edgespec.formulas.cost import CostModel
 
 _PROBE = 2  # guesses of a probe
+MOST_BUCKETS = 64  # whose acceptance is kept: some drafters number what they draft with, without end
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
 
 
@@ -233,6 +234,8 @@ class Adaptive(Wrapper):
 
     def _record(self, bucket: int) -> Record:
         if bucket not in self._records:
+            if len(self._records) == MOST_BUCKETS:
+                del self._records[next(iter(self._records))]
             self._records[bucket] = Record([self.prior])
         return self._records[bucket]
 

@@ -102,7 +102,7 @@ class Swift(SelfSpec):
             search.stopped = "this target cannot score sets"
         self.decoded_ms = self.search_ms = 0.0
         self.passes = 0
-        self._changes = 0  # of the set in use
+        self._changes = 0  # of the set in use, but for texts that start from the same set every time
         self._steady = False
         self._unit_ms = 0.0  # time of a one-row pass
         self._recent: deque[float] = deque(maxlen=4)  # times of the last scoring passes
@@ -110,6 +110,7 @@ class Swift(SelfSpec):
         self._given = StepCost(step_cost.attention, step_cost.mlp)
         if store is not None:
             store.load(search)
+        self._counted = search.best
         super().__init__(target, search.best, params, noise, gamma_max)
 
     # -- drafting ----------------------------------------------------------------------------------------------------
@@ -171,8 +172,9 @@ class Swift(SelfSpec):
         return 0 if self._steady else self._changes
 
     def _use(self, skip: SkipSet) -> None:
-        if skip is not self.skip:
-            self.skip = skip
+        self.skip = skip
+        if not self._steady and skip != self._counted:
+            self._counted = skip
             self._changes += 1
 
     # -- searching ---------------------------------------------------------------------------------------------------

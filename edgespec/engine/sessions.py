@@ -33,7 +33,7 @@ from edgespec.runtimes.slots.slot import Slot
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
-MOST_DRAFTERS = 64  # drafters and their control, by method and options, that are kept with what they learned
+MOST_DRAFTERS = 32  # drafters and their control, by method and options, that are kept with what they learned
 
 UNKNOWN = Ratios({}, {})
 

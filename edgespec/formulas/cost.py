@@ -9,7 +9,7 @@ machine with compute to spare; on a CPU it does not.
 
 from __future__ import annotations
 
-from collections import deque
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
@@ -26,6 +26,7 @@ WORTH = 1.05  # predicted gain below which a drafting method is not picked unask
 
 _WINDOW = 15  # latest timings of one pass size; their median is not moved by a pass that the system interrupted
 ENOUGH = 3  # timings before they count
+_SIZES = 32  # pass sizes whose timings are kept: batches have many, and every drafter a model of its own
 _REFRESH = 8  # timings between two evaluations of the medians
 
 
@@ -78,12 +79,12 @@ class CostModel:
         self._given_c = ASSUMED_DRAFT if draft is None else draft
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
-        self._verify_ms: dict[int, deque[float]] = {}
-        self._draft_ms: deque[float] = deque(maxlen=_WINDOW)
+        self._verify_ms: dict[int, array[float]] = {}  # the size observed last is last
+        self._draft_ms: array[float] = array("d")
         self._unread = 0
         self._points = list(self._given.items())
         self._c = self._given_c
-        self._table: list[float] = []
+        self._table = array("d")
         self._plain_ms: float | None = None
 
     def given(self) -> CostModel:
@@ -111,15 +112,16 @@ class CostModel:
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
         """A pass over ``n`` rows took ``ms``; ``times``: as the median of so many."""
-        if n not in self._verify_ms:
-            self._verify_ms[n] = deque(maxlen=_WINDOW)
-        self._verify_ms[n].extend([ms] * times)
+        known = self._verify_ms.pop(n, array("d"))
+        self._verify_ms[n] = _latest(known, ms, times)
+        if len(self._verify_ms) > _SIZES:
+            del self._verify_ms[next(size for size in self._verify_ms if size > 1)]
         self._unread += times
 
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
         """Drafting ``n`` guesses took ``ms``; ``times``: as the median of so many."""
         if n > 0:
-            self._draft_ms.extend([ms / n] * times)
+            self._draft_ms = _latest(self._draft_ms, ms / n, times)
             self._unread += times
 
     def observe_round(self, n: int, steps: int, ms: float) -> None:
@@ -154,9 +156,14 @@ class CostModel:
         for n, cost in sorted(known.items()):  # more rows never cost less: a dip is noise, and argmax would dig it out
             top = max(top, cost)
             rising.append((n, top))
-        self._points, self._table = rising, []
+        self._points, self._table = rising, array("d")
         if len(self._draft_ms) >= ENOUGH:
             self._c = median(self._draft_ms) / one
+
+
+def _latest(known: array[float], ms: float, times: int) -> array[float]:  # [at most _WINDOW]
+    """The window after a timing more, without room to spare: there are many windows."""
+    return (known + array("d", [ms] * times))[-_WINDOW:]
 
 
 def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:

@@ -27,6 +27,7 @@ from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
 from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
 from edgespec.export.architectures.lfm2 import Lfm2
 from edgespec.export.architectures.lfm2_moe import Lfm2Moe
+from edgespec.export.architectures.lfm3 import Lfm3
 from edgespec.export.architectures.llama import Llama
 from edgespec.export.architectures.ministral3 import Ministral3
 from edgespec.export.architectures.mistral import Mistral
@@ -89,6 +90,7 @@ KINDS: tuple[type[Architecture], ...] = (
     SeedOss,
     Lfm2,
     Lfm2Moe,
+    Lfm3,
     Qwen35,
     Qwen35Moe,
     Qwen3Next,

@@ -10,6 +10,7 @@ from edgespec.export.architectures.base import ATTENTION, LAYERS
 from edgespec.export.architectures.gemma2 import Gemma2
 from edgespec.export.architectures.gemma4_config import Gemma4Config
 from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, X
+from edgespec.export.architectures.proportional import proportional, turned_first
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Affine, Own, Rows
 from edgespec.export.source.extended import Extra, Held
@@ -34,10 +35,8 @@ class Gemma4(Gemma4Config, Gemma2):
         return replace(rule, k_norm=k, v_norm=v) if owns else rule
 
     def rotations(self) -> dict[str, Rotary]:
-        full, size = self.rotation("full_attention", 1e6, scaled=False), self.wide
-        share = float(full.parameters.get("partial_rotary_factor", 1.0))
-        turned = Rotary({**full.parameters, "rope_type": "proportional", "channels": size}, 2 * int(share * size // 2))
-        return {"rope": self.rotation("sliding_attention", 1e4, scaled=False), "rope_full": turned}
+        full = proportional(self.rotation("full_attention", 1e6, scaled=False), self.wide)
+        return {"rope": self.rotation("sliding_attention", 1e4, scaled=False), "rope_full": full}
 
     def embed(self, ops: Ops[X]) -> X:
         # a second time, because the stream changes under the layers that read this
@@ -68,11 +67,9 @@ class Gemma4(Gemma4Config, Gemma2):
         return ops.linear(ops.attention(q, None, None, self.rule(layer)), self.linear(layer, ATTENTION.format("o")))[0]
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        size, half, turned = self.facts.layer_embedding, self.wide // 2, self.rotaries["rope_full"].dims // 2
+        size, order = self.facts.layer_embedding, turned_first(self.wide, self.rotaries["rope_full"].dims)
         found: dict[str, Extra] = {NORM: Affine(Own(source, NORM), scale=0.5**0.5)}
         found |= {f"{LAYERS}.heads_of_{dim}_norm.weight": Held(np.ones(dim, np.float32)) for dim in self.facts.dims}
-        each = np.arange(self.wide).reshape(2, half)  # channel i turns with i + half, and only the first turn
-        order = np.concatenate([each[:, :turned].ravel(), each[:, turned:].ravel()])
         for layer in range(self.facts.layers):
             at, rows = f"{LAYERS}.{layer}", np.arange(layer * size, (layer + 1) * size)
             projection = Affine(Rows(Own(source, PROJECTION), rows), scale=self.facts.hidden**-0.5)

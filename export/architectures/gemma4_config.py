@@ -2,6 +2,7 @@
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.proportional import rotations_by_kind
 
 SUPPORTED = "gemma4 with per-layer embeddings and without experts (E2B, E4B)"
 ROTATIONS = {
@@ -31,7 +32,7 @@ class Gemma4Config(Architecture):
                 f"{settings.file}: expected embeddings of each layer (hidden_size_per_layer_input) of all tokens "
                 f"(vocab_size_per_layer_input); supported: {SUPPORTED}"
             )
-        settings.values["rope_parameters"] = self._rotations()
+        settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
         kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
                                      for at in range(facts.layers)]  # fmt: skip
         self.kinds = [*kinds[:-1], "full_attention"]
@@ -47,16 +48,6 @@ class Gemma4Config(Architecture):
             update={"head_dims": dims, "shared": facts.layers - self.owners,
                     "layer_embedding": settings.integer("hidden_size_per_layer_input", 256)}
         )  # fmt: skip
-
-    def _rotations(self) -> dict[str, object]:
-        """A rotation for each kind; the steps of full layers are those of all channels, whichever turn."""
-        given = self.settings.get("rope_parameters", ROTATIONS)
-        if not isinstance(given, dict) or not all(isinstance(given.get(kind), dict) for kind in ROTATIONS):
-            raise ExportError(f"{self.settings.file}: expected rope_parameters of {' and '.join(ROTATIONS)}")
-        full = dict(given["full_attention"])
-        if full.get("rope_type") not in ("default", "proportional", None):
-            raise UnsupportedModel(f"{self.settings.file}: rope type {full['rope_type']!r} is not supported here")
-        return {**given, "full_attention": {**full, "rope_type": "default"}}
 
     def _wide(self) -> int:
         """Size of a head of full layers: said at once, or layer by layer."""

@@ -12,7 +12,6 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",
         "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
-    "gates on the output of attention": ("lfm3",),
     "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),
     "latent attention": ("minicpm3",),
     "linear position biases (ALiBi)": ("bloom", "mpt"),

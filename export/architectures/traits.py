@@ -17,7 +17,8 @@ def traits(arch: Architecture) -> list[str]:
         if heads := facts.delta:
             sizes = f"{heads.values} states of {heads.key_dim} x {heads.value_dim}"
             found.append(f"{heads.kind} in {where}, each with {sizes}")
-            found += [] if heads.space else ["gates on the output of attention"]
+    if any("output_gate_proj" in name for name in arch.tensors):
+        found.append("gates on the output of attention")
     if facts.head_dims:
         found.append(f"heads of {' and '.join(map(str, sorted(set(facts.head_dims))))}")
     if facts.shared:

@@ -20,7 +20,7 @@ from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
 from edgespec.runtimes.ort.session import default_threads, make_session
 
-MOST_VIEWS = 512  # of buffers, that are kept
+MOST_VIEWS = 128  # of buffers, that are kept
 LEAST_PAGES = 1 << 16  # bytes of an array that gets pages of its own
 HUGE = 4 << 20  # bytes from which huge pages are asked for
 
@@ -108,7 +108,8 @@ class Model:
         size = int(np.prod(shape))
         flat = self._flat.get(name)
         if flat is None or flat.size < size:
-            self._flat[name] = flat = np.zeros(size, dtype)
+            more = 0 if flat is None else flat.size * 3 // 2  # slots may keep the old one until their next pass
+            self._flat[name] = flat = own_pages((max(size, more),), dtype)
             for old in [old for old in self._views if old[0] == name]:
                 del self._views[old]
         if len(self._views) >= MOST_VIEWS:  # of stock attention every length of a text makes another one

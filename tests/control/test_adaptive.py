@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import MOST_BUCKETS, Adaptive
 from edgespec.decoding.drafter import RoundTime
 from edgespec.decoding.loop import decode
 from edgespec.decoding.noise import Noise
@@ -190,6 +190,14 @@ def test_a_seeded_text_depends_on_nothing_but_the_request() -> None:
             used.timed(chain([1] * int(ms % 7)), RoundTime(ms, 3 * ms, 1 + int(ms % 7)))
         emitted(hash_target(2), used, [3], DecodeOptions(50, 4))
     assert emitted(hash_target(1), used, [1], options) == fresh
+
+
+def test_buckets_without_end_are_forgotten() -> None:
+    bucket = iter(range(10 * MOST_BUCKETS))
+    adaptive = Adaptive(Full(cheap=True, bucket=lambda: next(bucket)), FixedCosts(COST, 0.1))
+    lengths = replay(adaptive, lambda i: 0.9, 5 * MOST_BUCKETS)
+    assert all(lengths)
+    assert len(adaptive._records) == MOST_BUCKETS
 
 
 def test_it_passes_everything_on() -> None:

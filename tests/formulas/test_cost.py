@@ -117,6 +117,16 @@ def test_a_dip_in_noisy_times_is_not_believed() -> None:
     assert curve[1] == curve[2] == 1.5
 
 
+def test_of_many_pass_sizes_those_timed_last_are_known() -> None:
+    model = CostModel({1: 1.0, 2: 1.1}, 0.0)
+    for n in [1, *range(2, 200)]:
+        for _ in range(20):
+            model.observe_verify(n, 10.0 * n)
+    held = model._verify_ms
+    assert (len(held), 1 in held, 199 in held, max(map(len, held.values()))) == (32, True, True, 15)
+    assert model.v(199) == pytest.approx(199.0)
+
+
 def test_measure_takes_turns_and_returns_a_time_for_each_size() -> None:
     calls: list[int] = []
     times = measure(calls.append, [1, 4, 8], 3)

@@ -83,7 +83,8 @@ def import_for(jobs: list[str]) -> None:
 def tell(life: Life) -> None:
     """How it stands."""
     now = life.held[-1]
-    say(f"{now}: {sum(life.requests.values())} requests, {life.tokens} tokens, {len(life.wrong)} wrong")
+    made, wrong, ties = sum(life.requests.values()), len(life.wrong), len(life.ties)
+    say(f"{now}: {made} requests, {life.tokens} tokens, {wrong} wrong, {ties} ties")
 
 
 def say(text: str) -> None:

@@ -54,7 +54,7 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "olmoe", "qwen3_5_moe_text", "qwen3_5_text",
+_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "olmoe", "qwen3_5_moe_text", "qwen3_5_text",
                 "qwen3_moe", "qwen3_next")  # fmt: skip
 NATIVE_ONLY = {
     name
@@ -170,6 +170,7 @@ _CLASSES = {
     "falcon": "FalconForCausalLM",
     "lfm2": "Lfm2ForCausalLM",
     "lfm2_moe": "Lfm2MoeForCausalLM",
+    "lfm3": "Lfm3ForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
@@ -188,7 +189,8 @@ _CLASSES = {
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
 }
 _OUTER = ("embed_tokens", "embed_tokens_per_layer", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
-_POST_NORMS = tuple(f"post_{name}_layernorm" for name in ("attention", "feedforward", "self_attn", "mlp"))
+_POST_NORMS = tuple(f"post_{name}" for name in ("attention_layernorm", "feedforward_layernorm", "self_attn_layernorm",
+                                                    "mlp_layernorm", "operator_norm", "ffn_norm"))  # fmt: skip
 _ENDS = ("o_proj", "dense", "down_proj", "c_proj", "dense_4h_to_h", "fc2", "output_linear", "out_proj", "w2")
 _GAINS = {
     **dict.fromkeys(("q_proj", "k_proj", "qkv_proj", "c_attn", "query_key_value"), 1.4),

@@ -151,8 +151,7 @@ class OnlineSearch:
             self.best = max(proven, key=self.speed, default=self.best)
             if self.speed(self.best) <= lead:
                 self.best = before
-        if len(self.records) > _KEPT:
-            self._forget()
+        self._forget()
         if self.best != before:
             self._since = 0
             return True
@@ -167,6 +166,7 @@ class OnlineSearch:
         self._fit()
         proven = [skip for skip, record in self.records.items() if record.windows >= _CONFIRM or skip == self.initial]
         self.best = max(proven, key=self.speed, default=self.best)
+        self._forget()
         self._since, self._since_best = 0, _AGAIN  # the new text decides first whether it holds
         self.stopped = "" if self.layers > 2 else self.stopped
 
@@ -183,9 +183,12 @@ class OnlineSearch:
             self.stopped = f"no better set among the last {self._since} candidates"
 
     def _forget(self) -> None:
-        kept = {self.best, self.initial}
-        slowest = min((skip for skip in self.records if skip not in kept), key=self.speed)
-        del self.records[slowest]
+        """Keep the fastest records, by what is known now."""
+        if len(self.records) <= _KEPT:
+            return
+        others = sorted((skip for skip in self.records if skip not in (self.best, self.initial)), key=self.speed)
+        for slowest in others[: len(self.records) - _KEPT]:
+            del self.records[slowest]
 
     # -- candidates --------------------------------------------------------------------------------------------------
 

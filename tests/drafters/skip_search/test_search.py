@@ -90,6 +90,14 @@ def test_the_search_ends() -> None:
     assert len(search.records) <= 65
 
 
+def test_what_others_have_seen_is_taken_over_up_to_an_end() -> None:
+    found, others = searched(1, lambda skip: 0.5 * len(skip), 60), searched(2, lambda skip: 0.5 * len(skip), 60)
+    best = others.best
+    found.resume(others.records)
+    assert len(found.records) <= 65
+    assert {best, found.initial} <= found.records.keys()
+
+
 def test_old_evidence_fades() -> None:
     record = Record()
     for _ in range(100):
