@@ -39,8 +39,7 @@ class App : Application() {
             memory = { PhoneMemory(this) },
         )
         state = AppState(around) { work -> main.post(work) }
-        val brought = Assets(assets)
-        if (around.bundle.isDirectory || brought.files.isEmpty()) state.load() else state.take { brought }
+        state.load()
     }
 
     override fun onTrimMemory(level: Int) {
