@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -120,10 +121,19 @@ def command(
         engine = open_engine(bundle, options)
         entries.append(BenchEntry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
+    stopped = Event()
     with progress() as told:
         figures = bench_all(
-            entries, texts, settings, repeats, sequences, lambda done, of, what: told("bench", done, of, what)
+            entries,
+            texts,
+            settings,
+            repeats,
+            sequences,
+            lambda done, of, what: told("bench", done, of, what),
+            stopped.set,
         )
+    if stopped.is_set():
+        click.echo(f"stopped: {len(figures[0].ratios)} of {repeats * len(texts)} pairs were measured", err=True)
     rows = [figure.as_dict() for figure in figures]
     advice = advise(rows, {str(e.engine.bundle.path): e.engine.bundle.manifest.parity for e in entries})
     engine = entries[0].engine
@@ -159,6 +169,8 @@ def command(
         form, threads = engine.bundle.manifest.target.format, engine.model.threads
         title = f"{bundles[0].resolve().name}: {form}" if len(entries) == 1 else f"{len(entries)} bundles"
         draw(figures, plot, f"{title}, {threads} threads")
+    if stopped.is_set():
+        sys.exit(130)
 
 
 def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, several: bool) -> list[str]:

@@ -172,20 +172,18 @@ class Stream:
 
     def _options(self) -> DecodeOptions:
         settings, engine = self._settings, self._engine
+        shadow = settings.shadow
+        if shadow is None:  # rounds between two comparisons with plain decoding
+            shadow = 0 if settings.accept.lossless else SHADOW
         return DecodeOptions(
             max_new_tokens=settings.max_new_tokens - len(self._tokens),
             gamma=settings.gamma or self._choice.gamma,
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=self._sampling,
             logprobs=settings.logprobs,
-            shadow=self._shadow(),
+            shadow=shadow,
             accept=settings.accept,
         )
-
-    def _shadow(self) -> int:
-        """Rounds between two comparisons with plain decoding."""
-        asked = self._settings.shadow
-        return asked if asked is not None else 0 if self._settings.accept.lossless else SHADOW
 
     # -- a round in two halves, for whoever drives several requests; the caller holds the engine's lock ----------------
 
@@ -216,7 +214,8 @@ class Stream:
             self._finish = "cancelled"
             return None
         if not self._stats.rounds:
-            self._reserve()
+            wanted = len(self._prompt) + self._settings.max_new_tokens
+            self.target.reserve(min(self.target.context, wanted))
         self._drafter.set_width(beside)
         asked, self._asked = self._asked or next(self._rounds), None
         if isinstance(asked, PrefillRequest):
@@ -268,10 +267,6 @@ class Stream:
             except DeviceError as error:
                 self._rounds.close()
                 self._leave_device(error)
-
-    def _reserve(self) -> None:
-        wanted = len(self._prompt) + self._settings.max_new_tokens
-        self.target.reserve(min(self.target.context, wanted))
 
     def _run(self) -> Generator[Chunk, None, None]:
         try:

@@ -112,6 +112,7 @@ def bench_all(
     repeats: int,
     batch: int = 0,
     progress: Callable[[int, int, str], None] | None = None,
+    on_stop: Callable[[], None] | None = None,
 ) -> list[MethodFigures]:
     """Measure methods of several bundles, interleaved: all take turns on every prompt.
 
@@ -122,12 +123,14 @@ def bench_all(
         repeats: rounds over all prompts, after one that is not timed.
         batch: time so many sequences together as well (the prompts, over again where there are fewer); 0 = do not.
         progress: called with (done, of, what).
+        on_stop: called where Ctrl-C ends it before its time; what was measured until then is returned.
 
     Returns:
         for each bundle its plain decoding, then its methods.
 
     Raises:
         InvalidRequest: token ids for bundles whose tokenizers differ.
+        KeyboardInterrupt: Ctrl-C without ``on_stop``, or before every method was timed once.
     """
     tokenizers = {entry.engine.codec.vocabulary_sha256() for entry in entries}
     if len(tokenizers) > 1 and not all(isinstance(prompt, str) for prompt in prompts):
@@ -135,6 +138,27 @@ def bench_all(
     runs: list[_Run] = []
     for entry in entries:
         runs += _runs(entry, prompts, settings, len(runs))
+    try:
+        _measure(runs, prompts, repeats, batch, progress)
+    except KeyboardInterrupt:
+        if on_stop is None or not all(run.found.ratios for run in runs):
+            raise
+        on_stop()
+    for number, run in enumerate(runs):
+        run.found.extra_bytes = sum(extra_bytes(run.engine, name) for name in _loaded(run.found))
+        if run.base == number:
+            run.engine.close()
+    return [run.found for run in runs]
+
+
+def _measure(
+    runs: Sequence[_Run],
+    prompts: Sequence[Prompt],
+    repeats: int,
+    batch: int,
+    progress: Callable[[int, int, str], None] | None,
+) -> None:
+    """Let all take turns on every prompt; a turn counts once all have had it."""
     done, of = 0, len(runs) * (len(prompts) + bool(batch)) * (repeats + 1)
     together = [prompts[i % len(prompts)] for i in range(batch)]
     for repeat in range(repeats + 1):
@@ -142,35 +166,32 @@ def bench_all(
         turn = [*range(start, len(runs)), *range(start)]
         for at, prompt in enumerate(prompts):
             times: dict[int, float] = {}
+            results: dict[int, Result] = {}
             for number in turn:
                 run = runs[number]
                 result = run.engine.generate(prompt, run.settings)
                 times[number] = result.stats.decode_ms / result.stats.tokens
-                if repeat:
-                    run.found.results.append(result)
-                    run.found.same_text += result.tokens == run.expected[at]
+                results[number] = result
                 done += 1
                 if progress:
                     progress(done, of, run.found.method)
             if repeat:
                 for number, ms in times.items():
-                    runs[number].found.ms_per_token.append(ms)
-                    runs[number].found.ratios.append(times[runs[number].base] / ms)
+                    found = runs[number].found
+                    found.results.append(results[number])
+                    found.same_text += results[number].tokens == runs[number].expected[at]
+                    found.ms_per_token.append(ms)
+                    found.ratios.append(times[runs[number].base] / ms)
         for number in turn if batch else ():
             run = runs[number]
             begun = perf_counter()
-            results = run.engine.generate_batch(together, run.settings, batch=batch)
-            taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in results) / 1000
+            batched = run.engine.generate_batch(together, run.settings, batch=batch)
+            taken = perf_counter() - begun - sum(result.stats.prefill_ms for result in batched) / 1000
             if repeat:
-                run.found.batch.append(sum(len(result.tokens) for result in results) / taken)
+                run.found.batch.append(sum(len(result.tokens) for result in batched) / taken)
             done += 1
             if progress:
                 progress(done, of, f"{run.found.method}, {batch} together")
-    for number, run in enumerate(runs):
-        run.found.extra_bytes = sum(extra_bytes(run.engine, name) for name in _loaded(run.found))
-        if run.base == number:
-            run.engine.close()
-    return [run.found for run in runs]
 
 
 def _runs(entry: BenchEntry, prompts: Sequence[Prompt], settings: Settings, base: int) -> list[_Run]:

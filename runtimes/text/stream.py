@@ -45,7 +45,8 @@ class StreamDecoder:
             return ""
         self._window.append(token)
         text = self.codec.decode(self._window)
-        whole = self._whole(text)
+        half = len(text) - len(text.rstrip("\ufffd"))  # characters that may be the beginning of another
+        whole = len(text) - min(half, self._HALF)
         fresh = text[self._out : whole]
         self._out = min(max(self._out, whole), len(text))  # a prompt may end within a character
         if whole == len(text):
@@ -66,11 +67,6 @@ class StreamDecoder:
         last, self._held = self._held, ""  # empty if a stop string was found
         self.text += last
         return given + last
-
-    def _whole(self, text: str) -> int:
-        """Characters of a text without those at its end that may be the beginning of another."""
-        half = len(text) - len(text.rstrip("\ufffd"))
-        return len(text) - min(half, self._HALF)
 
     def _tail(self, prompt: list[int]) -> list[int]:
         """The end of the prompt, long enough to be written as in the whole."""

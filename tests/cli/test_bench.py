@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from edgespec.engine.engine import Engine
+from edgespec.engine.result import Result
 from edgespec.reports.bench import MethodFigures
 from edgespec.runtimes.files.manifest import Operators
 from tests.cli.conftest import Command
@@ -160,6 +162,34 @@ def test_the_fastest_is_named(command: Command, demo: Path, monkeypatch: pytest.
     shown = command("bench", demo, *QUICK, "--method", "ngram").out.splitlines()
     assert shown[0] == "ngram is 2.5 times as fast as plain decoding; same text in all 2 runs"
     assert " --method ngram " in shown[-1]
+
+
+@pytest.mark.parametrize("after", [2, 12])
+def test_ctrl_c_shows_what_was_measured(
+    command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    """Once every method was timed; before that there is nothing to show."""
+    calls, generate = 0, Engine.generate
+
+    def interrupted(*arguments: Any, **changes: Any) -> Result:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise KeyboardInterrupt
+        return generate(*arguments, **changes)
+
+    monkeypatch.setattr(Engine, "generate", interrupted)
+    how = "--method", "ngram", "--limit", 1, "--repeats", 20, "--max-new-tokens", 4, "--threads", 1, "--json"
+    result = command("bench", demo, *how)
+    assert result.code == 130
+    found = json.loads(result.out)
+    if after == 2:
+        assert found["error"]["type"] == "KeyboardInterrupt"
+        return
+    pairs = {row["pairs"] for row in found["methods"]} | {row["runs"] for row in found["methods"]}
+    assert len(pairs) == 1
+    assert 0 < (measured := pairs.pop()) < 20
+    assert f"stopped: {measured} of 20 pairs were measured" in result.err
 
 
 def test_one_pair_crowns_nobody(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str, acceptance: str) -> None:
     made = engine(form)
     accepted, texts = 0, set()
-    for seed, prompt in enumerate(PROMPTS[:6]):
+    for seed, prompt in enumerate(PROMPTS[:3]):
         settings: dict[str, Any] = {
             "temperature": 0.8,
             "top_k": 40,
@@ -80,10 +80,10 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
         assert result.exact
         accepted += result.stats.accepted
         texts.add(tuple(result.tokens))
-        other = made.generate(prompt, method="ar", **{**settings, "seed": seed + 100})
-        assert other.tokens != plain.tokens, "the seed is not used"
+    other = made.generate(prompt, method="ar", **{**settings, "seed": seed + 100})
+    assert other.tokens != plain.tokens, "the seed is not used"
     assert accepted > 0
-    assert len(texts) == 6
+    assert len(texts) == 3
 
 
 def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
@@ -192,15 +192,30 @@ def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, flo
     return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
 
 
-@pytest.mark.parametrize("method", ["self-spec", "speculative", "swift"])
-@pytest.mark.parametrize("form", FORMATS)
+# the rule knows no format, and neither do the drafters: each of both is here once with each kind of operators
+@pytest.mark.parametrize(
+    "operators, form, method",
+    [
+        ("stock", "int4", "self-spec"),
+        ("stock", "fp32", "speculative"),
+        ("stock", "w8a8", "swift"),
+        ("native", "int8", "self-spec"),
+        ("native", "int4", "speculative"),
+        ("native", "w8a8", "swift"),
+    ],
+    indirect=["operators"],
+)
 def test_rejection_sampling_keeps_the_distribution(engine: Callable[..., Engine], form: str, method: str) -> None:
     seen, expected, accepted = drafted_pairs(engine(form), method)
     assert 0 < accepted < 2 * DRAWS  # guesses were accepted and refused
     assert chi_square(seen, expected) > 1e-3
 
 
-@pytest.mark.parametrize("branch, block", [((2,), False), ((2, 2), False), (None, True)])
+@pytest.mark.parametrize(
+    "operators, branch, block",
+    [("stock", (2,), False), ("native", (2, 2), False), ("native", None, True)],
+    indirect=["operators"],
+)
 def test_trees_and_blocks_keep_the_distribution(
     engine: Callable[..., Engine], branch: tuple[int, ...] | None, block: bool
 ) -> None:
@@ -230,6 +245,7 @@ def forget_the_residual(proposal: Proposal, rows: Rows, noise: Noise, accept: Ac
     return Verdict(path, rows.choose(len(path)))
 
 
+@pytest.mark.parametrize("operators", ["native"], indirect=True)
 @pytest.mark.parametrize("rule", [accept_all, forget_the_residual])
 def test_a_lossy_rule_is_noticed(
     engine: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch, rule: Callable[[Proposal, Rows, Noise], Verdict]

@@ -14,7 +14,7 @@ from edgespec.planning.profile.record import Profile, Trial
 from edgespec.planning.speed import costs as of
 from edgespec.planning.speed.costs import Costs
 from edgespec.planning.speed.cut import typical_share
-from edgespec.planning.speed.gains import Guessing, best_gain, looking
+from edgespec.planning.speed.gains import Guessing, best_gain
 from edgespec.planning.speed.passes import PassTimes, line, rising
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.options import GAMMA, RunOptions
@@ -116,7 +116,7 @@ def speed_of(
 def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: float) -> float:
     """The speed-up of a trial at another depth: its passes and drafts grow as measured, what it guesses stays.
 
-    Where guessing no longer pays there, control stops, at the price of looking.
+    Where guessing no longer pays there, control stops.
     """
     passes, before = PassTimes(profile.passes), trial.depth
     now = sum(count * costs.pass_ms(rows) for rows, count in trial.rows.items())
@@ -127,8 +127,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
     plain = trial.speedup * trial.round_ms / trial.tokens_per_round
     plain = max(plain + costs.plain - line(of.plain_points(profile), before), plain / 2)
     speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
-    rest = 1 / (costs.controlled(1) * (1 + looking(costs.c(method), costs.controlled, at_once=METHODS[method].at_once)))
-    return max(speedup, min(rest, trial.speedup))
+    return max(speedup, min(1 / costs.controlled(1), trial.speedup))
 
 
 def width_factor(costs: Costs, width: int) -> float:

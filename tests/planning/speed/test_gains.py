@@ -16,7 +16,7 @@ from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.target import Pass
 from edgespec.formulas.tree import best_tree
 from edgespec.planning.speed.curves import CURVES
-from edgespec.planning.speed.gains import Curve, Guessing, best_gain, drafting_share, looking
+from edgespec.planning.speed.gains import Curve, Guessing, best_gain
 from edgespec.planning.speed.passes import PassTimes, line, rising
 from edgespec.planning.speed.traffic import (
     attention_bytes,
@@ -145,27 +145,6 @@ def test_sequences_share_a_pass_and_draft_in_turn() -> None:
     assert best_gain(Guessing([0.5], 4), 0.1, lambda rows: rows, width=8).gamma == 0
 
 
-def test_looking_is_a_probe_after_the_longest_wait() -> None:
-    def v(rows: float) -> float:
-        return 1 + 0.1 * (rows - 1)
-
-    assert looking(0.05, v) == pytest.approx((2 * 0.05 + 0.2) / 129)
-    assert looking(0.05, v, at_once=True) == pytest.approx((0.05 + 0.2) / 129)
-    assert looking(0.05, v, width=4) == pytest.approx((2 * 0.2 / 1.3 + v(12) / 1.3 - 1) / 129)
-    assert looking(0.0, lambda rows: 1.0) == 0
-
-
-def test_a_gain_near_the_break_even_is_mostly_lost() -> None:
-    def v(rows: float) -> float:
-        return 1 + 0.1 * (rows - 1)
-
-    sure, near, none = (Guessing([rate], 1) for rate in (0.9, 0.3, 0.1))
-    assert drafting_share(sure, 0.1, v) == pytest.approx(1, abs=1e-6)
-    assert 0.1 < drafting_share(near, 0.1, v) < 0.9
-    assert 1 < best_gain(near, 0.1, v).speedup < 1.3 / 1.2
-    assert best_gain(none, 0.1, v).gamma == 0
-
-
 class Dice(Drafter):
     """A drafter whose guesses are right with the same chance each."""
 
@@ -204,7 +183,7 @@ def test_control_makes_of_a_method_what_is_predicted(operators: Operators, form:
         for rate in (0.0, 0.3, 0.5, 0.7, 0.9):
             expected = best_gain(Guessing([rate], 5, at_once=at_once), c, lambda rows: line(points, rows)).speedup
             got = mean(played(rate, c, lambda rows: line(points, rows), 5, at_once, seed) for seed in range(3))
-            assert got == pytest.approx(expected, rel=0.1), (c, rate)
+            assert got == pytest.approx(expected, rel=0.15), (c, rate)
 
 
 @given(
@@ -214,11 +193,11 @@ def test_control_makes_of_a_method_what_is_predicted(operators: Operators, form:
     st.integers(1, 8),
     st.integers(1, 12),
 )
-def test_never_worse_than_plain_less_looking(rates: list[float], c: float, row: float, width: int, most: int) -> None:
+def test_never_worse_than_plain(rates: list[float], c: float, row: float, width: int, most: int) -> None:
     def v(rows: float) -> float:
         return 1 + row * (rows - 1)
 
     found = best_gain(Guessing(rates, most), c, v, width)
-    assert found.speedup >= 1 / (1 + looking(c, v, width)) - 1e-9
+    assert found.speedup >= 1
     assert 1 <= found.tokens <= 1 + most
     assert found.gamma <= most
