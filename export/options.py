@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SELF_SPEC, SPECULATIVE, drafters_apart, needing
+from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -33,7 +33,8 @@ class ExportOptions:
         the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
         and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
         devices: those to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter
-        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``.
+        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``,
+        ``assistant``.
     """
 
     model: str
@@ -94,8 +95,9 @@ class ExportOptions:
                 "method eagle needs a drafter",
                 "train one with `edgespec train eagle MODEL -o DIR`, then add --drafter DIR",
             )
-        if DFLASH in methods and self.drafter is None:
-            raise ExportError("method dflash needs a drafter", "add --drafter with the one published for this model")
+        if self.drafter is None and (lost := sorted({*drafters_apart()} & {*methods} - {EAGLE})):
+            hint = "add --drafter with the one published for this model"
+            raise ExportError(f"method {lost[0]} needs a drafter", hint)
         if self.drafter is not None and not set(apart := drafters_apart()) & set(methods):
             raise ExportError(f"--drafter was given, but not --method {' or '.join(apart)}", "add --method eagle")
         if len(several := [name for name in needing("drafter") if name in methods]) > 1:
@@ -104,7 +106,8 @@ class ExportOptions:
             raise ExportError("--skip-set was given, but not --method self-spec", "add --method self-spec")
         if self.draft_vocab and not {SPECULATIVE, *needing("drafter")} & set(methods):
             raise ExportError(
-                "--draft-vocab was given, but no method that it is for", "methods: speculative, eagle, mtp, dflash"
+                "--draft-vocab was given, but no method that it is for",
+                f"methods: {', '.join((SPECULATIVE, *needing('drafter')))}",
             )
         if self.head_vocab is not None and not set(needing("heads")) & set(methods):
             raise ExportError(

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from edgespec import __version__
-from edgespec.drafters.registry import DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
+from edgespec.drafters.registry import ASSISTANT, DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.traits import traits
 from edgespec.export.bundle.model_part import (
     check_coded_keys,
@@ -27,7 +28,14 @@ from edgespec.export.drafters.mtp import has_mtp, planned_mtp
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
-from edgespec.export.planning.heads import PlannedHeads, assumed_blocks, assumed_draft, assumed_drafter, planned_heads
+from edgespec.export.planning.heads import (
+    PlannedHeads,
+    assumed_assistant,
+    assumed_blocks,
+    assumed_draft,
+    assumed_drafter,
+    planned_heads,
+)
 from edgespec.export.planning.model import PlannedModel
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
@@ -116,7 +124,10 @@ def planned_bundle(
             its_own, tapped = assumed_drafter(arch)
             assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
         else:
-            if DFLASH in wanted:
+            if ASSISTANT in wanted:
+                its_own, tapped = assumed_assistant(arch)
+                assumed.append("an assistant of 4 layers of width 256, as published ones have")
+            elif DFLASH in wanted:
                 its_own, tapped = assumed_blocks(arch)
                 assumed.append("a drafter of 5 layers like the model's, as published ones have")
             else:
@@ -168,12 +179,15 @@ def planned_bundle(
 
 
 def possible_drafter(model: str, revision: str | None = None) -> str:
-    """The method whose drafter a model can have: ``mtp`` if its config.json speaks of that layer, else ``eagle``.
+    """The method whose drafter a model can have.
+
+    ``mtp`` if its config.json speaks of that layer, ``assistant`` of Gemma 4, else ``eagle``.
 
     Raises:
         ExportError: as ``planned_bundle``.
     """
-    return MTP if has_mtp(_opened(resolve(model, revision, weights=False), None)) else EAGLE
+    arch = _opened(resolve(model, revision, weights=False), None)
+    return MTP if has_mtp(arch) else ASSISTANT if isinstance(arch, Gemma4) else EAGLE
 
 
 def _opened(path: Path, context: int | None) -> Architecture:

@@ -33,6 +33,7 @@ METHODS = (
     "eagle",
     "mtp",
     "dflash",
+    "assistant",
 )
 KINDS: tuple[dict[str, Any], ...] = (
     {},
@@ -83,12 +84,18 @@ def manifests() -> Iterator[dict[str, Any]]:
         facts = KINDS[number % len(KINDS)]
         target = _model(facts, FORMATS[number % len(FORMATS)], attentions[number])
         decoder = {
-            "kind": ("eagle", "mtp", "dflash")[number % 3],
+            "kind": "assistant" if number == 5 else ("eagle", "mtp", "dflash")[number % 3],
             "columns": 3 * FACTS["hidden"],
             "block": 8,
             "mask": 2,
         }
-        drafter = _model({}, "int8", "f16") | {"heads": [], "decoder": decoder, "cut": True}
+        lent = decoder["kind"] == "assistant"
+        decoder |= {"reads": [1] * FACTS["layers"]} if lent else {}
+        drafter = _model({"shared": FACTS["layers"]} if lent else {}, "int8", "f16") | {
+            "heads": [],
+            "decoder": decoder,
+            "cut": True,
+        }
         measured = {"acceptance": [0.5, 0.25], "positions": 8, "text": "a text", "text_sha256": HASH}
         method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "predicted_speedup": 1.5, "notes": "none"}
         more: dict[str, dict[str, Any]] = {

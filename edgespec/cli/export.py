@@ -30,8 +30,8 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
     "--method",
     "methods",
     multiple=True,
-    help="speculative, self-spec, swift, medusa, blockwise, paradecode, eagle, mtp or dflash; may be repeated.  "
-    "ar and ngram always work.",
+    help="speculative, self-spec, swift, medusa, blockwise, paradecode, eagle, mtp, dflash or assistant; may be "
+    "repeated.  ar and ngram always work.",
 )
 @click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
 @click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
@@ -39,7 +39,7 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 @click.option(
     "--heads", multiple=True, help="Folder of trained heads, for medusa, blockwise or paradecode; may be repeated."
 )
-@click.option("--drafter", help="Drafter for --method eagle or dflash: folder, hub id or builtin:NAME.")
+@click.option("--drafter", help="Drafter for --method eagle, dflash or assistant: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
 @click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
 @click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from edgespec.drafters.registry import DFLASH, EAGLE, METHODS, SPECULATIVE, complete, needing
+from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.candidates import Option
 from edgespec.planning.profile.record import Profile
@@ -96,8 +96,8 @@ def model_options(
             for name in planned.methods
             if name == EAGLE
         }
-        if DFLASH in planned.methods:
-            needs[DFLASH] = "needs a drafter that was published for this model"
+        published = [name for name in planned.methods if METHODS[name].apart and name != EAGLE]
+        needs |= dict.fromkeys(published, "needs a drafter that was published for this model")
         if SPECULATIVE in planned.methods and draft is None:
             needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
         command = ["--format", form, *(("--context", str(context)) if context else ())]

@@ -1,7 +1,8 @@
 """A small decoder conditioned on hidden states of the target, which guesses.
 
 EAGLE-3 (Li et al., arXiv 2503.01840); the layer for multi-token prediction that some checkpoints hold
-(arXiv 2412.19437), which sees the last hidden state alone; DFlash (arXiv 2602.06036): a block of guesses in one pass.
+(arXiv 2412.19437), which sees the last hidden state alone; DFlash (arXiv 2602.06036): a block of guesses in one pass;
+Gemma 4's assistants, which have no entries: they read the target's keys and values.
 
 An entry i of the first two is made of token i + 1 and of what was tapped of the target at token i, so that n tokens and
 the taps of all but the pending one make n - 1 entries; the last of them gives the first guess.  It goes on with its own
@@ -69,9 +70,8 @@ class DraftDecoder(Drafter):
     def known(self, tokens: list[int]) -> int:
         """Rows whose entries are kept: entry i needs token i + 1, too, where entries are made of tokens."""
         same = common_prefix(self._tokens, tokens) if self._sound else 0
-        kept = min(max(same - self.held, 0), len(self.entries), len(tokens) - 1 - self.held)
-        self.entries.crop(max(kept, 0))
-        self._tokens, self._at, self._taps, self._sound = list(tokens), len(self.entries), self.entries.no_taps, True
+        self._at = self.entries.kept(same, len(tokens) - 1)
+        self._tokens, self._taps, self._sound = list(tokens), self.entries.no_taps, True
         self._later = []
         return self._at
 

@@ -34,7 +34,9 @@ class Entries:
         decoder = slot.model.part.decoder
         assert decoder is not None
         self.target, self.slot, self.branch, self._columns = target, slot, branch, decoder.columns
-        self.no_taps = np.zeros((0, decoder.columns - slot.model.facts.hidden), np.float32)
+        # of the target's embedding, which is an assistant's tap, too
+        self._hidden = decoder.columns // 2 if decoder.reads else slot.model.facts.hidden
+        self.no_taps = np.zeros((0, decoder.columns - self._hidden), np.float32)
         self._states = np.zeros((0, 0), np.float32)  # [1 + n, hidden]: its own, of the last token and of guesses
         self._embedded: dict[int, Rows] = {}  # [hidden] of each token asked for lately
 
@@ -44,6 +46,17 @@ class Entries:
     def crop(self, entries: int) -> None:
         """Forget all but the first so many."""
         del self.slot.tokens[entries:]
+
+    def kept(self, same: int, rows: int) -> int:
+        """How many are still right, the others are forgotten.
+
+        Args:
+            same: tokens at the beginning of the text that are as they were.
+            rows: its tokens but the pending one.
+        """
+        found = max(min(same - self.held, len(self), rows - self.held), 0)
+        self.crop(found)
+        return found
 
     def absorb(self, tokens: Sequence[int], taps: Rows) -> None:
         """Append those of tokens [n] and taps [n, k * hidden]."""
@@ -64,7 +77,7 @@ class Entries:
         def run(guess: int | None, best: bool) -> Pass:
             owed, given = (tokens[-len(taps) :], taps) if guess is None else ([guess], self._states)
             output = self._forward(owed, given, guess is not None, best)
-            self.slot.keep(range(len(owed)))
+            self._keep(len(owed))
             return output
 
         def step(guess: int | None) -> Rows:
@@ -93,6 +106,10 @@ class Entries:
         """One step of nothing, to be timed."""
         self.slot.forward_given(self._given([0], np.zeros((1, 1), np.float32)), True, True)
 
+    def _keep(self, rows: int) -> None:
+        """Append the entries of the last pass."""
+        self.slot.keep(range(rows))
+
     def _forward(
         self,
         tokens: Sequence[int],
@@ -110,7 +127,7 @@ class Entries:
     def _given(self, tokens: Sequence[int], state: Rows) -> Rows:
         """[n, columns]: what the slot is given of tokens [n] and taps or hidden states [n, any]."""
         given = np.zeros((len(tokens), self._columns), np.float32)
-        hidden, known = self.slot.model.facts.hidden, self._embedded
+        hidden, known = self._hidden, self._embedded
         if 4 * hidden * (len(known) + len(tokens)) > KEPT:
             known.clear()
         if new := [token for token in dict.fromkeys(tokens) if token not in known]:
@@ -173,6 +190,53 @@ class Blocks(Entries):
         return self._given([pending] + [decoder.mask] * length, np.zeros((1, 0), np.float32))
 
 
+class Borrowed(Entries):
+    """None of its own: each step reads the target's keys and values of all tokens but the pending one.
+
+    Gemma 4's assistants.  Of what is tapped only the last row is looked at, by a round's first step.
+    """
+
+    _rows = 1  # of the target's tokens that are seen
+
+    def __len__(self) -> int:
+        return self.slot.context  # wherever it is asked, they are there
+
+    def crop(self, entries: int) -> None: ...
+
+    def kept(self, same: int, rows: int) -> int:
+        return max(rows - self.held, 0)
+
+    def absorb(self, tokens: Sequence[int], taps: Rows) -> None: ...
+
+    def draw(self, tokens: Sequence[int], taps: Rows, length: int, params: SamplingParams, noise: Noise) -> Proposal:
+        self._rows = len(tokens) - 1
+        return super().draw(tokens, taps[-1:], length, params, noise)
+
+    def try_once(self) -> None:
+        self._rows = max(1, len(self._slot.tokens))
+        self._forward([0], np.zeros((1, 1), np.float32), True, True)
+
+    def _keep(self, rows: int) -> None: ...
+
+    def _forward(
+        self,
+        tokens: Sequence[int],
+        given: Rows,
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,  # [n]
+    ) -> Pass:
+        output = self.slot.forward_over(self._slot, self._rows, self._given(tokens, given), recycled, best)
+        assert output.hidden is not None
+        self._states = output.hidden.copy()
+        return output
+
+    @property
+    def _slot(self) -> Slot:
+        assert isinstance(self.target, Slot)
+        return self.target
+
+
 def _none(guess: int | None) -> Rows:
     raise AssertionError("rows of a block are there at once")
 
@@ -180,4 +244,6 @@ def _none(guess: int | None) -> Rows:
 def entries_of(target: TappedTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> Entries:
     """Those of the slot's kind."""
     decoder = slot.model.part.decoder
+    if decoder and decoder.reads:
+        return Borrowed(target, slot)
     return Blocks(target, slot) if decoder and decoder.block else Entries(target, slot, branch)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Needs = Literal["text", "draft", "layers", "heads", "drafter"]
 AR, NGRAM, SPECULATIVE, SELF_SPEC = "ar", "ngram", "speculative", "self-spec"
-EAGLE, MTP, DFLASH = "eagle", "mtp", "dflash"
+EAGLE, MTP, DFLASH, ASSISTANT = "eagle", "mtp", "dflash", "assistant"
 CHAIN = "chain"  # several methods asked in turn: in every bundle
 AUTO = "auto"  # the method of the best prediction, watched and changed while it decodes: in every bundle
 
@@ -94,6 +94,13 @@ METHODS: dict[str, Method] = {
         at_once=True,
         apart=True,
         prior=priors.DFLASH,
+    ),
+    ASSISTANT: Method(
+        "small layers over the model's keys and values",
+        f"{_HERE}.draft_decoder:build",
+        "drafter",
+        apart=True,
+        prior=priors.ASSISTANT,
     ),
 }
 

@@ -51,6 +51,8 @@ class Architecture:
         drafts: the method that it is a drafter of; None = it is a model.
         block, mask: of a drafter of blocks: rows that it was trained with, and the token that stands for a guess.
         given: columns of the rows that a drafter's passes are given; 0 = passes begin with tokens.
+        lent: sizes of heads of the target's layers, for a drafter that reads their keys and values.
+        reads: which of them each layer reads.
     """
 
     model_type: ClassVar[str]
@@ -82,6 +84,8 @@ class Architecture:
     block: int | None = None
     mask: int | None = None
     given: int = 0
+    lent: tuple[int, ...] = ()
+    reads: tuple[int, ...] = ()
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)

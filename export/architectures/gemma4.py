@@ -67,14 +67,20 @@ class Gemma4(Gemma4Config, Gemma2):
         return ops.linear(ops.attention(q, None, None, self.rule(layer)), self.linear(layer, ATTENTION.format("o")))[0]
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        size, order = self.facts.layer_embedding, turned_first(self.wide, self.rotaries["rope_full"].dims)
+        size = self.facts.layer_embedding
         found: dict[str, Extra] = {NORM: Affine(Own(source, NORM), scale=0.5**0.5)}
         found |= {f"{LAYERS}.heads_of_{dim}_norm.weight": Held(np.ones(dim, np.float32)) for dim in self.facts.dims}
         for layer in range(self.facts.layers):
             at, rows = f"{LAYERS}.{layer}", np.arange(layer * size, (layer + 1) * size)
             projection = Affine(Rows(Own(source, PROJECTION), rows), scale=self.facts.hidden**-0.5)
             found[f"{at}.per_layer_model_projection.weight"] = projection
+        return found | self._reordered(source)
+
+    def _reordered(self, source: Checkpoint) -> dict[str, Extra]:
+        """Rows of q and k of full layers so that the channels that turn lie in front."""
+        order, found = turned_first(self.wide, self.rotaries["rope_full"].dims), dict[str, Extra]()
+        for layer in range(self.facts.layers):
             if not self.slides(layer):
                 heads = {"q": self.facts.heads} | ({"k": self.facts.kv_heads} if layer < self.owners else {})
-                found |= turned_rows(source, at, heads, order, bias=False)
+                found |= turned_rows(source, f"{LAYERS}.{layer}", heads, order, bias=False)
         return found

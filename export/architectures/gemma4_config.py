@@ -33,9 +33,7 @@ class Gemma4Config(Architecture):
                 f"(vocab_size_per_layer_input); supported: {SUPPORTED}"
             )
         settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
-        kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
-                                     for at in range(facts.layers)]  # fmt: skip
-        self.kinds = [*kinds[:-1], "full_attention"]
+        self.kinds = self._kinds()
         shared = settings.get("num_kv_shared_layers", 0)
         self.owners = facts.layers - (shared if isinstance(shared, int) and 0 <= shared < facts.layers else 0)
         if set(self.kinds[: self.owners]) != set(self.kinds):
@@ -48,6 +46,12 @@ class Gemma4Config(Architecture):
             update={"head_dims": dims, "shared": facts.layers - self.owners,
                     "layer_embedding": settings.integer("hidden_size_per_layer_input", 256)}
         )  # fmt: skip
+
+    def _kinds(self) -> list[str]:
+        """Sliding or full attention of each layer; the last one's is full."""
+        kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
+                                     for at in range(self.facts.layers)]  # fmt: skip
+        return [*kinds[:-1], "full_attention"]
 
     def _wide(self) -> int:
         """Size of a head of full layers: said at once, or layer by layer."""

@@ -217,7 +217,7 @@ class Ops(Protocol[X]):
             q: [1, T, heads * head_dim].
             k: [1, T, kv_heads * head_dim], appended to the layer's keys after rotation.
             v: [1, T, kv_heads * head_dim], appended to the layer's values.
-            rule: how.  Without k and v the queries read what layer ``rule.layer`` has appended.
+            rule: how.  Without k and v the queries read what layer ``rule.layer`` has appended, of a drafter's target.
 
         Returns [1, T, heads * head_dim].
         """
@@ -271,7 +271,7 @@ class Ops(Protocol[X]):
         with the whole layer.
 
         Args:
-            scale: a tensor of one number; for the kind "embedding".
+            scale: a tensor of one number; for a body that ends in a norm.
         """
         ...
 

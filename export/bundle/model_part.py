@@ -152,7 +152,8 @@ def model_part(
     facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
     decoder = None
     if arch.drafts:
-        decoder = DecoderPart(kind=arch.drafts, columns=arch.given, block=arch.block, mask=arch.mask)
+        decoder = DecoderPart(kind=arch.drafts, columns=arch.given, block=arch.block, mask=arch.mask,
+                              reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     return ModelPart(
         facts=facts,

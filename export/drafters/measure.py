@@ -79,7 +79,7 @@ def measure_drafter(
     """
     graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
     slot = open_slot(Model(folder, part, graph, threads))
-    block = _decoder(part).block
+    block, reads = _decoder(part).block, bool(_decoder(part).reads)
     gamma = min(GAMMA, block - 1) if block else GAMMA
     offered, accepted = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
     written: list[list[int]] = []
@@ -87,14 +87,17 @@ def measure_drafter(
         text, taps = _written(target, tokens[at : at + PROMPT])
         written.append(text)
         del slot.tokens[:]
-        slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+        if not reads:
+            slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
         for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
-            guesses = (_block if block else _chain)(target, slot, part, text[end - 1], taps[end - 2], gamma)
+            given = target, slot, part, text[end - 1], taps[end - 2], gamma
+            guesses = _block(*given) if block else _chain(*given, end - 1)
             right = int(np.cumprod(np.equal(guesses, text[end : end + gamma])).sum())
             offered[: right + 1] += 1
             accepted[:right] += 1
     blank = np.zeros((block or 1, _decoder(part).columns), np.float32)
     once = slot.forward_block if block else partial(slot.forward_given, recycled=True)
+    once = partial(slot.forward_over, target, PROMPT, recycled=True) if reads else once
     (step_ms,) = measure(lambda _: _discard(once(blank, best=True)), (1,), 5).values()
     own = np.array([token for text in written for token in text[PROMPT:]])
     covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
@@ -139,16 +142,24 @@ def _written(target: Slot, prompt: Sequence[int]) -> tuple[list[int], NDArray[np
     return text, np.concatenate(taps)
 
 
-def _chain(target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32], gamma: int) -> list[int]:
-    """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept."""
+def _chain(
+    target: Slot, slot: Slot, part: ModelPart, pending: int, taps: NDArray[np.float32], gamma: int, rows: int
+) -> list[int]:
+    """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept.
+
+    An assistant reads the target's keys of so many ``rows`` instead.
+    """
     given, guesses, kept = _given(target, part, [pending], taps[None]), [], len(slot.tokens) + 1
+    reads = _decoder(part).reads
     for step in range(gamma):
-        output = slot.forward_given(given, step > 0, True)
+        run = partial(slot.forward_over, target, rows) if reads else slot.forward_given
+        output = run(given, step > 0, True)
         assert output.best is not None
         assert output.hidden is not None
         guesses.append(int(output.best[0][-1]))
         state = output.hidden[-1:].copy()
-        slot.keep([0])
+        if not reads:
+            slot.keep([0])
         given = _given(target, part, guesses[-1:], state)
     del slot.tokens[kept:]
     return guesses

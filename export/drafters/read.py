@@ -16,6 +16,7 @@ from safetensors import safe_open
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.drafters.assistant import is_assistant, read_assistant
 from edgespec.export.drafters.dflash import is_dflash, read_dflash
 from edgespec.export.drafters.drafter import Drafter, check_size
 from edgespec.export.drafters.eagle3 import Eagle3, head_dim_of
@@ -40,6 +41,8 @@ def read_drafter(path: Path, target: Architecture) -> Drafter:
         ExportError: not a drafter that is known, pickles alone, or one of another model.
     """
     source = _opened(path)
+    if is_assistant(source.config):
+        return read_assistant(source, target)
     if is_dflash(source.config):
         return read_dflash(source, target)
     config, said = _configuration(source, target)
@@ -77,8 +80,8 @@ def _configuration(source: Checkpoint, target: Architecture) -> tuple[dict[str, 
     else:
         raise UnsupportedModel(
             f"{source.path}: {kind!r} is not a drafter that edgespec knows: expected EAGLE-3, as speculators, "
-            "SpecForge or its authors write it, or DFlash, as its authors or transformers do",
-            "the layer inside a checkpoint needs no folder: --method mtp; assistants are not supported yet",
+            "SpecForge or its authors write it, DFlash, as its authors or transformers do, or an assistant of Gemma 4",
+            "the layer inside a checkpoint needs no folder: --method mtp",
         )
     config["head_dim"] = head_dim_of(source, config.get("num_attention_heads"))
     config["vocab_size"] = target.facts.vocab

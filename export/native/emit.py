@@ -72,6 +72,7 @@ class NativeOps:
         out = self.program.floats("x", self.arch.facts.hidden)
         self._inside = True  # a norm waits for what reads it
         self.program.gated(self.gates.embed, lambda: self._write(fused(), out))
+        self._ready.clear()
         self.program.gated(self.gates.load, lambda: self._write(recycled(), out))
         self._inside = False
         self._ready.clear()

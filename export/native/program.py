@@ -46,7 +46,7 @@ class ProgramWriter:
         self._inputs: dict[str, int] = {}  # weight -> index among the node's weight inputs
         self._steps: list[str] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
-        self._declared: list[str] = []
+        self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(self.arch.lent)]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import needing
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.architectures.gemma4 import Gemma4
+from edgespec.export.drafters.assistant import Assistant
 from edgespec.export.drafters.dflash import DFlash
 from edgespec.export.drafters.eagle3 import Eagle3
 from edgespec.export.heads.description import CUT, CUT_BIAS, DESCRIPTION, HeadPlan, HeadsFile
@@ -159,6 +161,24 @@ def assumed_blocks(target: Architecture) -> tuple[DFlash, tuple[int, ...]]:
     config = _layers_like(target, 5) | {"block_size": 16, "mask_token_id": 1, "tie_word_embeddings": False}
     tapped = tuple(np.linspace(1, target.facts.layers, 5).astype(int).tolist())
     return DFlash(ConfigOnly(target.source.path, config), len(tapped), target.facts.context), tapped
+
+
+def assumed_assistant(target: Architecture) -> tuple[Assistant, tuple[int, ...]]:
+    """An assistant as they are published for Gemma 4's E2B and E4B.
+
+    Raises:
+        ExportError: the model is another one.
+    """
+    if not isinstance(target, Gemma4):
+        raise ExportError(f"--method assistant: assistants are for Gemma 4, but this model is {target.model_type}")
+    same = ("head_dim", "num_key_value_heads", "global_head_dim", "per_layer_config", "sliding_window",
+            "rope_parameters", "rms_norm_eps", "hidden_activation")  # fmt: skip
+    config = _layers_like(target, 4) | {key: value for key in same if (value := target.settings.get(key)) is not None}
+    kinds = ["sliding_attention"] * 3 + ["full_attention"]
+    hidden = target.facts.hidden
+    config |= {"hidden_size": min(256, hidden), "intermediate_size": 2048, "num_attention_heads": 4,
+               "layer_types": kinds, "backbone_hidden_size": hidden}  # fmt: skip
+    return Assistant(ConfigOnly(target.source.path, config), target), (target.facts.layers,)
 
 
 def _layers_like(target: Architecture, count: int) -> dict[str, Any]:

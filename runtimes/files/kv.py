@@ -133,7 +133,7 @@ def padded(dim: int) -> int:
 
 def padded_dim(facts: ModelFacts) -> int:
     """The same of the largest head."""
-    return padded(max(facts.dims))
+    return padded(max(facts.dims, default=facts.head_dim))
 
 
 def head_bytes(name: str, dim: int) -> int:

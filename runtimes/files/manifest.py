@@ -117,13 +117,14 @@ class ModelPart(Part):
         facts = self.facts
         if not any(name in self.graphs for name in MAIN_GRAPHS):
             raise ValueError(f"graphs: expected one of {', '.join(MAIN_GRAPHS)}")
-        if facts.heads % facts.kv_heads or not facts.kv_layers:
+        lent = bool(self.decoder and self.decoder.reads)  # every layer reads the target's keys and values
+        if facts.heads % facts.kv_heads or (not facts.kv_layers and not lent):
             raise ValueError(f"facts: {facts.heads} heads do not share {facts.kv_heads} KV heads evenly")
         if (short := facts.convolutions) and (short != sorted({*short} & {*range(facts.layers)}) or facts.taps < 2):
             raise ValueError(f"facts: convolutions {short} of {facts.taps} tokens in {facts.layers} layers")
         if facts.delta and not facts.convolutions:
             raise ValueError("facts: delta without convolutions")
-        if facts.shared >= facts.layers or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
+        if facts.shared >= facts.layers + lent or (facts.head_dims and len(facts.head_dims) != facts.kv_layers):
             raise ValueError(
                 f"facts: head_dims of {len(facts.head_dims)} layers, {facts.shared} of {facts.layers} shared"
             )
@@ -143,6 +144,8 @@ class ModelPart(Part):
             raise ValueError("cut: without head_vocab")
         if any(layer > facts.layers for layer in self.tapped):
             raise ValueError(f"tapped: after more than {facts.layers} layers")
+        if self.decoder and self.decoder.reads and (len(self.decoder.reads), facts.shared) != (facts.layers,) * 2:
+            raise ValueError(f"decoder: reads of {len(self.decoder.reads)} of {facts.layers} layers")
         if self.decoder and self.decoder.columns <= facts.hidden:
             raise ValueError(f"decoder: {self.decoder.columns} columns, of which the embedding has {facts.hidden}")
         return self
@@ -243,9 +246,12 @@ class Manifest(Part):
                 raise ValueError(f"methods: {name} uses heads {lost[0]!r}, which the model does not have")
         if drafter := self.drafter:
             own, columns = drafter.facts, (1 + len(self.target.tapped)) * facts.hidden
-            sizes = own.hidden, own.vocab, drafter.decoder.columns if drafter.decoder else 0
+            reads = drafter.decoder.reads if drafter.decoder else []
+            sizes = facts.hidden if reads else own.hidden, own.vocab, drafter.decoder.columns if drafter.decoder else 0
             if sizes != (facts.hidden, facts.vocab, columns):
                 raise ValueError("drafter: of another hidden size, vocabulary or number of taps than the target")
+            if reads and (max(reads) >= facts.kv_layers or own.kv_heads != facts.kv_heads):
+                raise ValueError(f"drafter: reads {own.kv_heads} key heads of layers {reads} of the target")
         if any(token >= facts.vocab for golden in self.golden for token in (*golden.prompt, *golden.tokens)):
             raise ValueError(f"golden: a token outside the vocabulary of {facts.vocab}")
         return self

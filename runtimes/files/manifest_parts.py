@@ -7,10 +7,10 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Share, Vocab, Width
+from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Layers, Share, Vocab, Width
 from edgespec.runtimes.files.facts import Part
 
-DrafterKind = Literal["eagle", "mtp", "dflash"]
+DrafterKind = Literal["eagle", "mtp", "dflash", "assistant"]
 Learnt = Literal["int4", "nomad1", "nomad2"]
 Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 
@@ -81,8 +81,11 @@ class DecoderPart(Part):
     entries are made of hidden states alone, and which guesses a block in one pass: its rows are the pending token and
     ``mask`` after it, they see each other, and there were ``block`` of them in training.
 
-    It has keys and values of its own.  Entry i of them is made of token i + 1 and of the target's hidden states at
-    token i; then it goes on with its own guesses and its own hidden states.
+    ``assistant``, Gemma 4's: its layers read keys and values of the target's layers ``reads``.  All steps of a round
+    stand where the pending token does and see the tokens before it.
+
+    The others have keys and values of their own.  Entry i of them is made of token i + 1 and of the target's hidden
+    states at token i; then it goes on with its own guesses and its own hidden states.
 
     A row that it is given has ``columns`` columns: first the embedding of its token as the target sees it, then either
     the hidden states of the target's ``tapped`` boundaries, which its first matrix fuses, or its own hidden state.
@@ -92,6 +95,7 @@ class DecoderPart(Part):
     columns: Width
     block: Guesses | None = None
     mask: Count | None = None
+    reads: Layers = Field(default_factory=list)
 
 
 class HeadVocab(Part):

@@ -86,6 +86,7 @@ Step read_step(const std::string& line, Op op, std::istringstream& words, int& w
 
 Program Program::parse(const std::string& text) {
   Program program;
+  bool lent = false;
   std::istringstream lines(text);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(line);
@@ -101,6 +102,17 @@ Program Program::parse(const std::string& text) {
       widths[id] = width;
       continue;
     }
+    if (kind == "lent") {
+      int layer = -1, dim = 0;
+      if (!(words >> layer >> dim) || layer != program.layers || layer >= program_text::kMaxCount || dim < 1 ||
+          dim > kMaxHeadDim)
+        fail(line, "expected the next layer and the size of its heads");
+      program.layers = layer + 1;
+      program.dims.push_back(dim);
+      program.head_dim = std::max(program.head_dim, dim);
+      lent = true;
+      continue;
+    }
     const auto found = kOps.find(kind);
     if (found == kOps.end()) fail(line, "unknown step");
     Step step = read_step(line, found->second, words, program.weights);
@@ -113,7 +125,8 @@ Program Program::parse(const std::string& text) {
     if (step.op == Op::kGate) program.gates = std::max({program.gates, step.index + 1, step.other + 1});
     if (step.op == Op::kLogits && !program.vocab) program.vocab = step.n;
     if (step.op == Op::kLoad) program.given = std::max(program.given, step.at + step.k);
-    if ((step.op == Op::kLoad || step.op == Op::kStore) && !step.at) {
+    // what a drafter begins with is as wide as its target, what it gives as itself
+    if ((step.op == Op::kLoad || step.op == Op::kStore) && !step.at && !(lent && step.op == Op::kLoad)) {
       if (program.hidden && program.hidden != step.k) fail(line, "hidden states of different widths");
       program.hidden = step.k;
     }

@@ -3,6 +3,7 @@
 //
 //   floats id width            a float32 buffer [rows, width]
 //   acts id width              quantized (or copied) activations [rows, width]
+//   lent layer dim             a layer of another model, whose cache this one's passes are given, for shared=1
 //   embed w kind n k out bias scale positions    rows of a matrix -> floats, times scale, plus the row's position's row
 //                                          of positions [P, k]; bias: the rows' scales, for r8
 //   load out k at              columns at to at + k of the input hidden_in -> floats
@@ -127,7 +128,7 @@ struct Program {
   std::vector<int> dims;                                  // sizes of heads, by layer
   // Layers without attention: how many, numbers of a token's row, tokens that a convolution sees, numbers of matrices.
   int states = 0, state_width = 0, state_length = 0, state_matrix = 0;
-  int hidden = 0;   // width of what stands first in hidden_in and hidden
+  int hidden = 0;   // width of what stands first in hidden
   int given = 0;    // width of the input hidden_in
   int vocab = 0;    // columns of the first LM head, the model's own
   int weights = 0;  // inputs that the steps name
@@ -156,6 +157,7 @@ struct Program {
 namespace program_text {
 
 constexpr int kMaxWidth = 1 << 24;  // of a buffer or a matrix
+constexpr int kMaxCount = 1 << 12;  // layers times KV heads times what a cache keeps of each stays far below 2^64
 
 // Throws std::invalid_argument: why this line is not understood.
 [[noreturn]] void fail(const std::string& line, const std::string& why);

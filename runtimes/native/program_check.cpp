@@ -9,8 +9,7 @@ namespace edgespec {
 namespace program_text {
 namespace {
 
-// Layers times KV heads times what a cache keeps of each stays far below 2^64.
-constexpr int kMaxCount = 1 << 12, kMaxGates = 1 << 16, kMaxTimes = 1 << 10;
+constexpr int kMaxGates = 1 << 16, kMaxTimes = 1 << 10;
 
 void require(const std::string& line, bool good, const char* what) {
   if (!good) fail(line, what);

@@ -16,7 +16,7 @@ from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOP, VISIBLE, NativeRunner
-from edgespec.runtimes.slots.slot import depths_of
+from edgespec.runtimes.slots.slot import Slot, depths_of
 
 
 class NativeSlot(NativeRunner):
@@ -197,6 +197,17 @@ class NativeSlot(NativeRunner):
         plan[POSITION], plan[VISIBLE] = plan[PLACE], len(self.tokens) + n
         with self._parts(range(self.layers), load=True, lm=True), self._top(int(best)):
             return self._likeliest(self._launch(n, rows=n - 1, first=1))
+
+    def forward_over(
+        self, other: Slot, rows: int, given: NDArray[np.float32], recycled: bool, best: bool = False
+    ) -> Pass:
+        plan = self._plan(np.zeros(1, np.int64), rows)
+        self._borrow(other)
+        self._load(given, 1)
+        # its own place is one that it sees anyway: nothing is written there
+        plan[VISIBLE], plan[PLACE], plan[PARENT] = rows, rows - 1, -1
+        with self._parts(range(self.layers), load=recycled, lm=True), self._top(int(best)):
+            return self._likeliest(self._launch(1, rows=-1, hidden=True))
 
     def absorb_given(self, given: NDArray[np.float32]) -> None:
         n, decoder = len(given), self.model.part.decoder

@@ -201,6 +201,20 @@ class NativeRunner(Slot):
         facts, end = self.model.facts, int(self._bound["plan"].array[PLACE].max(initial=-1)) + 1
         return min(committed, max(self._certain, self._held.max(initial=0), end + facts.taps - STATE_ROWS))
 
+    def _borrow(self, other: Slot) -> None:
+        """Let passes read another slot's cache instead of one of their own.
+
+        Raises:
+            InvalidRequest: it is not one of native operators.
+        """
+        if not isinstance(other, NativeRunner):
+            raise InvalidRequest("this drafter reads keys and values of native operators alone", "use another method")
+        other._settle()
+        if self._bound["kv"] is not other._bound["kv"]:
+            for name in ("kv", "tables"):
+                self._bind(name, other._bound[name])
+            self._control[1:] = other.kv.controls()
+
     def _read_codes(self, on: bool) -> None:
         """Let passes read the coarser copy of the keys, with a window of its own."""
         kv = self.kv

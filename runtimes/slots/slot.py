@@ -144,6 +144,22 @@ class Slot(ABC):
         """
         raise InvalidRequest("drafts of whole blocks need native operators")
 
+    def forward_over(
+        self, other: Slot, rows: int, given: NDArray[np.float32], recycled: bool, best: bool = False
+    ) -> Pass:
+        """Run one row of a drafter that reads another slot's keys and values, and keeps nothing.
+
+        Args:
+            other: the target's, not between its ``forward`` and ``keep``.
+            rows: of its tokens that are seen, at least 1; the row stands behind them.
+            given: [1, columns], see ``DecoderPart``.
+            recycled: they hold the drafter's own hidden state, not taps.
+            best: fill ``best`` instead of the logits.
+
+        Returns logits or the best [1, columns]; and ``hidden`` [1, hidden].
+        """
+        raise InvalidRequest("reading the keys and values of another model needs native operators")
+
     def absorb_given(self, given: NDArray[np.float32]) -> None:
         """Append the entries of rows [n, columns] with taps, of which nothing is guessed."""
         raise InvalidRequest("this model begins with tokens: it is no drafter of another one's hidden states")

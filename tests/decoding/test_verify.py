@@ -46,9 +46,7 @@ class Problem:
     def __init__(self, seed: int, params: SamplingParams) -> None:
         rng = np.random.default_rng(seed)
         self.params = params
-        self.logits = (rng.normal(size=(VOCAB + 1, VOCAB)) * 1.5).astype(
-            np.float32
-        )  # row of a first token; last = none
+        self.logits = np.float32(rng.normal(size=(VOCAB + 1, VOCAB)) * 1.5)  # by first token; last = none
         self.q = rng.dirichlet(np.ones(VOCAB) * 0.8, VOCAB + 1)
         self.q[1, 2] = 0  # a token the draft never guesses
         self.q[1] /= self.q[1].sum()
@@ -345,9 +343,8 @@ def test_a_block_survives_a_tiny_q_and_equal_distributions() -> None:
 
 def test_trees_greedy_chains_and_drawn_matches_are_no_blocks() -> None:
     q = np.array([[0.5, 0.5, 0.0], [0.0, 0.5, 0.5]])
-    p = [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
     for parents, matching, probs in ((None, True, q), (None, False, None), (np.array([-1, 0]), False, q)):
         for block in (False, True):
-            rows = FixedRows(p, matching, block)
+            rows = FixedRows([[0, 1, 0], [0, 0, 1], [1, 0, 0]], matching, block)
             verdict = verify(Proposal(np.array([1, 2]), parents, probs), rows, FixedNoise(0.0))
             assert (list(verdict.path), verdict.next_token) == ([0, 1], 0)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.drafters.registry import METHODS
+from edgespec.drafters.registry import METHODS, needing
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError, IncompatibleDraft
 from edgespec.export.bundle.model import open_model
@@ -63,7 +63,7 @@ def below(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     "methods",
     [chosen for size in range(3) for chosen in combinations(("ngram", "speculative", "self-spec"), size)]
-    + [tuple(name for name in METHODS if name not in ("swift", "eagle", "mtp", "dflash"))],  # swift: too few layers
+    + [tuple(name for name in METHODS if name not in ("swift", *needing("drafter")))],  # swift: too few layers
 )
 def test_every_combination_of_methods(
     tmp_path: Path, target: str, draft: str, skip_file: Path, heads: list[str], methods: tuple[str, ...]

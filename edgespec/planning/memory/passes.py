@@ -69,7 +69,7 @@ def native_scratch(part: ModelPart, use: RunOptions, rows: int, draft: bool = Fa
     """Of the largest pass of native operators (native/pass.h, Scratch): the prefill's."""
     facts, form = part.facts, part.format
     tokens = min(use.context, facts.context)
-    attended, dim = facts.heads * max(facts.dims), padded_dim(facts)
+    attended, dim = facts.heads * max(facts.dims, default=facts.head_dim), padded_dim(facts)
     floats = facts.hidden + attended + (facts.intermediate if form == "w8a8" else 0)
     if heads := facts.delta:  # what the rule reads and gives, and what is behind its convolution, of the last pass too
         inner = max(heads.values * heads.value_dim, attended)

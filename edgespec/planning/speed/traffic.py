@@ -84,7 +84,7 @@ def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operat
 
     It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
     """
-    again = 1 + facts.shared / facts.kv_layers  # layers that read what others keep
+    again = 1 + facts.shared / max(facts.kv_layers, 1)  # layers that read what others keep
     multiplies = 2 * facts.heads * sum(facts.dims) * again
     return max(kv * again, rows * multiplies * MULTIPLY_BYTES[operators])
 

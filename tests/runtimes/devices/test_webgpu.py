@@ -38,13 +38,13 @@ ARCHITECTURES = [
     "olmo2_gqa_tied",
     "phi3_long",
 ]
-PROMPTS = ("The harbour lights", "the boat", "in 1873,", "They both stood up")
+PROMPTS = ("The harbour lights", "the boat")
 METHODS: dict[str, dict[str, Any]] = {
     **{name: LOSSLESS.get(name, {}) for name in ("ngram", "self-spec", "speculative", *HEADS)},
     "medusa tree": {"method": "medusa", "nodes": 6},
     "speculative tree": {"method": "speculative", "branch": (2,), "gamma": 2},
 }
-TOKENS = 24  # software Vulkan takes a second for a dozen passes
+TOKENS = 20  # software Vulkan takes a second for a dozen passes
 
 
 @pytest.fixture(scope="module")

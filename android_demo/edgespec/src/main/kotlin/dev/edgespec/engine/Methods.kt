@@ -3,6 +3,7 @@ package dev.edgespec.engine
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.formulas.WORTH
+import dev.edgespec.runtimes.ELSEWHERE
 import dev.edgespec.runtimes.METHODS
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.MethodPart
@@ -96,6 +97,7 @@ fun ownChoice(name: String) = MethodChoice(name, MethodPart(), 8, "the caller's 
 
 private fun howToHave(name: String) = when (name) {
     in METHODS -> "export it with `--method $name`"
+    in ELSEWHERE -> "$name runs in Python alone: choose another method"
     else -> "check the spelling"
 }
 

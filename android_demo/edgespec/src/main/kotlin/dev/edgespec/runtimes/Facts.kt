@@ -41,8 +41,8 @@ class ModelFacts(
     val dims: List<Int> = headDims.ifEmpty { List(maxOf(0, kvLayers)) { headDim } }
 }
 
-/** Facts of a manifest, as far as they go together. */
-internal fun facts(of: Reader): ModelFacts {
+/** Facts of a manifest, as far as they go together; [lent]: all layers read another model's keys. */
+internal fun facts(of: Reader, lent: Boolean): ModelFacts {
     of.ignore("parameters") // what people are told
     fun width(name: String, from: Reader = of) = from.int(name, 1, MOST_WIDTH)
     val headDims = of.ints("head_dims", 1, MOST_WIDTH)
@@ -73,9 +73,9 @@ internal fun facts(of: Reader): ModelFacts {
         short.isNotEmpty() && (short != short.distinct().sorted().filter { it < layers } || found.taps < 2) ->
             throw of.wrong("convolutions", "$short of ${found.taps} tokens in $layers layers")
         found.delta != null && short.isEmpty() -> throw of.wrong("delta", "without convolutions")
-        found.shared >= layers || (headDims.isNotEmpty() && headDims.size != found.kvLayers) ->
+        (found.shared >= layers && !lent) || found.shared > layers || (headDims.isNotEmpty() && headDims.size != found.kvLayers) ->
             throw of.wrong("head_dims", "of ${headDims.size} layers, ${found.shared} of $layers shared")
-        heads % kvHeads != 0 || found.kvLayers < 1 -> throw of.wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
+        heads % kvHeads != 0 || (found.kvLayers < 1 && !lent) -> throw of.wrong("kv_heads", "$heads heads do not share $kvHeads KV heads evenly")
     }
     return found
 }

@@ -16,6 +16,7 @@ const val SCHEMA = 2
 const val MANIFEST = "edgespec.json"
 val FORMATS = listOf("int4", "int8", "w8a8", "fp32")
 val METHODS = listOf("ar", "ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle", "mtp", "dflash")
+val ELSEWHERE = listOf("assistant") // methods of bundles that this runtime does not have
 private val MAIN_GRAPHS = listOf("gated", "strict", "plain", "native")
 private const val EXPORT_AGAIN = "export the bundle again"
 
@@ -32,9 +33,9 @@ class HeadGroup(val name: String, val kind: String, val count: Int, val layer: I
 
 /**
  * A small decoder conditioned on hidden states of the target: rows that it is given have so many columns.  [block]: rows of
- * a pass that guesses, of a drafter of blocks, with token [mask] where guesses will be.
+ * a pass that guesses, of a drafter of blocks, with token [mask] where guesses will be.  [lent]: it reads the target's keys.
  */
-class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask: Int?)
+class DecoderPart(val kind: String, val columns: Int, val block: Int?, val mask: Int?, val lent: Boolean)
 
 /** The tokens that a cut LM head scores: little-endian int32 [size]. */
 class HeadVocab(val file: String, val size: Int)
@@ -264,7 +265,7 @@ private fun manifest(of: Reader): Manifest {
     of.done()
     found.drafter?.let {
         val columns = (1 + found.target.tapped.size) * found.target.facts.hidden
-        if (it.facts.hidden != found.target.facts.hidden || it.facts.vocab != found.target.facts.vocab || it.decoder?.columns != columns) {
+        if ((it.decoder?.lent != true && it.facts.hidden != found.target.facts.hidden) || it.facts.vocab != found.target.facts.vocab || it.decoder?.columns != columns) {
             throw of.wrong("drafter", "of another hidden size, vocabulary or number of taps than the target")
         }
     }
@@ -274,8 +275,13 @@ private fun manifest(of: Reader): Manifest {
 private fun model(of: Reader): ModelPart {
     of.ignore("quantizer")
     val headVocab = of.partOrNull("head_vocab")
+    val decoder = of.partOrNull("decoder")?.let {
+        val kind = it.text("kind", listOf("eagle", "mtp", "dflash") + ELSEWHERE)
+        val lent = it.ints("reads", 0).isNotEmpty()
+        DecoderPart(kind, it.int("columns", 1, MOST_WIDTH), it.intOrNull("block", 2, MOST_WIDTH), it.intOrNull("mask", 0), lent).also { _ -> it.done() }
+    }
     val found = ModelPart(
-        facts = facts(of.part("facts")),
+        facts = facts(of.part("facts"), decoder?.lent == true),
         format = of.text("format", FORMATS),
         graphs = of.members("graphs") { _, it ->
             it.ignore("precision") // of graphs for devices, which also leave out layers for good
@@ -310,10 +316,7 @@ private fun model(of: Reader): ModelPart {
         cut = of.flag("cut"),
         origin = of.textOrNull("origin", listOf("edgespec", "optimum")) ?: "edgespec",
         tapped = of.ints("tapped", 0),
-        decoder = of.partOrNull("decoder")?.let {
-            val kind = it.text("kind", listOf("eagle", "mtp", "dflash"))
-            DecoderPart(kind, it.int("columns", 1, MOST_WIDTH), it.intOrNull("block", 2, MOST_WIDTH), it.intOrNull("mask", 0)).also { _ -> it.done() }
-        },
+        decoder = decoder,
         headFormat = of.textOrNull("head_format", FORMATS),
     )
     headVocab?.done()

@@ -1,0 +1,155 @@
+"""Gemma 4's assistants: a few small layers that read the keys and values of the model that they draft for.
+
+A step is made of a token's embedding and a hidden state, the target's after its final norm or the step's before::
+
+    x = pre_projection [embedding ; hidden state]
+    layers: queries alone, over the target's last layer of the same kind with keys and values of its own
+    y = norm(x), logits = LM head(y), the next step's hidden state = post_projection y
+
+All steps of a round stand where the pending token does, and see the tokens before it: guesses leave no keys.
+The clusters of an ordered LM head, which only save reading it, are not used: it is cut to frequent tokens instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import numpy as np
+
+from edgespec.errors import ExportError
+from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Architecture
+from edgespec.export.architectures.checked import check_tensors
+from edgespec.export.architectures.gemma4 import Gemma4
+from edgespec.export.architectures.gemma4_config import ROTATIONS
+from edgespec.export.architectures.ops import DrafterOps, Linear, LogitsRule, Ops, X
+from edgespec.export.architectures.proportional import rotations_by_kind
+from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.heads.description import FUSE
+from edgespec.export.source.derived import Own
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
+
+MODEL_TYPE = "gemma4_assistant"
+PROJECTED, NEXT, TARGET_NORM = "pre_projection.weight", "post_projection.weight", "target_norm"
+
+
+class Assistant(Gemma4):
+    """See the module.
+
+    Args:
+        source: its checkpoint, with the text model's configuration at its top.
+        target: the model that it drafts for.
+
+    Raises:
+        ExportError: made for another model.
+    """
+
+    model_type = MODEL_TYPE
+    drafts = "assistant"
+
+    def __init__(self, source: Checkpoint, target: Gemma4) -> None:
+        self.target = target
+        super().__init__(source)
+        self.given, self.lent = 2 * target.facts.hidden, tuple(target.facts.dims)
+        self.reads = tuple(map(self.source_of, range(self.facts.layers)))
+        for name, rotary in self.rotaries.items():  # queries meet keys that the target has turned
+            own, its = (each.tables(2, self.facts.context) for each in (rotary, target.rotaries[name]))
+            if not np.array_equal(own, its):
+                raise self._other("other rope_parameters than this model's")
+
+    def check(self) -> None:
+        settings, facts, target = self.settings, self.facts, self.target
+        settings.refuse("enable_moe_block", "a mixture of experts", "assistants without")
+        settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
+        self.owners, self.kinds = 0, self._kinds()
+        self.wide = self._wide()
+        backbone = settings.integer("backbone_hidden_size")
+        for what, own, needed in (
+            ("hidden size", backbone, target.facts.hidden),
+            ("vocabulary", facts.vocab, target.facts.vocab),
+            ("key heads", facts.kv_heads, target.facts.kv_heads),
+            ("head sizes", (facts.head_dim, self.wide), (target.facts.head_dim, target.wide)),
+            ("window", settings.get("sliding_window"), target.settings.get("sliding_window")),
+        ):
+            if own != needed:
+                raise self._other(f"{what} {own}, but this model's is {needed}")
+        if facts.hidden > backbone:
+            raise ExportError(f"{settings.file}: hidden_size {facts.hidden}: expected at most {backbone}")
+        more = {"shared": facts.layers, "context": target.facts.context, "tied": False}
+        self.facts = facts.model_copy(update=more)
+
+    def _other(self, what: str) -> ExportError:
+        return ExportError(f"{self.settings.file}: an assistant for a model of {what}",
+                           "take the assistant that was made for this model")  # fmt: skip
+
+    def source_of(self, layer: int) -> int:
+        """The target's layer whose keys and values a layer reads."""
+        return max(at for at in range(self.target.owners) if self.target.kinds[at] == self.kinds[layer])
+
+    @property
+    def native_only(self) -> str:
+        return "layers that read the model's keys and values"
+
+    @property
+    def logits(self) -> LogitsRule:
+        return LogitsRule()
+
+    def build(self, ops: Ops[X]) -> X:
+        """The decoder, from what a pass is given to logits."""
+        ops, size = cast(DrafterOps[X], ops), self.target.facts.hidden
+
+        def entered(state: X) -> X:
+            return ops.linear(ops.join(ops.given(0, size), state), Linear(FUSE))[0]
+
+        def recycled() -> X:
+            y = ops.norm(ops.given(size, self.facts.hidden), self.final_norm)
+            return entered(ops.linear(y, Linear(NEXT))[0])
+
+        x = ops.either(lambda: entered(ops.norm(ops.given(size, size), self.norm(TARGET_NORM))), recycled)
+        for layer in range(self.facts.layers):
+            x = self.layer(ops, x, layer)
+        return ops.head(x, self.final_norm, self.head)
+
+    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+        x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
+        scale = f"{LAYERS}.{layer}.layer_scalar"
+        return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer), scale=scale)
+
+    def width(self, weight: str) -> int | None:
+        if weight == NEXT:
+            return self.target.facts.hidden
+        return self.facts.heads * self.dim(int(weight.split(".")[2])) if weight.endswith("q_proj.weight") else None
+
+    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
+        own = {FUSE: Own(source, PROJECTED), f"{HEAD}.weight": Own(source, self.embedding)}
+        theirs = {f"{TARGET_NORM}.weight": Own(self.target.source, f"{FINAL_NORM}.weight")}
+        return own | theirs | self._reordered(source)
+
+
+def is_assistant(config: Mapping[str, Any]) -> bool:
+    """Whether a configuration is of such a drafter."""
+    return config.get("model_type") == MODEL_TYPE
+
+
+def read_assistant(source: Checkpoint, target: Architecture) -> Drafter:
+    """Read an assistant and check it against its target.
+
+    Args:
+        source: its checkpoint.
+        target: the model that it is for.
+
+    Raises:
+        ExportError: one of another model.
+    """
+    if not isinstance(target, Gemma4):
+        raise ExportError(
+            f"{source.path}: an assistant of Gemma 4, but this model is {target.model_type}",
+            "take a drafter that was made for this model",
+        )
+    text = source.config.get("text_config")
+    config: dict[str, Any] = {**source.config, **(text if isinstance(text, dict) else {})}
+    given = Checkpoint(source.path, config, source.tensors, source.notes)
+    arch = Assistant(given, target)
+    check_tensors(arch, given)
+    return Drafter(arch, (target.facts.layers,), None)

@@ -1,0 +1,67 @@
+"""Drafting by an assistant over the model's own cache writes plain decoding's text, greedy and drawn, quantized."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edgespec.decoding.settings import Settings
+from edgespec.engine.loading import load
+from edgespec.errors import EdgespecError, ExportError
+from edgespec.export.bundle.model import open_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.planned import planned_bundle, possible_drafter
+from edgespec.runtimes.files.manifest import Format
+from tests.support import hf
+from tests.support.assistant import write_assistant, write_target
+from tests.support.same_text import assert_plain_text
+
+PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
+
+
+def options(folder: Path, form: Format, **how: bool) -> ExportOptions:
+    model = write_target(folder / "model")
+    drafter = write_assistant(folder / "drafter", open_model(model, None), **how)
+    return ExportOptions(str(model), folder / "bundle", ["assistant"], form, threads=1, drafter=str(drafter))
+
+
+@pytest.mark.parametrize("form", ["int4", "int8", "fp32"])
+def test_assistants_are_lossless(native: None, tmp_path: Path, form: Format) -> None:
+    made = options(tmp_path, form, agrees=True)
+    manifest = Exporter(made).run()
+    drafter = manifest.drafter
+    assert drafter is not None
+    assert drafter.decoder is not None
+    assert (drafter.decoder.kind, drafter.decoder.reads) == ("assistant", [2, 3, 2, 3])
+    assert drafter.facts.kv_bytes_per_token == 0
+    assert manifest.memory["weight_bytes"]["drafter"] == (made.output / drafter.weights).stat().st_size
+    greedy = Settings(max_new_tokens=30, ignore_eos=True, fallback=False, adaptive=False, gamma=3)
+    drawn = greedy.changed(temperature=0.5, seed=3, acceptance="coupled")
+    with load(made.output, threads=1) as engine:
+        assert_plain_text(engine, "assistant", PROMPTS, greedy, drawn)
+        rejected = engine.generate(PROMPTS[0], greedy.changed(temperature=1.0, seed=1), method="assistant")
+        assert rejected.lossless
+        plain = [engine.generate(prompt, greedy, method="ar").tokens for prompt in PROMPTS]
+        batch = engine.generate_batch(list(PROMPTS), greedy.changed(method="assistant"))
+        assert [result.tokens for result in batch] == plain
+        assert engine.generate(PROMPTS[0], greedy.changed(adaptive=True), method="auto").tokens == plain[0]
+
+
+def test_a_plan_by_the_configuration(tmp_path: Path) -> None:
+    model = hf.write_reference_checkpoint(tmp_path / "model", "gemma4_shared")
+    assert possible_drafter(str(model)) == "assistant"
+    planned = planned_bundle(model, methods=["assistant"])
+    assert planned.drafter is not None
+    assert planned.drafter.facts.hidden == 64
+    assert planned.memory["weight_bytes"]["drafter"] > 0
+    other = hf.write_reference_checkpoint(tmp_path / "other", "qwen3_tied")
+    with pytest.raises(ExportError, match="assistants are for Gemma 4"):
+        planned_bundle(other, methods=["assistant"])
+
+
+def test_one_near_chance_is_refused(native: None, tmp_path: Path) -> None:
+    with pytest.raises(EdgespecError, match="of the drafter's first guesses"):
+        Exporter(options(tmp_path, "int8")).run()
+    assert not (tmp_path / "bundle").exists()
