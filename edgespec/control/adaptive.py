@@ -262,7 +262,7 @@ class Adaptive(Wrapper):
             steps = 1 if self._at_once else proposal.deepest
             if proposal.resume is None:
                 self.cost.observe_verify(time.rows, time.verify_ms)
-                if len(proposal):
+                if len(proposal) and self.inner.caught_up:
                     self.cost.observe_draft(steps, time.draft_ms)
             else:  # part of the pass over the first row ran while drafting, too
                 self.cost.observe_round(time.rows, steps, time.draft_ms + time.verify_ms)

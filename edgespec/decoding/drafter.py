@@ -43,11 +43,13 @@ class Drafter:
         name: the method, as the bundle and the command line call it.
         cheap: proposing costs next to nothing, so that control may see a proposal before it decides on it.
         steps_at_once: proposing costs the same however deep the proposal.
+        caught_up: its last proposal took no more than usual: it had not first to read what it missed while it rested.
     """
 
     name: str = "drafter"
     cheap: bool = False
     steps_at_once: bool = False
+    caught_up: bool = True
 
     @property
     def proposer(self) -> str:

@@ -29,6 +29,7 @@ from edgespec.runtimes.files.manifest import MethodPart
 from edgespec.runtimes.slots.slot import Slot
 
 MOST_OWED = 64  # rows whose taps are kept while nothing is proposed, looked at four times on the way
+ROUND = 12  # rows that a round may leave to be read, and its guesses be timed
 
 
 class DraftDecoder(Drafter):
@@ -93,6 +94,7 @@ class DraftDecoder(Drafter):
             return EMPTY
         self._sound = False
         start = min(len(self.entries), rows - self.held)
+        self.caught_up = rows - start <= ROUND
         self.entries.crop(start)
         made = self.entries.draw(tokens, self._taps[start - self._at :], length, self.params, self.noise)
         self.entries.crop(rows)

@@ -105,7 +105,8 @@ class DraftModel(Drafter):
         known = model.follow(tokens[:-1])
         if max(tokens[known:]) >= model.vocab_size:  # a padding row of the target's vocabulary: the draft has no such
             return EMPTY
-        if len(tokens) - known > _FEED:
+        self.caught_up = len(tokens) - known <= _FEED
+        if not self.caught_up:
             model.prefill(tokens[known:-1])
             known = len(tokens) - 1
         draw = self._chain if self.branch == (1,) else self._tree

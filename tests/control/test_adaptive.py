@@ -161,6 +161,15 @@ def test_the_clock_teaches_the_cost_unless_a_seeded_text_would_depend_on_it() ->
         assert (adaptive.drafted - before > 4) is seeded
 
 
+def test_what_a_drafter_missed_does_not_count_as_the_cost_of_its_steps() -> None:
+    inner = Full()
+    adaptive = Adaptive(inner, CostModel(COST, 0.05))
+    for inner.caught_up in (False, True):
+        assert not adaptive.cost._draft_ms
+        adaptive.timed(chain([1, 2]), RoundTime(8.0, 10.0, 3))
+    assert list(adaptive.cost._draft_ms) == [4.0]
+
+
 def test_the_clock_of_the_loop_reaches_it() -> None:
     truth = hash_logits(1, 11)
     inner = Scripted(lambda tokens, budget: chain(plain(truth, 11, tokens, budget)))

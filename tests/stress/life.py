@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import os
+import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -25,6 +27,7 @@ from tests.conftest import PROMPTS
 
 NEW = 64  # most tokens of a request
 WORKERS = 3
+GROWTH = ("rss", "in_use", "objects", "descriptors", "threads")
 TIE = 1e-4  # of the largest logit: what another order of a sum may change
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -37,20 +40,51 @@ WAYS = ("whole", "streamed", "cancelled", "abandoned", "unread", "batch", "async
 
 @dataclass(frozen=True)
 class Held:
-    """What the process holds between requests: bytes of its own memory, open descriptors, threads."""
+    """What the process holds between requests: bytes of its own memory, open descriptors, threads.
+
+    Attributes:
+        seconds: since the beginning.
+        rss: resident bytes.
+        in_use: of them, bytes that somebody has from malloc: what grows here grows for ever; 0 = glibc does not tell.
+        objects: Python's blocks of memory.
+        caches: bytes of KV, on pages of their own; those never written are not resident.
+        descriptors, threads: open ones.
+    """
 
     seconds: float
     rss: int
+    in_use: int
+    objects: int
+    caches: int
     descriptors: int
     threads: int
 
     @classmethod
-    def now(cls, start: float) -> Held:
+    def now(cls, start: float, engines: Sequence[Engine] = ()) -> Held:
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
         rss = pages * os.sysconf("SC_PAGE_SIZE")
-        return cls(round(time.monotonic() - start, 1), rss, descriptors, threading.active_count())
+        caches = sum(engine.kv_bytes() for engine in engines)
+        seconds = round(time.monotonic() - start, 1)
+        return cls(seconds, rss, _in_use(), sys.getallocatedblocks(), caches, descriptors, threading.active_count())
+
+
+class _Mallinfo(ctypes.Structure):
+    """mallinfo2 of glibc."""
+
+    _fields_ = tuple((name, ctypes.c_size_t) for name in (*"0123", "mapped", *"56", "used", *"89"))
+
+
+def _in_use() -> int:
+    """Bytes that malloc has given out."""
+    try:
+        ask = ctypes.CDLL(None).mallinfo2
+    except AttributeError:  # another C library, or one before 2.33
+        return 0
+    ask.restype = _Mallinfo
+    found = ask()
+    return int(found.used + found.mapped)
 
 
 @dataclass
@@ -68,7 +102,7 @@ class Life:
         values = [getattr(one, of) for one in self.held]
         quarter = max(1, len(values) // 4)
         early, late = values[quarter : 2 * quarter] or values, values[-quarter:]
-        return median(late) / median(early) - 1
+        return median(late) / max(median(early), 1) - 1
 
     def report(self) -> dict[str, Any]:
         """For a file."""
@@ -77,11 +111,8 @@ class Life:
             "tokens": self.tokens,
             "wrong": self.wrong,
             "ties": self.ties,
-            "rss": [one.rss for one in self.held],
-            "descriptors": [one.descriptors for one in self.held],
-            "threads": [one.threads for one in self.held],
-            "seconds": [one.seconds for one in self.held],
-            **{f"growth_{of}": self.growth(of) for of in ("rss", "descriptors", "threads")},
+            **{of.name: [getattr(one, of.name) for one in self.held] for of in fields(Held)},
+            **{f"growth_{of}": self.growth(of) for of in GROWTH},
         }
 
 
@@ -256,7 +287,7 @@ def live(
             thread.start()
         for thread in threads:
             thread.join()
-        life.held.append(Held.now(start))
+        life.held.append(Held.now(start, requests.engines))
         watch(life)
     requests.close()
     return life
