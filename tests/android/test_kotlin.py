@@ -117,6 +117,11 @@ def test_the_library_asks_for_nothing_that_android_lacks(arm_library: Path) -> N
     system = {name for name, version in wanted if version.startswith("GLIBC_")}
     assert "memcpy" in system
     assert system - OF_GCC <= set(BIONIC.split()), "Android 8 has no such functions"
+    language = {name for name, version in wanted if not version.startswith("GLIBC_")}
+    linked = arm64.link_for_android(arm_library.parent, {*BIONIC.split(), *OF_GCC}, language)
+    said = apk.run("aarch64-linux-gnu-readelf", "-dVW", linked)
+    assert set(re.findall(r"NEEDED.*\[(.*)\]", said)) == {"libc.so", "libc++.so"}
+    assert "GLIBC" not in said
     segments = apk.run("aarch64-linux-gnu-readelf", "-lW", arm_library)
     aligned = [int(line.split()[-1], 16) for line in segments.splitlines() if line.split()[:1] == ["LOAD"]]
     assert aligned
