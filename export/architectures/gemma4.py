@@ -10,7 +10,7 @@ from edgespec.export.architectures.base import ATTENTION, LAYERS
 from edgespec.export.architectures.gemma2 import Gemma2
 from edgespec.export.architectures.gemma4_config import Gemma4Config
 from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, X
-from edgespec.export.architectures.proportional import proportional, turned_first
+from edgespec.export.architectures.proportional import proportional, turned_first, turned_rows
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Affine, Own, Rows
 from edgespec.export.source.extended import Extra, Held
@@ -80,10 +80,7 @@ class Gemma4(Gemma4Config, Gemma2):
         """Rows of q and k of full layers so that the channels that turn lie in front."""
         order, found = turned_first(self.wide, self.rotaries["rope_full"].dims), dict[str, Extra]()
         for layer in range(self.facts.layers):
-            for part, heads in (("q", self.facts.heads), ("k", self.facts.kv_heads)):
-                if not self.slides(layer) and (part == "q" or layer < self.owners):
-                    every = (np.arange(heads)[:, None] * self.wide + order).ravel()
-                    for name, rows in ((f"{part}_proj", every), (f"{part}_norm", order)):
-                        name = f"{LAYERS}.{layer}.self_attn.{name}.weight"
-                        found[name] = Rows(Own(source, name), rows)
+            if not self.slides(layer):
+                heads = {"q": self.facts.heads} | ({"k": self.facts.kv_heads} if layer < self.owners else {})
+                found |= turned_rows(source, f"{LAYERS}.{layer}", heads, order, bias=False)
         return found

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import ClassVar
 
-import numpy as np
-
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS
 from edgespec.export.architectures.lfm2 import Lfm2
 from edgespec.export.architectures.ops import AttentionRule, Ops, X
-from edgespec.export.architectures.proportional import proportional, rotations_by_kind, turned_first
+from edgespec.export.architectures.proportional import proportional, rotations_by_kind, turned_first, turned_rows
 from edgespec.export.architectures.rope import Rotary
-from edgespec.export.source.derived import Own, Rows
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
@@ -89,10 +86,6 @@ class Lfm3(Lfm2):
         found, facts = dict(super().derived(source)), self.facts
         order = turned_first(facts.head_dim, self.rotaries["rope_full"].dims)
         for layer in (at for at, kind in enumerate(self.kinds) if kind == "full_attention"):
-            for part, heads in (("q", facts.heads), ("k", facts.kv_heads)):
-                every = (np.arange(heads)[:, None] * facts.head_dim + order).ravel()
-                rows = {"proj.weight": every, "proj.bias": every, "norm.weight": order}
-                for name in rows if self.bias(ATTENTION) else ("proj.weight", "norm.weight"):
-                    whole = f"{LAYERS}.{layer}.self_attn.{part}_{name}"
-                    found[whole] = Rows(Own(source, whole), rows[name])
+            heads, bias = {"q": facts.heads, "k": facts.kv_heads}, self.bias(ATTENTION)
+            found |= turned_rows(source, f"{LAYERS}.{layer}", heads, order, bias)
         return found

@@ -1,5 +1,6 @@
 """Proportional rotation: the first channels of a head turn, in steps as if all did (Gemma 4, LFM3)."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,9 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.architectures.settings import Settings
+from edgespec.export.source.derived import Own, Rows
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
 
 
 def rotations_by_kind(settings: Settings, usual: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -41,3 +45,25 @@ def turned_first(size: int, dims: int) -> NDArray[np.int64]:
     """
     each = np.arange(size).reshape(2, size // 2)
     return np.concatenate([each[:, : dims // 2].ravel(), each[:, dims // 2 :].ravel()])
+
+
+def turned_rows(
+    source: Checkpoint, layer: str, heads: Mapping[str, int], order: NDArray[np.int64], bias: bool
+) -> dict[str, Extra]:
+    """Projections and norms of a layer's heads, their channels in an order.
+
+    Args:
+        source: the checkpoint.
+        layer: its name there.
+        heads: how many there are, by ``q`` and ``k``.
+        order: as of ``turned_first``.
+        bias: projections have one.
+    """
+    found: dict[str, Extra] = {}
+    for part, count in heads.items():
+        every = (np.arange(count)[:, None] * len(order) + order).ravel()
+        rows = {"proj.weight": every, "norm.weight": order} | ({"proj.bias": every} if bias else {})
+        for kind, ids in rows.items():
+            name = f"{layer}.self_attn.{part}_{kind}"
+            found[name] = Rows(Own(source, name), ids)
+    return found

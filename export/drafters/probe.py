@@ -36,19 +36,20 @@ def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]],
     def rows(at: int, first: int) -> Array:  # [N, hidden]
         return np.concatenate([found[at][first : len(found[at]) - 2 + first] for found in streams])
 
-    shares: dict[tuple[int, bool, bool], float] = {}
+    shares: dict[tuple[int, bool, bool, int], float] = {}
     before = drafter.arch.settings.flag("norm_before_residual")
-    for shift, swapped, residual in product((0, -1, 1), (False, True), (before, not before)):
+    orders = (1, -1) if len(set(drafter.tapped)) > 1 else (1,)
+    for shift, swapped, residual, order in product((0, -1, 1), (False, True), (before, not before), orders):
         if not all(0 <= at + shift <= target.layers for at in drafter.tapped):
             continue
-        taps = np.concatenate([rows(at + shift, 0) for at in drafter.tapped], -1)  # [N, k * hidden]
+        taps = np.concatenate([rows(at + shift, 0) for at in drafter.tapped[::order]], -1)  # [N, k * hidden]
         guesses = _guesses(drafter, rows(0, 1), taps, ends, swapped, residual)  # [N]
-        shares[shift, swapped, residual] = float((guesses == wanted)[counted].mean())
+        shares[shift, swapped, residual, order] = float((guesses == wanted)[counted].mean())
     best = max(shares, key=lambda each: shares[each])
-    if shares[best] < shares[0, False, before] + HELPS:
+    if shares[best] < shares[0, False, before, 1] + HELPS:
         return ""
-    shift, swapped, residual = best
-    words = [f"{TAPS}: {[at + shift for at in drafter.tapped]}"] if shift else []
+    shift, swapped, residual, order = best
+    words = [f"{TAPS}: {[at + shift for at in drafter.tapped[::order]]}"] if shift or order < 0 else []
     words += [f"norm_before_residual: {str(residual).lower()}"] if residual != before else []
     words += ["the hidden state before the embedding, which this layout does not have"] if swapped else []
     return f"{shares[best]:.0%} would be right with {', '.join(words)} in its config.json"

@@ -19,6 +19,13 @@ def test_versions_are_those_of_maven() -> None:
     for artifact, version in used:
         assert version == version_of(names.get(artifact, artifact)), artifact
     assert f'kotlin("android") version "{version_of("kotlin")}"' in GRADLE
+    pom = (DEMO / "pom.xml").read_text("utf-8")
+    target = re.search(r"<jvm.target>(\d+)<", pom)
+    assert target
+    assert set(re.findall(r"JavaVersion\.VERSION_(\d+)", GRADLE)) == {target[1]}
+    named = re.search(r'versionName = "(.+)"', GRADLE)
+    assert named
+    assert f"<version>{named[1]}</version>" in pom
 
 
 def test_sources_and_manifest_are_those_that_maven_compiles() -> None:

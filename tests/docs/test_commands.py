@@ -14,7 +14,7 @@ from edgespec.cli.method_settings import NAMES as SETTINGS
 from tests.docs.conftest import NAMES, commands, inline
 
 # options of other programs that pages name alone
-FOREIGN = {"--merge", "--from", "--cpu", "--num_processes", "--calibrate-on"}
+FOREIGN = {"--merge", "--from", "--cpu", "--num_processes", "--calibrate-on", "--most", "--root"}
 
 
 def words_of(line: str) -> list[list[str]]:

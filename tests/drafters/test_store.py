@@ -125,6 +125,11 @@ def test_the_own_text_comes_first(tmp_path: Path) -> None:
     assert len(drafter.propose([1, 2, 3], 2)) == 2
 
 
+def test_one_known_token_is_enough_where_the_text_has_no_guess(tmp_path: Path) -> None:
+    drafter = NGram(store=made(tmp_path, [7, 8, 1], [7, 8, 2]))
+    assert drafter.propose([5, 7], 4).tokens.tolist() == [8]  # then 1 and 2 once each
+
+
 def test_buckets_tell_how_sure_the_store_is(tmp_path: Path) -> None:
     texts = [[1, 2], *[[3, 4]] * 2, *[[5, 6]] * 4, *[[7, 8]] * 16, [11, 12, 13, 14, 15], *[[21, 22, 23, 24, 25]] * 16]
     drafter = NGram(store=made(tmp_path, *texts))

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ CROSS = Path("/usr/aarch64-linux-gnu/lib")  # where Debian's cross compiler has 
 COMPILER = "aarch64-linux-gnu-g++"
 CORES = {"cortex-a76": "fphp asimdhp asimdrdm asimddp", "cortex-a72": ""}
 """Emulated cores, with dot products and without -> what they say that they have beyond the baseline."""
+OF_A_THREAD = {"_ZSt11__once_call", "_ZSt15__once_callable"}  # variables of GCC's C++ library
 LIMIT = 600  # seconds: a busy machine may be slow
 
 
@@ -101,6 +103,33 @@ def cross_compile(folder: Path) -> Path:
         objects = list(pool.map(compile_one, sorted(set(NATIVE.glob("*.cpp")) - {NATIVE / "abi_check.cpp"})))
     library = folder / "libedgespec.so"
     linked = [COMPILER, "-shared", "-Wl,-z,max-page-size=16384", *objects, "-pthread", "-o", str(library)]
+    subprocess.run(linked, check=True, timeout=LIMIT)
+    return library
+
+
+def link_for_android(folder: Path, system: Iterable[str], language: Iterable[str]) -> Path:
+    """Link the objects that ``cross_compile`` left in a folder against stubs alone, where whatever else is a failure.
+
+    Args:
+        folder: where the library is written, too.
+        system: functions of Android's C library.
+        language: of the C++ library, which the NDK puts into the library itself.
+    """
+    stubs = {"libc.so": system, "libc++.so": language}
+    for name, functions in stubs.items():
+        source = folder / f"{name}.s"
+        lines = [f".globl {one}\n.type {one}, %function\n{one}: ret\n" for one in set(functions) - OF_A_THREAD]
+        lines += [
+            f'.section .tbss,"awT",%nobits\n.globl {one}\n{one}: .skip 8\n' for one in OF_A_THREAD & set(functions)
+        ]
+        source.write_text("".join(lines), "utf-8")
+        made = [COMPILER, "-shared", "-nostdlib", f"-Wl,-soname,{name}", str(source), "-o", str(folder / name)]
+        subprocess.run(made, check=True, timeout=LIMIT)
+    library = folder / "libedgespec-android.so"
+    start = folder / "start.s"  # what the NDK's object files of the beginning define
+    start.write_text(".data\n.hidden __dso_handle\n.globl __dso_handle\n__dso_handle: .quad __dso_handle\n", "utf-8")
+    files = [str(file) for file in (start, *sorted(folder.glob("*.o")), *(folder / name for name in stubs))]
+    linked = [COMPILER, "-shared", "-nostdlib", "-Wl,--no-undefined", *files, "-lgcc", "-o", str(library)]
     subprocess.run(linked, check=True, timeout=LIMIT)
     return library
 

@@ -24,8 +24,8 @@ from edgespec.planning.speed.traffic import (
     kv_token_bytes,
     layer_weights,
     look_bytes,
-    more_experts,
     read_bytes,
+    verify_curve,
 )
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
@@ -127,17 +127,20 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     slower = _slower(profile.operators, use.operators, target.format)
     curve = rising(CURVES[use.operators][target.format])
 
+    def own(rows: float) -> float:
+        """The verify curve of the profile's machine, or of another one."""
+        return passes.split(rows)[0] / max(one, 1e-6) if same else line(curve, rows)
+
     def reading(rows: float) -> float:
         """Attention here over that of the profile."""
         mine = attention_bytes(target.facts, kv, rows, use.operators)
         return mine / attention_bytes(profile.facts, theirs, rows, profile.operators)
 
     def pass_ms(rows: float) -> float:
-        here, per_token = passes.split(rows)
-        weighed = here * weights / profile.weight_bytes if same else slower * weights / rate * line(curve, rows)
-        if not profile.facts.experts:  # its curve is that of one read for all rows
-            weighed *= more_experts(target, rows, use.operators)
-        return weighed + per_token * reading(rows) * depth
+        # the curve of a mixture of experts is not that of matrices that all rows go through
+        v = own(rows) if same and profile.facts.experts else verify_curve(target, rows, use.operators, own)
+        weighed = (1.0 if same else slower) * weights / rate * v
+        return weighed + passes.split(rows)[1] * reading(rows) * depth
 
     strict = pass_ms(1)
     padded = _padding(use) if profile.operators != "stock" or not profile.strict else _measured_padding(profile, use)
@@ -198,9 +201,9 @@ def assumed(manifest: Manifest, use: RunOptions, depth: float) -> Costs:
     """Formulas alone: curves of another machine, and bytes.  The unit is a byte's time."""
     target = manifest.target
     weights = read_bytes(target, use.operators)
+    curve = rising(CURVES[use.operators][target.format])
     points = [
-        (rows, weights * v * more_experts(target, rows, use.operators))
-        for rows, v in rising(CURVES[use.operators][target.format])
+        (rows, weights * verify_curve(target, rows, use.operators, lambda n: line(curve, n))) for rows, _ in curve
     ]
     pass_ms = _moved(manifest, use, points, 1.0, 0.0, depth)
     return Costs(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from edgespec.planning.memory.weights import group_bytes, matrix_bytes
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK
@@ -42,9 +44,24 @@ def expert_weights(facts: ModelFacts, rows: float) -> tuple[float, float]:
     return (each * mixed.count, each * mixed.distinct(rows)) if mixed else (0.0, 0.0)
 
 
-def more_experts(part: ModelPart, rows: float, operators: Operators) -> float:
-    """What a pass over so many rows reads over what one row does: more rows go to more experts."""
-    return read_bytes(part, operators, rows) / read_bytes(part, operators) if part.facts.experts else 1.0
+def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable[[float], float]) -> float:
+    """Time of the matrices of a pass over so many rows, over that of one row.
+
+    More rows go to more experts, of which each then gets few rows.
+
+    Args:
+        part: the model.
+        rows: of the pass.
+        operators: that compute it.
+        v: the same of matrices that all rows go through.
+    """
+    mixed = part.facts.experts
+    if mixed is None:
+        return v(rows)
+    one, every = read_bytes(part, operators), 3 * part.facts.hidden * mixed.inner * len(mixed.layers)
+    each, few = every * weight_size(part.format, operators), mixed.chosen - mixed.always
+    others = mixed.distinct(rows) - mixed.always
+    return ((one - each * few) * v(rows) + each * others * v(rows * few / max(others, 1.0))) / one
 
 
 def read_bytes(part: ModelPart, operators: Operators, rows: float = 1.0) -> int:

@@ -60,8 +60,10 @@ def test_a_drafter_near_chance_is_refused(tmp_path: Path, change: Callable[[Tens
     assert not (tmp_path / "bundle").exists()
 
 
-def test_a_setting_that_would_be_better_is_said(tmp_path: Path) -> None:
-    notes = exported(tmp_path, {IDS: [0, 2, 4]}).methods["eagle"].notes
+@pytest.mark.parametrize("said", [[0, 2, 4], [5, 3, 1]])
+def test_a_setting_that_would_be_better_is_said(tmp_path: Path, said: list[int]) -> None:
+    """Layers counted from another end, and in another order."""
+    notes = exported(tmp_path, {IDS: said}).methods["eagle"].notes
     assert notes is not None
     assert f"{IDS}: [1, 3, 5]" in notes
 
