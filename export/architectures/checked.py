@@ -41,7 +41,7 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
     assert isinstance(arch.source, DerivedCheckpoint)
     used = set().union(*(arch.source.origins(name) for name in wanted))
     for name in sorted(used):  # what tensors are made of, such as each expert's own
-        source.shape(name)
+        arch.source.base.shape(name)
     for name in source.index:
         layer = LAYER.search(name)
         ours = layer is not None and int(layer[1]) < arch.facts.layers and name.startswith(arch.layers_at)

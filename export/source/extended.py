@@ -80,6 +80,11 @@ class Overlay(Checkpoint):
         self._base, self._extra = base, dict(extra)
 
     @property
+    def base(self) -> Checkpoint:
+        """The checkpoint itself."""
+        return self._base
+
+    @property
     def extra(self) -> dict[str, Extra]:
         """The tensors beside the checkpoint's own."""
         return dict(self._extra)
