@@ -17,6 +17,7 @@ import pytest
 from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS, THREADS
@@ -45,7 +46,8 @@ RANDOM: tuple[dict[str, Any], ...] = (
 # tokens on an emulated arm64 core, where starting Java is what takes time; all the rest by tests/support/agreement.py
 ON_ARM, CORE = 8, "cortex-a76"
 ARM_GREEDY, ARM_SEEDED = ("ngram", "speculative", "medusa"), ("self-spec", "blockwise", "paradecode")
-LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so"}
+LIBRARIES = {"libedgespec.so", "libonnxruntime.so", "libonnxruntime4j_jni.so", "libtokenizers.so"}
+ARM64 = 183  # in the header of a library
 
 # functions of the C library, beside the C++ library's own, that Android 8 has
 BIONIC = """
@@ -146,17 +148,15 @@ def test_an_arm_core_writes_the_tokens_of_this_one(
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The app of its own classes, with empty libraries: what is in others is not this test's."""
+def app(tmp_path_factory: pytest.TempPathFactory, arm_library: Path, bundles: Callable[..., Path]) -> Path:
+    """The app of its own classes, with libraries for arm64 (of other Linux systems) and a bundle."""
     need_maven()
     if lost := apk.missing():
         pytest.skip(f"not installed: {', '.join(lost)}")
     folder = tmp_path_factory.mktemp("apk")
-    libraries = []
-    for name in sorted(LIBRARIES):
-        libraries.append(folder / name)
-        libraries[-1].write_bytes(bytes(5000))
-    apk.assemble(folder / "app.apk", libraries, apk.own_jars(folder / "built")[:1])
+    own = apk.own_jars(folder / "built")[:1]
+    libraries = [one for jar in apk.needed_jars() for one in apk.packed_libraries(folder, jar)]
+    apk.assemble(folder / "app.apk", [arm_library, *libraries], own, bundles("stock", "int4"))
     return folder / "app.apk"
 
 
@@ -188,6 +188,20 @@ def test_classes_and_libraries_are_there_and_aligned(app: Path) -> None:
                 one.header_offset + 30 + int.from_bytes(header[26:28], "little") + int.from_bytes(header[28:], "little")
             )
             assert data % apk.PAGE == 0, f"{one.filename}: phones with pages of 16 KiB cannot map it"
+            file.seek(data)
+            assert int.from_bytes(file.read(20)[18:], "little") == ARM64, one.filename
     assert {one.filename for one in found} == {f"lib/{apk.ABI}/{name}" for name in LIBRARIES}
     for name in ("MainActivity", "App", "AppState"):
         assert f"Ldev/edgespec/app/{name};".encode() in dexed
+
+
+def test_the_bundle_is_in_it_as_it_was_exported(app: Path, bundles: Callable[..., Path], tmp_path: Path) -> None:
+    with zipfile.ZipFile(app) as packed:
+        names = [name for name in packed.namelist() if name.startswith("assets/bundle/")]
+        packed.extractall(tmp_path, names)
+    assert "assets/bundle/edgespec.json" in names
+    source = bundles("stock", "int4")
+    assert {name.removeprefix("assets/bundle/") for name in names} == {
+        str(one.relative_to(source)) for one in source.rglob("*") if one.is_file()
+    }
+    Bundle.open(tmp_path / "assets" / "bundle")  # every file by its SHA-256

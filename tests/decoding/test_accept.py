@@ -238,7 +238,7 @@ def test_what_is_no_rule_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("bad", [{"rule": "some"}, {"epsilon": 0}, {"delta": math.inf}, {"k": 0}, {"distance": -1},
-                                 {"min_block": -1}, {"min_block": 1.5}])  # fmt: skip
+                                 {"delta": -0.5}, {"min_block": -1}, {"min_block": 1.5}])  # fmt: skip
 def test_values_out_of_range_are_refused(bad: dict[str, object]) -> None:
     with pytest.raises(InvalidRequest, match="expected"):
         Accept(**bad)  # type: ignore[arg-type]

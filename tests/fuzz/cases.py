@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,9 @@ def put(file: Path, how: str) -> None:
     if how == "folder":
         file.mkdir()
     elif how == "outside":
-        file.symlink_to(Path(__file__).resolve())
+        outside = Path(tempfile.gettempdir(), "edgespec-outside-a-folder")
+        outside.write_text("{{ messages }}", "utf-8")
+        file.symlink_to(outside)
     elif how == "loop":
         file.symlink_to(file.name)
     elif how == "private":

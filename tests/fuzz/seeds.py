@@ -120,7 +120,7 @@ def mutant(seed: Path, folder: Path, rng: Random) -> list[Change]:
 
 def _change(folder: Path, rng: Random) -> Change:
     linked = rng.random() < 0.04
-    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     names = sorted(path.relative_to(folder).as_posix() for path in files)
     able = [(name, what, often, how) for name in names for what, often, how in mutators(name)]
     if not able:  # one change put a pipe or a folder in the place of the only file

@@ -1,10 +1,12 @@
 """Assemble the demo app out of Maven's outputs: dexed by D8, signed with a key that is thrown away.
 
-    python -m tests.support.apk app.apk --library libedgespec.so libc++_shared.so \
+    python -m tests.support.apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so \
       --archive onnxruntime-android.aar tokenizer-native.aar
 
 Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 comes from Maven Central.  Libraries of the NDK
-and the .aar make an app for phones; the release path is the Gradle project.
+and the .aar make an app for phones.  Without them it gets those that are here: our own, cross-compiled, and those in
+Maven's jars, for arm64 as well but for other Linux systems, so it can be looked at, not run.  The release path is the
+Gradle project.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.support import arm64
 from tests.support.jvm import DEMO, build, maven, version_of
 
 FRAMEWORK = Path("/usr/share/android-framework-res/framework-res.apk")
@@ -66,8 +69,8 @@ def dexer(folder: Path) -> Path:
 
 def framework() -> Path:
     """The classes of Android that the app is compiled against."""
-    home = Path.home() / ".m2" / "repository" / "org" / "robolectric" / "android-all"
-    return next(home.glob("8.0.0*/android-all-8*.jar"))
+    used = (DEMO / "app" / "target" / "classpath.txt").read_text("utf-8").strip().split(":")
+    return next(Path(name) for name in used if Path(name).name.startswith("android-all-"))
 
 
 def dex(folder: Path, classes: Sequence[Path]) -> None:
@@ -97,8 +100,11 @@ def packed_libraries(folder: Path, archive: Path) -> list[Path]:
     return found
 
 
-def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path]) -> None:
-    """Resources and manifest, dexed classes, libraries at the beginning of a page; signed with a new key."""
+def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path], bundle: Path | None = None) -> None:
+    """Resources and manifest, dexed classes, libraries at the beginning of a page; signed with a new key.
+
+    ``bundle``: in the app's assets, which the app takes when it starts without one.
+    """
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         unsigned, key = folder / "unsigned.apk", folder / "key.jks"
@@ -115,6 +121,9 @@ def assemble(output: Path, libraries: Sequence[Path], classes: Sequence[Path]) -
         with zipfile.ZipFile(aligned, "a") as apk:
             for file in libraries:
                 _store(apk, f"lib/{ABI}/{file.name}", file.read_bytes())
+            if bundle:
+                for file in sorted(one for one in bundle.rglob("*") if one.is_file()):
+                    _store(apk, f"assets/bundle/{file.relative_to(bundle)}", file.read_bytes())
         run("keytool", "-genkeypair", "-keystore", key, "-storepass", "thrown away", "-keypass", "thrown away",
             "-alias", "demo", "-keyalg", "EC", "-validity", "9999", "-dname", "CN=edgespec demo")  # fmt: skip
         run("apksigner", "sign", "--ks", key, "--ks-pass", "pass:thrown away", "--min-sdk-version", str(MIN_SDK),
@@ -133,17 +142,20 @@ def main() -> None:
     """Assemble the app."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
-    parser.add_argument("--library", type=Path, nargs="+", required=True, help="libraries of the NDK for arm64")
-    parser.add_argument(
-        "--archive", type=Path, nargs="+", required=True, help="the .aar of ONNX Runtime, of tokenizers"
-    )
+    parser.add_argument("--library", type=Path, nargs="+", help="libraries of the NDK for arm64")
+    parser.add_argument("--archive", type=Path, nargs="+", help="the .aar of ONNX Runtime, of tokenizers")
+    parser.add_argument("--bundle", type=Path, help="that the app starts with")
     given = parser.parse_args()
     if lost := missing():
         sys.exit(f"not installed: {', '.join(lost)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
-        libraries = [*given.library, *(one for archive in given.archive for one in packed_libraries(folder, archive))]
-        assemble(given.output, libraries, own_jars(folder / "built") + needed_jars())
+        jars = own_jars(folder / "built") + needed_jars()
+        libraries = given.library or [arm64.cross_compile(folder)]
+        libraries = [*libraries, *(one for jar in given.archive or jars for one in packed_libraries(folder, jar))]
+        assemble(given.output, libraries, jars, given.bundle)
+    if not (given.library and given.archive):
+        sys.stdout.write("libraries of other Linux systems: this app can be looked at, but no phone runs it\n")
 
 
 if __name__ == "__main__":

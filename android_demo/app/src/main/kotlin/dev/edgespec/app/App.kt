@@ -39,7 +39,8 @@ class App : Application() {
             memory = { PhoneMemory(this) },
         )
         state = AppState(around) { work -> main.post(work) }
-        state.load()
+        val brought = Assets(assets)
+        if (around.bundle.isDirectory || brought.files.isEmpty()) state.load() else state.take { brought }
     }
 
     override fun onTrimMemory(level: Int) {

@@ -1,6 +1,7 @@
 package dev.edgespec.app
 
 import android.content.ContentResolver
+import android.content.res.AssetManager
 import android.net.Uri
 import android.provider.DocumentsContract
 import android.provider.DocumentsContract.Document
@@ -30,4 +31,26 @@ class Documents(private val resolver: ContentResolver, private val tree: Uri) : 
 
     override fun open(name: String): InputStream =
         resolver.openInputStream(found.getValue(name)) ?: throw IOException("$name is not there any more")
+}
+
+/** A bundle that came with the app, in its assets. */
+class Assets(private val assets: AssetManager) : BundleSource {
+    private val found = ArrayList<String>()
+    override val files: List<String> get() = found
+
+    init {
+        list("")
+    }
+
+    private fun list(lead: String) {
+        for (name in assets.list((ASSETS + lead).trimEnd('/')) ?: emptyArray()) {
+            if (assets.list(ASSETS + lead + name).isNullOrEmpty()) found.add(lead + name) else list("$lead$name/")
+        }
+    }
+
+    override fun open(name: String): InputStream = assets.open(ASSETS + name)
+
+    private companion object {
+        const val ASSETS = "bundle/"
+    }
 }
