@@ -94,7 +94,7 @@ def packed_libraries(folder: Path, archive: Path) -> list[Path]:
     found = []
     with zipfile.ZipFile(archive) as packed:
         for name in packed.namelist():
-            if name.endswith(".so") and (f"/{ABI}/" in name or "/linux-aarch64/" in name):
+            if name.endswith(".so") and (f"/{ABI}/" in name or ("native/" in name and "/linux-aarch64/" in name)):
                 found.append(folder / Path(name).name)
                 found[-1].write_bytes(packed.read(name))
     return found
