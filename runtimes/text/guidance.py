@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,9 @@ class Guidance:
         eos: tokens that end its texts.
         vocab: logits of a row, which may be more than the tokenizer has tokens.
 
+    Attributes:
+        vocab: as given.
+
     Raises:
         InvalidRequest: a tokenizer without an end, or of a kind that llguidance cannot read.
     """
@@ -37,7 +40,7 @@ class Guidance:
 
         if not eos:
             raise InvalidRequest("a text that must follow a grammar has to end, and this bundle has no EOS token")
-        self._vocab = vocab
+        self.vocab = vocab
         try:
             self._tokenizer = LLTokenizer(codec.tokenizer.to_str(), n_vocab=vocab, eos_token=min(eos))
         except ValueError as error:
@@ -58,7 +61,26 @@ class Guidance:
         Raises:
             InvalidRequest: a grammar that is none, or that llguidance does not know; the message says where.
         """
-        return GuidedText(self._compiled(grammar).deep_copy(), prompt, self._vocab)
+        return GuidedText(self._compiled(grammar).deep_copy(), prompt, self)
+
+    def agreeing(self, mask: NDArray[np.bool_], forced: bytes) -> NDArray[np.bool_]:  # [vocab], [vocab]
+        """A mask without the tokens that contradict the bytes that must come next.
+
+        Where a lone token writes them, as the space of ``"age": 5`` in a small SentencePiece vocabulary, llguidance
+        names the tokens behind it instead.
+        """
+        kept = np.zeros_like(mask)
+        for token in mask.nonzero()[0]:
+            written = self._written[token]
+            kept[token] = written.startswith(forced) or forced.startswith(written)
+        if not kept.any():
+            kept[:] = [len(written) > 0 and forced.startswith(written) for written in self._written]
+        return kept
+
+    @cached_property
+    def _written(self) -> list[bytes]:
+        """What each token writes."""
+        return [bytes(self._tokenizer.decode_bytes([token])) for token in range(self.vocab)]
 
     def _compile(self, grammar: Grammar) -> Any:
         """A matcher at the beginning of a text."""
@@ -92,20 +114,23 @@ class GuidedText:
     Args:
         matcher: llguidance's, at the beginning of the text.
         prompt: tokens before the text.
-        vocab: tokens of a row.
+        guidance: what made it.
     """
 
-    def __init__(self, matcher: Any, prompt: int, vocab: int) -> None:
-        self._matcher, self._prompt, self._vocab = matcher, prompt, vocab
+    def __init__(self, matcher: Any, prompt: int, guidance: Guidance) -> None:
+        self._matcher, self._prompt, self._guidance = matcher, prompt, guidance
         self._at: list[int] = []  # tokens that the matcher has consumed
 
     def allowed(self, prefix: Sequence[int]) -> NDArray[np.bool_] | None:
         """See Constraint; behind a token that may not be there anything is: nobody will look."""
-        if not self._go_to(prefix):
-            return None
-        mask = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        return self._mask() if self._go_to(prefix) else None
+
+    def _mask(self) -> NDArray[np.bool_]:  # [vocab]
+        packed = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
         self._check()
-        return np.unpackbits(mask, count=self._vocab, bitorder="little").astype(np.bool_)
+        mask = np.unpackbits(packed, count=self._guidance.vocab, bitorder="little").astype(np.bool_)
+        forced = b"" if self._matcher.is_stopped() else bytes(self._matcher.compute_ff_bytes())
+        return self._guidance.agreeing(mask, forced) if forced else mask
 
     def forced(self, prefix: Sequence[int], most: int) -> list[int]:
         """See Constraint."""
@@ -123,7 +148,11 @@ class GuidedText:
             self._matcher.rollback(back)
             del self._at[same:]
         for token in text[same:]:
-            if self._matcher.is_stopped() or not self._matcher.try_consume_tokens([token]):
+            if self._matcher.is_stopped():
+                return False
+            if not self._matcher.try_consume_tokens([token]):
+                if self._mask()[token]:  # else a text would go on without its grammar
+                    raise InvalidRequest(f"the grammar cannot be followed: token {token} is allowed, and then refused")
                 return False
             self._at.append(token)
         return True
