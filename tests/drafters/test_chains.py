@@ -14,8 +14,10 @@ from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.drafters.ar import Plain
+from edgespec.drafters.drawing.chain import draw_chain
 from edgespec.drafters.self_spec import SelfSpec
 from edgespec.drafters.speculative import DraftModel
+from edgespec.errors import EdgespecError
 from tests.support.reference import FunctionTarget
 from tests.support.toy import emitted, hash_logits, hash_target, plain
 
@@ -207,3 +209,26 @@ def test_the_threshold_is_carried_across_requests_but_not_into_a_seeded_text() -
         assert (drafter.stop, drafter.matched) == (0.9, 0.5)
     drafter.bind(SamplingParams(1.0, seed=1), Noise(1))
     assert (drafter.stop, drafter.matched) == (0.6, 0.0)
+
+
+def test_greedy_guesses_come_from_the_likeliest_token_or_its_probability() -> None:
+    asked: list[int | None] = []
+
+    def ask(last: int | None, value: float) -> tuple[int, float]:  # one more than the token before
+        asked.append(last)
+        return (last or 0) + 1, value
+
+    def step(last: int | None) -> np.ndarray:
+        raise AssertionError("no logits are needed")
+
+    how = step, [5], 3, VOCAB, SamplingParams(), Noise(0)
+    assert draw_chain(*how, best=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
+    assert asked == [None, 1, 2]
+    assert draw_chain(*how, stop=0.4, sure=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
+    assert draw_chain(*how, stop=0.6, sure=lambda last: ask(last, 0.5)).tokens.tolist() == [1]
+    with pytest.raises(EdgespecError, match="finite"):
+        draw_chain(*how, best=lambda last: ask(last, np.nan))
+    with pytest.raises(EdgespecError, match="finite"):
+        draw_chain(*how, sure=lambda last: ask(last, np.nan))
+    logits = np.eye(VOCAB, dtype=np.float32)[4]  # best is not asked where the draft may stop; softmax here .21
+    assert draw_chain(lambda _: logits, *how[1:], stop=0.5, best=lambda last: ask(last, 0.5)).tokens.tolist() == [4]
