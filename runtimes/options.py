@@ -87,6 +87,7 @@ class LoadOptions:
             operators=kind,
             context=self.context or (most if on_cpu else min(most, LONGEST_ON_DEVICE)),
             attention=choose_attention(manifest.target, kind, self.attention, self.draft_attention).name,
+            draft_attention=self.draft_attention,
             threads=self.threads or default_threads(),
             strict=self.strict or kind == "native",
             device=self.device,
@@ -110,6 +111,7 @@ class RunOptions:
         strict: whether a row has the same bits in every pass: always with native operators.
         device: where passes run.
         checkpoints: copies of a model's states that each sequence keeps.
+        draft_attention: the coarser keys that self-drafts read, a second copy; None = there is none.
     """
 
     method: str = "ar"
@@ -124,3 +126,4 @@ class RunOptions:
     strict: bool = True
     device: DeviceName = "cpu"
     checkpoints: int = CHECKPOINTS
+    draft_attention: Attention | None = None

@@ -137,6 +137,7 @@ def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOpti
             batch=request.batch,
             threads=threads,
             device=request.load.device,
+            draft_attention=request.load.draft_attention if operators == "native" else None,
         )
         longer = method in (*needing("draft", "drafter"), "medusa")
         yield replace(use, gamma=max(part.gamma, use.gamma)) if longer else use

@@ -84,10 +84,15 @@ def choose_attention(
         raise InvalidRequest(f"drafts read {draft} keys anyway: that is the attention", "leave the draft attention out")
     coarse = cast(Attention, draft)
     _check_learnt(part, coarse, "draft attention")
+    return AttentionChoice(name, coarse, with_copy(kv, coarse))
+
+
+def with_copy(kv: KvFormat, coarse: Attention | None) -> KvFormat:
+    """A cache that also keeps the coarser keys which self-drafts read."""
+    if coarse is None:
+        return kv
     codes = ATTENTION[coarse]
-    return AttentionChoice(
-        name, coarse, replace(kv, codes=codes.keys, draft_window=codes.window, sinks=max(kv.sinks, SINKS))
-    )
+    return replace(kv, codes=codes.keys, draft_window=codes.window, sinks=max(kv.sinks, SINKS))
 
 
 def _check_learnt(part: ModelPart, name: Attention, option: str) -> None:

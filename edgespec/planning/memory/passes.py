@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edgespec.drafters.registry import AR
-from edgespec.runtimes.files.attention import default_attention, exact_attention
+from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.options import RunOptions
@@ -23,8 +23,9 @@ PROBED = 5  # rows whose logits are compared to say whether rows are exact, and 
 
 def model_kv(part: ModelPart, use: RunOptions, draft: bool) -> KvFormat:
     """How a model's native cache is kept; a draft's as exactly as its weights allow."""
-    name = exact_attention(part) if draft else use.attention or default_attention(part)
-    return ATTENTION[name]
+    if draft:
+        return ATTENTION[exact_attention(part)]
+    return with_copy(ATTENTION[use.attention or default_attention(part)], use.draft_attention)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,10 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.attention import prepare as attention
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.planning.memory.passes import model_kv
 from edgespec.reports.proof import check_golden
+from edgespec.runtimes.files.manifest_parts import Attention
+from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set
 
@@ -128,6 +131,14 @@ def test_memory_shrinks(engine: Callable[..., Engine]) -> None:
         made = engine(name)
         used[name] = made.model.kv.block_bytes(made.model.facts)
     assert used["f32"] > used["f16"] > used["int8"] > used["int4"] == used["nomad"] > used["nomad2"]
+
+
+@pytest.mark.parametrize("draft", [None, "int4", "nomad2"])
+def test_the_plan_counts_the_second_copy_of_keys(engine: Callable[..., Engine], draft: Attention | None) -> None:
+    made = engine("int8", draft)
+    manifest = made.bundle.manifest
+    use = LoadOptions(operators="native", attention="int8", draft_attention=draft).resolve(manifest)
+    assert model_kv(manifest.target, use, draft=False) == made.model.kv
 
 
 # -- the default, and what is refused ----------------------------------------------------------------------------------
