@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -108,7 +109,11 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
     if plan.pick is None:
         from edgespec.errors import BudgetError
 
-        raise BudgetError(plan.reason, "; ".join(plan.hints))
+        error = BudgetError(plan.reason, "; ".join(plan.hints))
+        if not as_json:
+            raise error
+        click.echo(f"error: {error}", err=True)  # stdout has its one object, whose pick is null
+        sys.exit(1)
 
 
 def _by_recipe(options: dict[str, Any], sources: tuple[str, ...]) -> dict[str, Any]:

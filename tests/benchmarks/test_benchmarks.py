@@ -244,9 +244,10 @@ def test_replay(figures: Run, small: Path, tmp_path: Path) -> None:
 
 def test_rows(figures: Run, small: Path) -> None:
     found = figures("rows", small, "--depths", "0,8", "--rows", "1,2", "--pairs", 2, "--threads", 1)
+    assert found["prefill_tokens_per_second"] > 0
     assert set(found["depths"]) == {"0", "8"}
     for depth in found["depths"].values():
-        assert set(depth) == {"ms", "v", "prefill_tokens_per_second", "share_of_bandwidth"}
+        assert set(depth) == {"ms", "v", "share_of_bandwidth"}
         assert set(depth["ms"]) == set(depth["v"]) == {"1", "2"}
 
 

@@ -56,8 +56,10 @@ class Outcome:
         return error
 
     def refused(self, code: int, *parts: str) -> None:
-        """The command ended with a message that has all of these parts, and with nothing on stdout."""
-        assert (self.code, self.out) == (code, ""), (self.out, self.err)
+        """The command ended with a message that has all of these parts, and nothing else on stdout."""
+        assert self.code == code, (self.out, self.err)
+        if self.out:  # of --json
+            self.failed(code)
         assert "Traceback" not in self.err
         if code == 1:
             assert "error: " in self.err
