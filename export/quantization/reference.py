@@ -114,8 +114,9 @@ class NumpyOps:
         )
         if rule.skip:
             return state_space(x, a, bias, rate, read["up"], heads).reshape(z.shape) * silu(z)
-        y = gated_delta(x, a, b, bias, rate, heads)
-        y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(self.arch.eps))
+        y = gated_delta(x, a, b, bias, rate, heads, rule.times)
+        eps = self.arch.eps if rule.eps is None else rule.eps
+        y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(eps))
         return (y * read["norm"]).reshape(z.shape) * silu(z)
 
     def opened(self, x: Array, gate: Array) -> Array:
