@@ -6,7 +6,7 @@ graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class NumpyOps:
             name: rotary.tables(len(self.tokens), arch.facts.context) for name, rotary in arch.rotaries.items()
         }
         self._own: Array | None = None  # the tokens' rows in the embeddings of all layers
-        self.given: dict[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
+        self.given: MutableMapping[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:  # [1, T, hidden]
         return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
