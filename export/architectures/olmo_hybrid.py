@@ -19,7 +19,7 @@ class OlmoHybrid(Qwen35):
     model_type = "olmo_hybrid"
     example = "Olmo-Hybrid-7B"
     features = (
-        "gated delta rules with negative eigenvalues in three of four layers, as olmo2 without positions in the others; "
+        "gated delta rules with negative eigenvalues in three of four layers, as olmo2 in the others; "
         "native operators only"
     )
     norm_weight_is_offset = False
