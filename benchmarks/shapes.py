@@ -116,6 +116,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
         "max_position_embeddings": 262144, "tie_word_embeddings": False,
     },
+    "olmo-hybrid-7b": {
+        "model_type": "olmo_hybrid", "vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 30, "num_key_value_heads": 30,
+        "max_position_embeddings": 65536, "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        "tie_word_embeddings": False,
+    },
     "smollm3-3b": {
         "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,
         "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
