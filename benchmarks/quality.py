@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.measuring.parity import divergence, log_softmax
+from edgespec.export.mixing.mixer import Mixer
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
 from edgespec.export.quantization.quantizers import QUANTIZERS
@@ -43,6 +45,7 @@ VARIANTS: list[tuple[Format, str | None, Format | None]] = [
     *(("int4", name, "int8") for name in QUANTIZERS),
     *(("int8", name, None) for name in QUANTIZERS),
 ]
+MIXED = (0.25, 0.5, 0.75)  # of the way from int4 to int8, by bytes
 
 
 def read(slot: Slot, rows: NDArray[np.int64]) -> Iterator[Logits]:
@@ -85,18 +88,6 @@ def perplexity(logits: Sequence[Logits], rows: NDArray[np.int64]) -> float:
     return float(np.exp(-np.mean(total)))
 
 
-def divergence(exact: Logits, ours: Logits) -> float:  # [T, vocab]
-    """Mean Kullback-Leibler divergence from the source's next-token distributions, in nats a token."""
-    wanted, given = log_softmax(exact), log_softmax(ours)
-    return float((np.exp(wanted) * (wanted - given)).sum(-1).mean())
-
-
-def log_softmax(logits: Logits) -> NDArray[np.float64]:  # [T, vocab]
-    wide = logits.astype(np.float64)
-    wide -= wide.max(-1, keepdims=True)
-    return wide - np.log(np.exp(wide).sum(-1, keepdims=True))
-
-
 def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[Variant, list[Variant]]:
     """The float32 form of a model, and its forms in VARIANTS."""
     folder = resolve(name)
@@ -104,22 +95,34 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
     texts = quantizer_texts(codec, read_calibration(calibration, folder, codec)[0], arch.facts.context)
 
     @contextmanager
-    def written(form: Format, quantizer: str | None, head: Format | None) -> Iterator[Slot]:
-        choice = WeightChoice.of(form, quantizer, head)
+    def written(choice: WeightChoice) -> Iterator[Slot]:
+        form = choice.format
         with tempfile.TemporaryDirectory() as temporary:
             where = Path(temporary)
             if choice.quantizer is None:
                 part = write_model(where, arch, form, draft=True).part
             else:
                 with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, where) as chosen:
-                    part = write_model(where, arch, form, head=choice.head, chosen=chosen, draft=True).part
+                    part = write_model(
+                        where, arch, form, head=choice.head, fine=choice.fine, chosen=chosen, draft=True
+                    ).part
             yield open_slot(Model(where, part, choose_operators("auto", part).graph(part, False), threads))
 
     def variant(form: Format, quantizer: str | None, head: Format | None) -> Variant:
         label = " ".join([form, *([quantizer] if quantizer else []), *([f"head {head}"] if head else [])])
-        return label, lambda: written(form, quantizer, head)
+        return label, lambda: written(WeightChoice.of(form, quantizer, head))
 
-    return variant("fp32", None, None), [variant(*each) for each in VARIANTS]
+    def mixed(share: float) -> Variant:
+        choice, tokens = (
+            WeightChoice.of("int4", "mse", None),
+            codec.encode(read_calibration(calibration, folder, codec)[0]),
+        )
+        mixer = Mixer(arch, choice, "native", None, tokens)
+        least, most = mixer.bytes([]), mixer.bytes(mixer.parts)
+        made = mixer.within(round(least + share * (most - least)))
+        return f"int4 mse, {made.facts['bytes'] / least:.2f} times its bytes", lambda: written(made.choice)
+
+    return variant("fp32", None, None), [*(variant(*each) for each in VARIANTS), *map(mixed, MIXED)]
 
 
 def bundle_variant(path: Path, threads: int) -> Variant:

@@ -52,6 +52,16 @@ _GRANITE = {
 _SPACES = ["attention" if at in (10, 13, 17, 27) else "mamba" for at in range(32)]
 
 SHAPES: dict[str, dict[str, Any]] = {
+    "qwen2.5-0.5b": {
+        "model_type": "qwen2", "vocab_size": 151936, "hidden_size": 896, "intermediate_size": 4864,
+        "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+        "max_position_embeddings": 32768, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": True,
+    },
+    "llama-3.2-1b": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
+        "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0, "tie_word_embeddings": True,
+    },
     "qwen3.5-0.8b": {**_DELTA, "hidden_size": 1024, "intermediate_size": 3584},
     "qwen3.5-2b": {**_DELTA, "hidden_size": 2048, "intermediate_size": 6144},
     "lfm2-350m": {**_LFM2, "hidden_size": 1024, "num_attention_heads": 16, "block_ff_dim": 6656},
@@ -105,6 +115,12 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128,
         "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True,
         "max_position_embeddings": 262144, "tie_word_embeddings": False,
+    },
+    "olmo-hybrid-7b": {
+        "model_type": "olmo_hybrid", "vocab_size": 100352, "hidden_size": 3840, "intermediate_size": 11008,
+        "num_hidden_layers": 32, "num_attention_heads": 30, "num_key_value_heads": 30,
+        "max_position_embeddings": 65536, "rope_parameters": {"rope_type": "default", "rope_theta": None},
+        "tie_word_embeddings": False,
     },
     "smollm3-3b": {
         "model_type": "smollm3", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 11008,

@@ -70,7 +70,7 @@ class EmittedModel:
         self.heads, self.tokens = cut_draft(self.arch, tokens), tokens
 
     def weight_bytes(self, choice: WeightChoice, operators: WantedOperators) -> tuple[int, int]:
-        return model_bytes(self.arch, choice.format, choice.head, _layout(operators), self.heads)
+        return model_bytes(self.arch, choice, _layout(operators), self.heads)
 
     def write(self, writing: Writing) -> WrittenModel:
         choice, what, of = writing.choice, writing.what, 2 * self.facts.layers
@@ -96,7 +96,8 @@ class EmittedModel:
             return write_model(folder, self.arch, choice.format, **kind)
         texts = writing.texts(self.facts.context)
         with chosen_levels(self.arch, choice.quantizer, choice.bits(self.arch), texts, folder, quantized) as chosen:
-            return write_model(folder, self.arch, choice.format, head=choice.head, chosen=chosen, **kind)
+            kind |= {"head": choice.head, "fine": choice.fine, "chosen": chosen}
+            return write_model(folder, self.arch, choice.format, **kind)
 
     def parity(self, written: WrittenModel, slot: Slot, tokens: Sequence[int], progress: Progress) -> dict[str, Any]:
         of = 2 * self.facts.layers
@@ -110,7 +111,7 @@ class EmittedModel:
         self, writing: Writing, part: ModelPart, device: DeviceName, precision: Precision, skip: SkipSetPart | None
     ) -> ModelPart:
         folder = writing.folder / writing.prefix
-        return add_device_graphs(folder, self.arch, part, device, skip, writing.prefix, precision)
+        return add_device_graphs(folder, self.arch, part, device, skip, writing.prefix, precision, writing.choice.fine)
 
     def provenance(self) -> dict[str, Any]:
         return {"traits": traits(self.arch)}

@@ -32,9 +32,10 @@ class ExportOptions:
         heads: folders of trained heads, for medusa, blockwise and paradecode. head_vocab: rows of the heads' LM head,
         the most frequent tokens of the calibration text; None = all. draft_vocab: the same of the LM head of the draft
         and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
-        devices: those to write graphs for. device_precisions: of activations there; none = fp32. adapter: LoRA adapter
-        to merge into the target. drafter: folder of a drafter conditioned on hidden states, for ``eagle``, ``dflash``,
-        ``assistant``.
+        target_size: most bytes of the target's weights; target_kl: most nats of divergence from the source: parts of an
+        int4 model become int8 (``mixing/``). devices: those to write graphs for. device_precisions: of activations
+        there; none = fp32. adapter: LoRA adapter to merge into the target. drafter: folder of a drafter conditioned on
+        hidden states, for ``eagle``, ``dflash``, ``assistant``.
     """
 
     model: str
@@ -62,6 +63,8 @@ class ExportOptions:
     device_precisions: Sequence[Precision] = ()
     adapter: str | None = None
     drafter: str | None = None
+    target_size: int | None = None
+    target_kl: float | None = None
 
     @property
     def its_drafter(self) -> str | None:
@@ -83,6 +86,15 @@ class ExportOptions:
             raise ExportError(
                 f"--device {self.devices[0]} and --format w8a8: its operators run on the CPU only",
                 "choose --format int4, int8 or fp32",
+            )
+        goals = {"--target-size": self.target_size, "--target-kl": self.target_kl}
+        given = [name for name, goal in goals.items() if goal is not None]
+        if len(given) > 1:
+            raise ExportError(f"{' and '.join(given)}: expected one of them")
+        if given and self.format != "int4":
+            raise ExportError(
+                f"{given[0]} and --format {self.format}: expected int4, of which parts become int8",
+                "leave --format out",
             )
         if self.device_precisions and not self.devices:
             raise ExportError("--device-precision was given, but no --device", "add --device webgpu")

@@ -32,6 +32,7 @@ from edgespec.export.heads.vocab import frequent_tokens
 from edgespec.export.measuring.method_parts import MethodMeasurer, digest
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.measuring.skip_sets import read_skip_set
+from edgespec.export.mixing.mixer import Mix, Mixer
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions
@@ -81,6 +82,7 @@ class Exporter:
         options = self.options
         self.methods = options.wanted()
         self.choice = WeightChoice.of(options.format, options.quantizer, options.head_format)
+        self.mix: Mix | None = None  # of the target
         self.path = resolve(options.model, options.revision)
         self.target = self._open_target()
         self.notes = list(self.target.source.notes)
@@ -179,6 +181,7 @@ class Exporter:
         """
         steps: list[Callable[[InProgress], None]] = [self._compare, self._measure, self._learn_attention, self._devices]
         with staged_folder(self.options.output, self.options.overwrite) as folder:
+            self._mix()
             made = self._write(folder)
             for step in steps:
                 step(made)
@@ -187,6 +190,21 @@ class Exporter:
             return write_manifest(folder, manifest)
 
     # -- steps -----------------------------------------------------------------------------------------------------
+
+    def _mix(self) -> None:
+        """Choose the parts of the target that become int8."""
+        options, target = self.options, self.target
+        if (options.target_size is None and options.target_kl is None) or not isinstance(target, EmittedModel):
+            return
+        tokens = self.codec.encode(self.text)
+        beyond = tokens[MEASURED_TOKENS:] if len(tokens) >= 2 * MEASURED_TOKENS else tokens  # as quantizers do
+        layout: Layout = "stock" if options.operators == "stock" else "native"
+        mixer = Mixer(target.arch, self.choice, layout, target.heads, beyond[: target.facts.context],
+                      lambda done, of: self.progress("mix", done, of, "each part in int4"))  # fmt: skip
+        kl = options.target_kl
+        mix = mixer.down_to(kl) if kl is not None else mixer.within(options.target_size or 0)
+        self.mix = mix
+        self.notes.append(mix.note)
 
     def _write(self, folder: Path) -> InProgress:
         """Weights, graphs and tokenizer, and the target opened."""
@@ -212,7 +230,8 @@ class Exporter:
             return quantizer_texts(self.codec, self.text, context)
 
         options = self.options
-        return Writing(folder, draft, gated, self.choice, options.operators, texts, options.threads, self.progress)
+        choice = self.mix.choice if self.mix and not draft else self.choice
+        return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
 
     def _compare(self, made: InProgress) -> None:
         """The written target with its source."""
@@ -294,7 +313,9 @@ class Exporter:
     def _sizes(self) -> dict[str, Any]:
         """The export as a JSON object."""
         operators = self.options.operators
-        found = describe_export(self.target, self.choice, self.methods, self.draft, operators)
+        found = describe_export(
+            self.target, self.mix.choice if self.mix else self.choice, self.methods, self.draft, self.choice, operators
+        )
         if self.drafter is not None:
             layout: Layout = "stock" if operators == "stock" else "native"
             found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, layout)
@@ -313,6 +334,7 @@ class Exporter:
             "drafter": None if options.its_drafter is None else Path(options.its_drafter).name,
             "notes": self.notes or None,
             "seed": options.seed,
+            "mixed": self.mix.facts if self.mix else None,
             **self.target.provenance(),
         }
         return {key: value for key, value in found.items() if value is not None}

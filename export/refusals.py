@@ -21,6 +21,8 @@ def refuse_target(options: ExportOptions, choice: WeightChoice, path: Path) -> N
         *((f"--method {name}", True) for name in options.wanted() if name not in needing("text", "draft")),
         ("--format w8a8", options.format == "w8a8"),
         (f"--quantizer {options.quantizer}", bool(choice.quantizer and choice.quantizer.calibrated)),
+        ("--target-size", options.target_size is not None),
+        ("--target-kl", options.target_kl is not None),
         ("--attention", bool(options.attention)),
         ("--device", bool(options.devices)),
         ("--heads", bool(options.heads)),

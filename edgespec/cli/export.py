@@ -14,7 +14,7 @@ import click
 from edgespec.cli.common import ATTENTIONS, attention_lines, emit_json, json_option, progress
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option, with_recipe
-from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.memory.budget import parse_bytes, show_bytes
 
 if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest
@@ -54,6 +54,14 @@ QUANTIZERS = ("rtn", "mse", "awq", "gptq")
         "--head-format",
         type=click.Choice(("int4", "int8")),
         help="Of the LM head and the embedding tied to it.  [default: as --format]",
+    ),
+    click.option(
+        "--target-size", help="Most bytes of the target's weights: int4, with int8 where it helps most.  450MiB"
+    ),
+    click.option(
+        "--target-kl",
+        type=click.FloatRange(min=0, min_open=True),
+        help="The same by quality: the fewest bytes within so many nats of the source's predictions.  0.01",
     ),
     click.option(
         "--calibration",
@@ -127,6 +135,7 @@ def command(
     edgespec export builtin:shakespeare --method self-spec -o demo
     edgespec export ./Qwen2.5-0.5B-Instruct --method self-spec --format int4
     edgespec export ./my-model --method swift
+    edgespec export ./my-model --target-size 450MiB
     edgespec export ./Llama-3.2-1B-Q4_K_M.gguf -o llama
     edgespec export ./base --adapter ./lora
     edgespec export ./target --method speculative --draft ./draft --context 4096
@@ -149,6 +158,8 @@ def command(
     asked: dict[str, Any] = {"model": model, "output": target, "format": form, "keep_search": search, **rest}
     if name is not None:
         recipe, asked = with_recipe(name, model, asked)
+    if asked["target_size"] is not None:
+        asked["target_size"] = parse_bytes(asked["target_size"])
     options = ExportOptions(**asked)
     if dry_run:
         plan = Exporter(options).plan()
@@ -175,7 +186,8 @@ def command(
     click.echo(f"{target}: {show_bytes(size)} in {seconds:.1f} s, methods {', '.join(manifest.methods)}")
     click.echo(
         f"against {against}: top-1 agreement {100 * parity['top1_agreement']:.0f} % on {parity['positions']} "
-        f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before)"
+        f"positions, perplexity {parity['perplexity']:.2f} ({parity['perplexity_source']:.2f} before), "
+        f"divergence {parity['kl']:.3g} nats"
     )
     for line in attention_lines(manifest.target.attention):
         click.echo(f"attention: {line}")

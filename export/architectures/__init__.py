@@ -34,6 +34,7 @@ from edgespec.export.architectures.mistral import Mistral
 from edgespec.export.architectures.nanochat import NanoChat
 from edgespec.export.architectures.olmo2 import Olmo2
 from edgespec.export.architectures.olmo3 import Olmo3
+from edgespec.export.architectures.olmo_hybrid import OlmoHybrid
 from edgespec.export.architectures.olmoe import Olmoe
 from edgespec.export.architectures.phi import Phi
 from edgespec.export.architectures.phi3 import Phi3
@@ -94,6 +95,7 @@ KINDS: tuple[type[Architecture], ...] = (
     Qwen35,
     Qwen35Moe,
     Qwen3Next,
+    OlmoHybrid,
 )
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""

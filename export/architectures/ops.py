@@ -110,6 +110,9 @@ class DeltaRule:
         norm: [value_dim], the weight of the norm of each head; None = it is a state space (Mamba-2, arXiv 2405.21060).
         skip: [values], of a state space: how much of its values each head adds to what it gives.
         taps_bias: a bias of the convolution, as long as a token's inputs.
+        times: what a delta rule's rates of change are multiplied by; 2 lets a state's eigenvalues be negative (arXiv
+            2411.12537).
+        eps: of the norm; None = the model's.
     """
 
     layer: int
@@ -119,6 +122,8 @@ class DeltaRule:
     norm: str | None = None
     skip: str | None = None
     taps_bias: str | None = None
+    times: float = 1.0
+    eps: float | None = None
 
     @property
     def vectors(self) -> dict[str, str]:

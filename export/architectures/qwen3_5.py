@@ -32,11 +32,7 @@ class Qwen35(Architecture):
         recurrent = [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
         if not recurrent:  # a layer for predictions further on, alone
             return
-        sizes = {"keys": ("num_key_heads", 16), "values": ("num_value_heads", 32), "key_dim": ("key_head_dim", 128),
-                 "value_dim": ("value_head_dim", 128)}  # fmt: skip
-        heads = DeltaHeads.model_validate(
-            {ours: self.settings.integer(f"linear_{key}", usual) for ours, (key, usual) in sizes.items()}
-        )
+        heads = DeltaHeads.model_validate(self.delta_sizes())
         taps = self.settings.integer("linear_conv_kernel_dim", 4)
         odd = heads.values % heads.keys or heads.key_dim % 16 or heads.value_dim % 16 or not 2 <= taps <= 16
         odd = odd or heads.value_dim > 512 or heads.key_dim > 512
@@ -46,6 +42,12 @@ class Qwen35(Architecture):
                 "sizes of heads that are multiples of 16 up to 512, and linear_conv_kernel_dim in 2 to 16"
             )
         self.facts = self.facts.model_copy(update={"convolutions": recurrent, "taps": taps, "delta": heads})
+
+    def delta_sizes(self) -> dict[str, int]:
+        """What ``DeltaHeads`` says of the delta rules."""
+        sizes = {"keys": ("num_key_heads", 16), "values": ("num_value_heads", 32), "key_dim": ("key_head_dim", 128),
+                 "value_dim": ("value_head_dim", 128)}  # fmt: skip
+        return {ours: self.settings.integer(f"linear_{key}", usual) for ours, (key, usual) in sizes.items()}
 
     def bias(self, module: str) -> bool:
         return module.startswith("self_attn") and self.settings.flag("attention_bias")
@@ -64,12 +66,14 @@ class Qwen35(Architecture):
             (gate,) = ops.linear(h, self.linear(layer, GATE))
             y = ops.opened(ops.attention(q, k, v, self.rule(layer)), gate)
             return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
-        at = f"{LAYERS}.{layer}.linear_attn"
         x, z, a, b = ops.linear(h, *(self.linear(layer, f"linear_attn.in_proj_{part}") for part in ("qkv", *"zab")))
-        rule = DeltaRule(
-            self.facts.convolutions.index(layer), f"{at}.taps", f"{at}.dt_bias", f"{at}.rate", f"{at}.scale"
-        )
-        return ops.linear(ops.delta(x, z, a, b, rule), self.linear(layer, "linear_attn.out_proj"))[0]
+        y = ops.delta(x, z, a, b, self.delta_rule(layer))
+        return ops.linear(y, self.linear(layer, "linear_attn.out_proj"))[0]
+
+    def delta_rule(self, layer: int) -> DeltaRule:
+        """The delta rule of a layer."""
+        at, number = f"{LAYERS}.{layer}.linear_attn", self.facts.convolutions.index(layer)
+        return DeltaRule(number, f"{at}.taps", f"{at}.dt_bias", f"{at}.rate", f"{at}.scale")
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found: dict[str, Extra] = {}

@@ -10,7 +10,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "recurrent states (state spaces, delta rules, linear attention)": (
         "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "mamba", "mamba2", "minimax", "nemotron_h",
-        "olmo_hybrid", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
+        "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2",
     ),
     "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),
     "latent attention": ("minicpm3",),

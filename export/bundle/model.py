@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 
 from edgespec.export.architectures import Architecture
@@ -15,7 +16,7 @@ from edgespec.export.native.emit import NativeOps
 from edgespec.export.quantization.quantizers import LevelSource
 from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import WEIGHTS
-from edgespec.export.storage.plan import index_text
+from edgespec.export.storage.plan import StoragePlan, index_text
 from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout
 
@@ -26,6 +27,7 @@ def write_model(
     form: Format,
     *,
     head: Format | None = None,
+    fine: frozenset[str] = frozenset(),
     chosen: LevelSource | None = None,
     gated: bool = False,
     draft: bool = False,
@@ -47,6 +49,7 @@ def write_model(
         arch: the model.
         form: weight format of every matrix.
         head: weight format of the LM head and of the embedding tied to it; None = ``form``.
+        fine: names of matrices that are int8, whatever ``form`` says.
         chosen: the levels of int4 and int8 matrices; None = round to nearest.
         gated: sub-layers can be left out of the strict graph.
         draft: only the plain graph.
@@ -57,7 +60,7 @@ def write_model(
         head_vocab: the tokens of the plan's cut LM head.
         progress: called with (bytes of weights written, of) as it grows.
     """
-    plans, hidden = storage_plans(arch, form, head, plan), bool(arch.given or (plan and not draft))
+    plans, hidden = storage_plans(arch, form, head, plan, fine), bool(arch.given or (plan and not draft))
     graphs = stock_graphs(arch, gated, draft, hidden, prefix)
     for graph in graphs.values():
         ops = GraphOps(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
@@ -78,5 +81,13 @@ def write_model(
         prefix=prefix,
         layout=layout,
         head_vocab=head_vocab,
+        fine=fine_share(plans["native"], fine) if fine else None,
     )
     return WrittenModel(part, errors)
+
+
+def fine_share(plan: StoragePlan, fine: frozenset[str]) -> float:
+    """Share of the weights of layers that are int8, whatever the format of the others."""
+    sizes = [(plan.shapes[name], name in fine) for name in plan.arch.tensors if len(plan.shapes[name]) == 2
+             and name not in (plan.arch.head.weight, plan.arch.embedding)]  # fmt: skip
+    return sum(prod(shape) for shape, is_fine in sizes if is_fine) / sum(prod(shape) for shape, _ in sizes)

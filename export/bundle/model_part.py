@@ -147,6 +147,7 @@ def model_part(
     prefix: str = "",
     layout: Layout = "native",
     head_vocab: HeadVocab | None = None,
+    fine: float | None = None,
 ) -> ModelPart:
     """The entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
     facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
@@ -160,6 +161,7 @@ def model_part(
         format=form,
         quantizer=quantizer,
         head_format=head,
+        fine=fine,
         graphs={**graphs, "native": native},
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,

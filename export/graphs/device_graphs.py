@@ -30,6 +30,7 @@ def add_device_graphs(
     skip: SkipSetPart | None,
     prefix: str = "",
     precision: Precision = "fp32",
+    fine: frozenset[str] = frozenset(),
 ) -> ModelPart:
     """Write the graphs of a model for a device into ``folder``.
 
@@ -41,6 +42,7 @@ def add_device_graphs(
         skip: sub-layers that a self-draft leaves out; None = there is no self-draft.
         prefix: path of ``folder`` inside the bundle, with a trailing slash.
         precision: of activations, keys and values.
+        fine: names of matrices that are int8, whatever the part's format says.
 
     Raises:
         ExportError: a weight format that devices do not have.
@@ -51,7 +53,7 @@ def add_device_graphs(
             "its operators run on the CPU only",
         )
     plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)
-    storage = storage_plans(arch, part.format, part.head_format, plan)["stock"]
+    storage = storage_plans(arch, part.format, part.head_format, plan, fine)["stock"]
     found = dict(part.graphs)
 
     def add(which: str, graph: GraphBuilder, **facts: Any) -> None:

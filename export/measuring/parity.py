@@ -58,6 +58,7 @@ def compare_logits(
         "logit_rms_error": float(np.sqrt(np.mean(np.square(difference)))),
         "logit_max_error": float(np.abs(difference).max()),
         "logit_std": float(exact.std()),
+        "kl": divergence(exact, ours),
         "top1_agreement": float((ours.argmax(-1) == exact.argmax(-1)).mean()),
         "perplexity": _perplexity(ours, following),
         "perplexity_source": _perplexity(exact, following),
@@ -91,8 +92,18 @@ def relative_error(sums: Any) -> float:
     return math.sqrt(sum(pair[0] for pair in sums) / norm) if norm else 0.0
 
 
+def divergence(exact: NDArray[np.float32], ours: NDArray[np.float32]) -> float:  # [R, vocab] both
+    """Mean KL(exact || ours) in nats."""
+    p, q = log_softmax(exact), log_softmax(ours)
+    return float((np.exp(p) * (p - q)).sum(-1).mean())
+
+
+def log_softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:  # [.., vocab] both
+    """Logarithms of the probabilities."""
+    shifted = logits.astype(np.float64) - logits.max(-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(-1, keepdims=True)))
+
+
 def _perplexity(logits: NDArray[np.float32], following: NDArray[np.int64]) -> float:  # [R, vocab], [R]
-    wide = logits.astype(np.float64)
-    shifted = wide - wide.max(-1, keepdims=True)
-    chosen = shifted[np.arange(len(following)), following] - np.log(np.exp(shifted).sum(-1))
+    chosen = log_softmax(logits)[np.arange(len(following)), following]
     return float(np.exp(min(-chosen.mean(), 700.0)))

@@ -142,7 +142,9 @@ class NativeOps:
         rows = {key: self._as_floats(value, use).id for key, use, value in read[: 3 if rule.skip else 4]}
         out = program.floats("delta", heads.values * heads.value_dim)
         program.step("delta", **rows, k=heads.mixed, length=facts.taps, layer=rule.layer, heads=heads.values,
-                     kv=heads.keys, dim=heads.key_dim, n=heads.value_dim, eps=float(self.arch.eps), out=out.id,
+                     kv=heads.keys, dim=heads.key_dim, n=heads.value_dim, out=out.id,
+                     eps=float(self.arch.eps if rule.eps is None else rule.eps),
+                     **({"scale": float(rule.times)} if rule.times != 1 else {}),
                      **{key: program.vector(name) for key, name in rule.vectors.items()})  # fmt: skip
         return out
 

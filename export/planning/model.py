@@ -87,4 +87,4 @@ class PlannedModel:
 
     def weights(self) -> tuple[int, int]:
         """Bytes of the model and of its heads."""
-        return model_bytes(self.arch, self.choice.format, self.choice.head, self.layout, self.plan)
+        return model_bytes(self.arch, self.choice, self.layout, self.plan)

@@ -19,35 +19,44 @@ def weight_bytes(
     head: Format | None = None,
     layout: Layout = "native",
     plan: HeadPlan | None = None,
+    fine: frozenset[str] = frozenset(),
 ) -> int:
     """Bytes of the weight file, exactly; with ``plan`` that of a checkpoint extended by its heads."""
-    return storage_plans(arch, form, head, plan)[layout].end
+    return storage_plans(arch, form, head, plan, fine)[layout].end
 
 
-def model_bytes(
-    arch: Architecture, form: Format, head: Format | None, layout: Layout, plan: HeadPlan | None
-) -> tuple[int, int]:
+def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: HeadPlan | None) -> tuple[int, int]:
     """Bytes of the model itself, and those that heads or a cut LM head for them add."""
-    if plan is None or plan.only:
-        return weight_bytes(arch, form, head, layout, plan), 0
-    alone = weight_bytes(arch, form, head, layout)
-    return alone, weight_bytes(arch, form, head, layout, plan) - alone
+
+    def size(plan: HeadPlan | None) -> int:
+        return weight_bytes(arch, choice.format, choice.head, layout, plan, choice.fine)
+
+    alone = size(plan if plan is None or plan.only else None)
+    return alone, size(plan) - alone
 
 
 def describe_export(
-    target: SourceModel, choice: WeightChoice, methods: list[str], draft: SourceModel | None, operators: WantedOperators
+    target: SourceModel,
+    choice: WeightChoice,
+    methods: list[str],
+    draft: SourceModel | None,
+    draft_choice: WeightChoice,
+    operators: WantedOperators,
 ) -> dict[str, Any]:
     """The export as a JSON object; bytes of what goes through optimum are estimates good to a few percent.
 
     Args:
         target: with its heads.
-        choice: how matrices are stored.
+        choice: how its matrices are stored.
         methods: all of the bundle.
         draft: the draft, if there is one.
+        draft_choice: how its matrices are stored.
         operators: whose layout the weights get.
     """
-    models = {"target": target} | ({"draft": draft} if draft else {})
-    found = {name: model.weight_bytes(choice, operators) for name, model in models.items()}
+    models = [target, draft] if draft else [target]
+    found = {"target": target.weight_bytes(choice, operators)}
+    if draft:
+        found["draft"] = draft.weight_bytes(draft_choice, operators)
     sizes = {name: own for name, (own, _) in found.items()}
     if heads := sum(more for _, more in found.values()):
         sizes["heads"] = heads
@@ -60,5 +69,5 @@ def describe_export(
         "methods": methods,
         "context": target.facts.context,
         "weight_bytes": sizes,
-        "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models.values()),
+        "kv_bytes_per_token": sum(model.facts.kv_bytes_per_token for model in models),
     }

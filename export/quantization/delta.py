@@ -28,18 +28,19 @@ def gated_delta(
     bias: Array,  # [value heads]
     rate: Array,  # [value heads]
     heads: DeltaHeads,
+    times: float = 1.0,
 ) -> Array:  # [B, T, value heads, value_dim]
     """What the states give to each token.
 
     S = decay S + k (beta (v - decay S^T k))^T, then S^T q; decay = exp(-rate ln(1 + exp(a + bias))), beta =
-    sigmoid(b); q and k have length 1, q over the root of its size.
+    times sigmoid(b); q and k have length 1, q over the root of its size.
     """
     count, length = x.shape[:2]
     keys = heads.keys * heads.key_dim
     q, k = (_unit(part.reshape(count, length, heads.keys, -1)) for part in (x[..., :keys], x[..., keys : 2 * keys]))
     q, k = (np.repeat(part, heads.values // heads.keys, 2) for part in (q / np.float32(heads.key_dim**0.5), k))
     v = x[..., 2 * keys :].reshape(count, length, heads.values, -1)
-    decay, beta = np.exp(-rate * np.logaddexp(0, a + bias, dtype=np.float32)), sigmoid(b)
+    decay, beta = np.exp(-rate * np.logaddexp(0, a + bias, dtype=np.float32)), np.float32(times) * sigmoid(b)
     state = np.zeros((count, heads.values, heads.key_dim, heads.value_dim), np.float32)
     out = np.empty_like(v)
     for at in range(length):

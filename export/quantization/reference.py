@@ -6,7 +6,7 @@ graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,7 +54,7 @@ class NumpyOps:
             name: rotary.tables(len(self.tokens), arch.facts.context) for name, rotary in arch.rotaries.items()
         }
         self._own: Array | None = None  # the tokens' rows in the embeddings of all layers
-        self.given: dict[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
+        self.given: MutableMapping[int, tuple[Array, Array]] = {}  # keys and values that later layers read, by layer
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:  # [1, T, hidden]
         return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
@@ -114,8 +114,9 @@ class NumpyOps:
         )
         if rule.skip:
             return state_space(x, a, bias, rate, read["up"], heads).reshape(z.shape) * silu(z)
-        y = gated_delta(x, a, b, bias, rate, heads)
-        y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(self.arch.eps))
+        y = gated_delta(x, a, b, bias, rate, heads, rule.times)
+        eps = self.arch.eps if rule.eps is None else rule.eps
+        y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(eps))
         return (y * read["norm"]).reshape(z.shape) * silu(z)
 
     def opened(self, x: Array, gate: Array) -> Array:

@@ -22,11 +22,13 @@ class WeightChoice:
         format: of every matrix but the head's.
         quantizer: of int4 and int8 matrices; None for other formats, which have none to choose.
         head: format of the LM head and of the embedding tied to it; None = ``format``.
+        fine: names of the target's matrices that are int8 in an int4 model (``mixed.py``).
     """
 
     format: Format
     quantizer: Quantizer | None
     head: Format | None
+    fine: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, form: Format, quantizer: str | None, head: Format | None) -> WeightChoice:
@@ -56,4 +58,10 @@ class WeightChoice:
 
     def bits(self, arch: Architecture) -> Callable[[str], int]:
         """Bits of a matrix by its name."""
-        return lambda name: BITS[self.head if self.head and name == arch.head.weight else self.format]
+
+        def bits(name: str) -> int:
+            if name in self.fine:
+                return BITS["int8"]
+            return BITS[self.head if self.head and name == arch.head.weight else self.format]
+
+        return bits

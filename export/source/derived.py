@@ -119,7 +119,7 @@ class Normed:
 class Taps:
     """The taps of a convolution, stored [hidden, 1, length], as [length * hidden]; ``order``: int64 [hidden]."""
 
-    of: Own
+    of: Extra
     order: NDArray[np.int64] | None = None
 
     @property

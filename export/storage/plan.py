@@ -52,6 +52,7 @@ class StoragePlan(WeightLayout):
         form: of its matrices.
         head: of its LM heads, and of the embedding tied to one.
         heads: beside the LM head.
+        fine: names of matrices that are int8, whatever ``form`` says.
 
     Attributes:
         contents: what is stored, in order: tensors of the checkpoint, and tables by the name of their rotation.
@@ -59,9 +60,11 @@ class StoragePlan(WeightLayout):
         inline: bytes of what sits inside the graph's file instead, by name.
     """
 
-    def __init__(self, arch: Architecture, form: Format, head: Format, heads: HeadPlan) -> None:
+    def __init__(
+        self, arch: Architecture, form: Format, head: Format, heads: HeadPlan, fine: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__()
-        self.arch, self.form, self.head_form, self.heads = arch, form, head, heads
+        self.arch, self.form, self.head_form, self.heads, self.fine = arch, form, head, heads, fine
         self.shapes = arch.tensors
         if isinstance(arch.source, ExtendedCheckpoint):
             self.shapes |= {name: tensor.shape for name, tensor in arch.source.extra.items()}
@@ -73,6 +76,8 @@ class StoragePlan(WeightLayout):
         """How a matrix is stored."""
         if name.endswith(".router.weight"):  # small, and a choice: rounding would send rows elsewhere
             return "fp32"
+        if name in self.fine:
+            return "int8"
         return self.head_form if is_head(name, self.arch) else self.form
 
     def width(self, *parts: Linear) -> int:

@@ -11,7 +11,11 @@ from edgespec.runtimes.files.manifest import Format, Layout
 
 
 def storage_plans(
-    arch: Architecture, form: Format, head: Format | None, heads: HeadPlan | None
+    arch: Architecture,
+    form: Format,
+    head: Format | None,
+    heads: HeadPlan | None,
+    fine: frozenset[str] = frozenset(),
 ) -> dict[Layout, StoragePlan]:
     """The weight file in either layout.
 
@@ -20,8 +24,9 @@ def storage_plans(
         form: of its matrices.
         head: of its LM heads; None = ``form``.
         heads: beside the LM head; None = none.
+        fine: names of matrices that are int8, whatever ``form`` says.
     """
-    given = arch, form, head or form, heads or HeadPlan()
+    given = arch, form, head or form, heads or HeadPlan(), fine
     stock, native = StockPlan(*given), NativePlan(*given)
     arch.build(stock)
     arch.build(native)

@@ -27,8 +27,10 @@ from edgespec.runtimes.files.manifest import Format
 class StockPlan(StoragePlan):
     """As ``GraphOps`` reads: every operation stores at once."""
 
-    def __init__(self, arch: Architecture, form: Format, head: Format, heads: HeadPlan) -> None:
-        super().__init__(arch, form, head, heads)
+    def __init__(
+        self, arch: Architecture, form: Format, head: Format, heads: HeadPlan, fine: frozenset[str] = frozenset()
+    ) -> None:
+        super().__init__(arch, form, head, heads, fine)
         for layer in range(arch.facts.layers):
             if rotary := arch.rule(layer).rotary:
                 self._angles(rotary)

@@ -16,9 +16,9 @@ NATIVE = "native"  # name of the graph
 EMITTED = (
     "apertus", "cohere", "cohere2", "ernie4_5", "exaone4", "falcon", "gemma", "gemma2", "gemma3_text", "gemma4_text",
     "glm", "glm4", "gpt2", "gpt_neox", "granite", "granitemoe", "granitemoehybrid", "hunyuan_v1_dense", "lfm2",
-    "lfm2_moe", "lfm3", "llama", "ministral3", "mistral", "nanochat", "olmo2", "olmo3", "olmoe", "phi", "phi3", "qwen2",
-    "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss", "smollm3", "stablelm",
-    "starcoder2",
+    "lfm2_moe", "lfm3", "llama", "ministral3", "mistral", "nanochat", "olmo2", "olmo3", "olmo_hybrid", "olmoe",
+    "phi", "phi3", "qwen2", "qwen3", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "seed_oss",
+    "smollm3", "stablelm", "starcoder2",
 )  # fmt: skip
 
 

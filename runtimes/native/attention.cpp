@@ -21,7 +21,8 @@ constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what e
 
 }  // namespace
 
-// The layout of what attend leaves for merge: [row][head][split]{largest, sum, value[dim]}, padded to vectors.
+// What attend leaves for merge, for each group, KV head and split: values [queries][dim], then of all its queries the
+// largest score and what the weights add up to.  Room is for as many numbers a query, so that values are whole vectors.
 static size_t partial_stride(int dim) { return size_t(dim) + kTile; }
 
 // The first place of its slot that a row sees through a window (0: all).
@@ -49,12 +50,14 @@ void Pass::plan_attention(const Step& s) {
   groups_.clear();
   for (int r = 0; r < in_.rows; ++r) {
     if (groups_.empty() || groups_.back().slot != slots[r] || groups_.back().count == most)
-      groups_.push_back({static_cast<int>(slots[r]), r, 0, INT64_MAX, 0});
+      groups_.push_back({static_cast<int>(slots[r]), r, 0, INT64_MAX, 0, 0, INT64_MAX});
     Group& group = groups_.back();
     ++group.count;
     const Visible& v = scratch_.visible[r];
     group.begin = std::min(group.begin, first_seen(v, s.window));
     group.end = std::max(group.end, v.last);
+    group.open = std::max(group.open, v.oldest(s.window));
+    group.shut = std::min(group.shut, v.high);
   }
   splits_ = 1;
   for (const Group& group : groups_)
@@ -65,8 +68,20 @@ void Pass::plan_attention(const Step& s) {
   scratch_.partial.get(size_t(in_.rows) * s.heads * most_splits * partial_stride(dim_) * 4);
 }
 
+// Where the queries of a row at a KV head lie: those of a group's rows follow one another.
+size_t Pass::query_at(const Step& s, int kv_head, int row) const {
+  return (size_t(kv_head) * in_.rows + row) * (s.heads / s.kv);
+}
+
+float* Pass::partial(const Step& s, const Group& group, int kv_head, int split) const {
+  const size_t queries = size_t(group.count) * (s.heads / s.kv);
+  return static_cast<float*>(scratch_.partial.get(0)) +
+         (size_t(group.first) * s.heads * splits_ + (size_t(kv_head) * splits_ + split) * queries) *
+             partial_stride(dim_);
+}
+
 void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
-  const size_t at = size_t(row) * s.heads + head;
+  const size_t at = query_at(s, head / (s.heads / s.kv), row) + head % (s.heads / s.kv);
   float* f = static_cast<float*>(scratch_.query_floats.get(0)) + at * dim_;
   int8_t* bytes = static_cast<int8_t*>(scratch_.query_bytes.get(0)) + at * dim_;
   uint8_t* lut = static_cast<uint8_t*>(scratch_.query_tables.get(0)) + at * dim_ * 16;
@@ -95,37 +110,32 @@ void Pass::attend(const Step& s, int chunk) {
   const int heads = item_heads_, parts = s.kv / heads, each = s.heads / s.kv;
   const int first_head = chunk % parts * heads, split = chunk / parts % splits_;
   const Group& group = groups_[size_t(chunk) / parts / splits_];
-  const int64_t from = (group.begin / kSplit + split) * kSplit;
+  const int64_t from = (group.begin / kSplit + split) * kSplit, end = std::min<int64_t>(from + kSplit, group.end);
+  const int64_t first = std::max(from, group.begin / kKvBlock * kKvBlock) / kKvBlock;
   const int queries = group.count * each;
+  const int blocks = std::max(0, static_cast<int>((end + kKvBlock - 1) / kKvBlock - first));
   const Cache kv = cache(group.slot);
-  const auto result = [&](int head, int query) {
-    const size_t row = group.first + query / each, at = size_t(head) * each + query % each;
-    return static_cast<float*>(scratch_.partial.get(0)) +
-           ((row * s.heads + at) * splits_ + split) * partial_stride(dim_);
-  };
-  for (int head = first_head; head < first_head + heads; ++head)
-    for (int q = 0; q < queries; ++q) {
-      float* out = result(head, q);
-      out[0] = kHidden;
-      std::memset(out + 1, 0, (partial_stride(dim_) - 1) * sizeof(float));
-    }
-  const int64_t end = std::min<int64_t>(from + kSplit, group.end);
-  for (int64_t token = std::max(from, group.begin / kKvBlock * kKvBlock); token < end; token += kKvBlock) {
-    const int64_t block = token / kKvBlock;
-    const int tokens = static_cast<int>(std::min<int64_t>(kKvBlock, end - token));
-    for (int head = first_head; head < first_head + heads; ++head) {
-      // the processor follows a stream by itself, but not to its next piece elsewhere in memory
-      const uint8_t* here = kv.keys(block, s.layer, head);
-      const uint8_t* next = head + 1 < first_head + heads  ? kv.keys(block, s.layer, head + 1)
-                            : token + kKvBlock < group.end ? kv.keys(block + 1, s.layer, first_head)
-                                                           : here;
-      for (int q = 0; q < queries; q += kMaxQueries) {
-        const int n = std::min(kMaxQueries, queries - q);
-        float* results[kMaxQueries];
-        for (int i = 0; i < n; ++i) results[i] = result(head, q + i);
-        attend_block(s, group, kv, head, token, tokens, q, n, results, q ? 0 : next - here);
-      }
-    }
+  for (int head = first_head; head < first_head + heads; ++head) {
+    float* part = partial(s, group, head, split);
+    float* largest = part + size_t(queries) * dim_;
+    std::memset(part, 0, size_t(queries) * partial_stride(dim_) * sizeof(float));
+    std::fill_n(largest, queries, kHidden);
+  }
+  // Few queries follow the order of memory; of many, what is summed of one head stays in the nearest cache.
+  const bool by_block = queries <= kMaxQueries;
+  const auto head_of = [&](int i) { return first_head + (by_block ? i % heads : i / blocks); };
+  const auto block_of = [&](int i) { return first + (by_block ? i / heads : i % blocks); };
+  for (int i = 0; i < heads * blocks; ++i) {
+    const int head = head_of(i);
+    const int64_t block = block_of(i);
+    const int there = static_cast<int>(std::min<int64_t>(kKvBlock, end - block * kKvBlock));
+    // the processor follows a stream by itself, but not to its next piece elsewhere in memory
+    const uint8_t* here = kv.keys(block, s.layer, head);
+    const uint8_t* next = i + 1 < heads * blocks ? kv.keys(block_of(i + 1), s.layer, head_of(i + 1))
+                          : end < group.end      ? kv.keys(end / kKvBlock, s.layer, first_head)
+                                                 : here;
+    for (int q = 0; q < queries; q += kMaxQueries)
+      attend_block(s, group, kv, head, split, block, there, q, std::min(kMaxQueries, queries - q), q ? 0 : next - here);
   }
   if (splits_ == 1)
     for (int row = 0; row < group.count; ++row)
@@ -133,46 +143,40 @@ void Pass::attend(const Step& s, int chunk) {
 }
 
 // One block of one KV head, up to 8 queries: scores, then the running softmax and the values they weigh.
-void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int there,
-                        int first, int queries, float* const* results, ptrdiff_t ahead) const {
-  const int each = s.heads / s.kv, tokens = round_up(there, 32);
-  const int64_t block = token / kKvBlock;
+void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t block,
+                        int there, int first, int queries, ptrdiff_t ahead) const {
+  const int tokens = round_up(there, 32);
+  const int64_t token = block * kKvBlock;
   const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
-  alignas(64) float scores[kMaxQueries][kKvBlock], values[kMaxQueries * kMaxHeadDim];
-  Query wanted[kMaxQueries];
-  for (int i = 0; i < queries; ++i) {
-    const int row = group.first + (first + i) / each, at = head * each + (first + i) % each;
-    wanted[i] = queries_[size_t(row) * s.heads + at];
-  }
+  const Query* wanted = queries_ + query_at(s, head, group.first) + first;
+  alignas(64) float scores[kMaxQueries][kKvBlock];
   k_.score(format, in_.read_codes ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
            tokens / kTile, wanted, queries, scores[0], kKvBlock, ahead);
   if (in_.layout.ring && in_.layout.window && is_coded(format))  // only drafts may have a window
     recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   for (int i = 0; i < queries && s.cap > 0; ++i) k_.softcap(scores[i], tokens, s.cap);
-  hide(s, group, first, queries, token, tokens, scores[0]);
-  float largest_of[kMaxQueries];     // of all queries first: finding one is a chain of dependent instructions
-  for (int i = 0; i < queries; ++i)  // in this order a NaN of the block stays
-    largest_of[i] = std::max(k_.largest(scores[i], tokens), results[i][0]);
+  if (token < group.open || token + tokens > group.shut) hide(s, group, first, queries, token, tokens, scores[0]);
+  const int all = group.count * (s.heads / s.kv);
+  float* part = partial(s, group, head, split);
+  float *values = part + size_t(first) * dim_, *largest = part + size_t(all) * dim_ + first, *sum = largest + all;
+  float most[kMaxQueries], sums[kMaxQueries];
+  k_.largest(scores[0], kKvBlock, tokens, queries, most);
   for (int i = 0; i < queries; ++i) {
-    float* out = results[i];
-    const float largest = largest_of[i];
-    if (largest > out[0] && out[0] > kSeen) {  // what was summed so far counts less
+    const float before = largest[i];
+    largest[i] = std::max(most[i], before);       // in this order a NaN of the block stays
+    if (largest[i] > before && before > kSeen) {  // what was summed so far counts less
       alignas(64) float shrink[kTile];
-      std::fill(shrink, shrink + kTile, out[0]);
-      k_.exponentials(shrink, kTile, largest);
-      out[1] *= shrink[0];
-      k_.scale(out + kTile, dim_, shrink[0]);
+      std::fill(shrink, shrink + kTile, before);
+      k_.exponentials(shrink, kTile, kTile, 1, &largest[i], sums);
+      sum[i] *= shrink[0];
+      k_.scale(values + size_t(i) * dim_, dim_, shrink[0]);
     }
-    out[0] = largest;
-    if (!(largest <= kSeen))
-      out[1] += k_.exponentials(scores[i], tokens, largest);
-    else
-      std::memset(scores[i], 0, sizeof scores[i]);
-    std::memcpy(values + size_t(i) * dim_, out + kTile, size_t(dim_) * 4);
+    most[i] = largest[i] <= kSeen ? HUGE_VALF : largest[i];  // nothing is seen, so nothing weighs
   }
+  k_.exponentials(scores[0], kKvBlock, tokens, queries, most, sums);
+  for (int i = 0; i < queries; ++i) sum[i] += sums[i];
   k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, there, scores[0], kKvBlock, queries, values,
            ahead);
-  for (int i = 0; i < queries; ++i) std::memcpy(results[i] + kTile, values + size_t(i) * dim_, size_t(dim_) * 4);
 }
 
 void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens,
@@ -204,12 +208,10 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
   const int each = s.heads / s.kv;
   const KvLayout& layout = in_.layout;
   const auto* exact = reinterpret_cast<const uint8_t*>(cache(group.slot).recent(s.layer, kv_head));
-  Query wanted[kMaxQueries];
+  const Query* wanted = queries_ + query_at(s, kv_head, group.first) + first;
   int64_t oldest[kMaxQueries], least = INT64_MAX;
   for (int i = 0; i < queries; ++i) {
-    const int row = group.first + (first + i) / each, head = kv_head * each + (first + i) % each;
-    wanted[i] = queries_[size_t(row) * s.heads + head];
-    oldest[i] = scratch_.visible[row].position - layout.window + 1;
+    oldest[i] = scratch_.visible[group.first + (first + i) / each].position - layout.window + 1;
     least = std::min(least, oldest[i]);
   }
   alignas(64) float tile[kMaxQueries][kTile];
@@ -235,26 +237,31 @@ void Pass::recent_scores(const Step& s, const Group& group, int kv_head, int64_t
 
 void Pass::merge(const Step& s, int chunk) {
   const int row = chunk / s.kv, kv_head = chunk % s.kv, each = s.heads / s.kv;
-  const float* partial = static_cast<const float*>(scratch_.partial.get(0));
+  const Group& group =
+      *std::find_if(groups_.begin(), groups_.end(), [&](const Group& g) { return row < g.first + g.count; });
+  const int all = group.count * each;
+  const size_t stride = size_t(all) * partial_stride(dim_);  // from split to split
   thread_local std::vector<float> weights;
   const int padded = round_up(splits_, kTile);
   weights.resize(padded);
   alignas(64) float value[kMaxHeadDim];
-  for (int head = kv_head * each; head < (kv_head + 1) * each; ++head) {
-    const float* from = partial + (size_t(row) * s.heads + head) * splits_ * partial_stride(dim_);
-    for (int i = 0; i < padded; ++i) weights[i] = i < splits_ ? from[i * partial_stride(dim_)] : kHidden;
-    const float largest = k_.largest(weights.data(), padded);
-    k_.exponentials(weights.data(), padded, largest);
+  for (int i = 0; i < each; ++i) {
+    const int query = (row - group.first) * each + i;
+    const float* values = partial(s, group, kv_head, 0) + size_t(query) * dim_;
+    const float* most = partial(s, group, kv_head, 0) + size_t(all) * dim_ + query;
+    for (int j = 0; j < padded; ++j) weights[j] = j < splits_ ? most[j * stride] : kHidden;
+    float largest, sum = 0;
+    k_.largest(weights.data(), 0, padded, 1, &largest);
+    k_.exponentials(weights.data(), 0, padded, 1, &largest, &sum);
     std::memset(value, 0, size_t(dim_) * 4);
-    float sum = 0;
-    for (int i = 0; i < splits_; ++i) {
-      if (weights[i] == 0) continue;
-      const float* part = from + i * partial_stride(dim_);
-      sum = std::fma(part[1], weights[i], sum);
-      k_.accumulate(value, part + kTile, dim_, weights[i]);
+    sum = 0;
+    for (int j = 0; j < splits_; ++j) {
+      if (weights[j] == 0) continue;
+      sum = std::fma(most[j * stride + all], weights[j], sum);
+      k_.accumulate(value, values + j * stride, dim_, weights[j]);
     }
     k_.scale(value, dim_, 1.f / sum);
-    std::memcpy(floats(s.out) + (size_t(row) * s.heads + head) * s.dim, value, size_t(s.dim) * 4);
+    std::memcpy(floats(s.out) + (size_t(row) * s.heads + kv_head * each + i) * s.dim, value, size_t(s.dim) * 4);
   }
 }
 

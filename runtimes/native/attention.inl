@@ -1,10 +1,16 @@
 // Attention kernels over the vector types of an isa_*.cpp file; included by kernels.inl.
 
-// Tiles of 16 keys that are scored side by side: they share the loads of the queries.  More registers, more tiles.
+// What stays in registers, so that it suits their number: tiles of 16 keys that are scored side by side and share the
+// loads of the queries; queries whose values are summed side by side, and vectors of such sums.
 #ifndef EDGESPEC_SCORE_TILES
 #define EDGESPEC_SCORE_TILES 1
+#define EDGESPEC_WEIGH_QUERIES 4
+#define EDGESPEC_WEIGH_SUMS 4
 #endif
-constexpr int kScoreTiles = EDGESPEC_SCORE_TILES;
+constexpr int kScoreTiles = EDGESPEC_SCORE_TILES, kWeighQueries = EDGESPEC_WEIGH_QUERIES,
+              kWeighSums = EDGESPEC_WEIGH_SUMS;
+// Vectors of dimensions that are summed side by side for so many queries.
+constexpr int weigh_vectors(int queries) { return 4 * queries <= kWeighSums ? 4 : 2 * queries <= kWeighSums ? 2 : 1; }
 
 // To the second cache: it comes a whole piece early.
 inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
@@ -27,7 +33,9 @@ void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t l
       for (int t = 0; t < T; ++t) acc[t][i] = fma(x[t], by, acc[t][i]);
     }
   }
+#pragma GCC unroll 2
   for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
     for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, acc[t][i]);
 }
 
@@ -47,9 +55,11 @@ void score_int8(const uint8_t* k, const float* scales, int dim, const Query* q, 
     for (int i = 0; i < Q; ++i)
       for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(acc[t][i], x[t], q[i].q8 + d);
   }
+#pragma GCC unroll 2
   for (int t = 0; t < T; ++t) {
     fetch(reinterpret_cast<const uint8_t*>(scales + t * 16) + ahead);
     const F by = fload(scales + t * 16);
+#pragma GCC unroll 8
     for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fmul(fmul(by, fset(q[i].scale)), itof(acc[t][i])));
   }
 }
@@ -71,7 +81,9 @@ void score_int4(const uint8_t* k, int dim, const Query* q, float* out, size_t ld
     for (int i = 0; i < Q; ++i)
       for (int t = 0; t < T; ++t) acc[t][i] = dot_u8(dot_u8(acc[t][i], low[t], q[i].q8 + d), high[t], q[i].q8 + d + 4);
   }
+#pragma GCC unroll 2
   for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
     for (int i = 0; i < Q; ++i) fstore(out + i * ld + t * 16, fma(fset(q[i].scale), itof(acc[t][i]), fset(q[i].bias)));
 }
 
@@ -124,23 +136,38 @@ void k_score(KvFormat format, const uint8_t* block, int dim, int tile, int tiles
   }
 }
 
-float k_largest(const float* s, int n) {
-  F m = fload(s);
-  for (int i = 16; i < n; i += 16) m = fmax(m, fload(s + i));
-  return flargest(m);
+#ifndef EDGESPEC_LANES_TOGETHER
+void flargest_each(const F* x, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = flargest(x[i]);
+}
+void fsum_each(const F* x, int n, float* out) {
+  for (int i = 0; i < n; ++i) out[i] = fsum(x[i]);
+}
+#endif
+
+void k_largest(const float* s, size_t ld, int n, int queries, float* out) {
+  F most[kMaxQueries];
+  for (int q = 0; q < queries; ++q, s += ld) {
+    most[q] = fload(s);
+    for (int i = 16; i < n; i += 16) most[q] = fmax(most[q], fload(s + i));
+  }
+  flargest_each(most, queries, out);
 }
 
-float k_exponentials(float* s, int n, float largest) {
-  const F by = fset(largest);
-  F sum = fset(0.f);
-  for (int i = 0; i < n; i += 16) {
-    // what is hidden weighs nothing, and what weighs next to nothing (e^-60) would only make denormal numbers
-    const F x = fsub(fload(s + i), by);
-    const F e = fzero_below(exponential(x), x, -60.f);
-    fstore(s + i, e);
-    sum = fadd(sum, e);
+void k_exponentials(float* s, size_t ld, int n, int queries, const float* largest, float* sum) {
+  F sums[kMaxQueries];
+  for (int q = 0; q < queries; ++q, s += ld) {
+    const F by = fset(largest[q]);
+    sums[q] = fset(0.f);
+    for (int i = 0; i < n; i += 16) {
+      // what is hidden weighs nothing, and what weighs next to nothing (e^-60) would only make denormal numbers
+      const F x = fsub(fload(s + i), by);
+      const F e = fzero_below(exponential_near(x), x, -60.f);
+      fstore(s + i, e);
+      sums[q] = fadd(sums[q], e);
+    }
   }
-  return fsum(sum);
+  fsum_each(sums, queries, sum);
 }
 
 // V vectors of dimensions: out[q] += p[q] @ values
@@ -163,18 +190,26 @@ void weigh_float_part(const uint8_t* values, int dim, int tokens, const float* p
       for (int v = 0; v < V; ++v) acc[i][v] = fma(by, x[v], acc[i][v]);
     }
   }
+#pragma GCC unroll 8
   for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
     for (int v = 0; v < V; ++v) fstore(out + i * dim + v * 16, acc[i][v]);
 }
 
 template <int Q, bool Half>
 void weigh_float(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
                  ptrdiff_t ahead) {
-  constexpr int kBytes = Half ? 2 : 4;
-  values += size_t(first) * dim * kBytes;
-  int d = 0;
-  for (; d + 64 <= dim; d += 64) weigh_float_part<Q, 4, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
-  for (; d < dim; d += 16) weigh_float_part<Q, 1, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+  if constexpr (Q > kWeighQueries) {
+    weigh_float<Q / 2, Half>(values, dim, first, tokens, p, ld, out, ahead);
+    weigh_float<Q - Q / 2, Half>(values, dim, first, tokens, p + Q / 2 * ld, ld, out + size_t(Q / 2) * dim, 0);
+  } else {
+    constexpr int kBytes = Half ? 2 : 4, V = weigh_vectors(Q);
+    values += size_t(first) * dim * kBytes;
+    int d = 0;
+    for (; d + 16 * V <= dim; d += 16 * V)
+      weigh_float_part<Q, V, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+    for (; d < dim; d += 16) weigh_float_part<Q, 1, Half>(values + d * kBytes, dim, tokens, p, ld, out + d, ahead);
+  }
 }
 
 // 32 tokens, V vectors of dimensions: out[q] += step[q] * (weights[q] @ values)
@@ -194,11 +229,44 @@ void weigh_part(const uint8_t* v, int dim, const int8_t (*weights)[32], const fl
     for (int i = 0; i < Q; ++i)
       for (int j = 0; j < V; ++j) acc[i][j] = dot_s8(acc[i][j], x[j], weights[i] + g * 4);
   }
+#pragma GCC unroll 8
   for (int i = 0; i < Q; ++i)
+#pragma GCC unroll 4
     for (int j = 0; j < V; ++j) {
       float* to = out + size_t(i) * dim + j * 16;
       fstore(to, fma(fset(step[i]), itof(acc[i][j]), fload(to)));
     }
+}
+
+// All dimensions, as many queries at a time as registers take.
+template <int Q>
+void weigh_all(const uint8_t* v, int dim, const int8_t (*weights)[32], const float* step, float* out, ptrdiff_t ahead) {
+  if constexpr (Q > kWeighQueries) {
+    weigh_all<Q / 2>(v, dim, weights, step, out, ahead);
+    weigh_all<Q - Q / 2>(v, dim, weights + Q / 2, step + Q / 2, out + size_t(Q / 2) * dim, 0);
+  } else {
+    constexpr int V = weigh_vectors(Q);
+    int d = 0;
+    for (; d + 16 * V <= dim; d += 16 * V) weigh_part<Q, V>(v + d * 4, dim, weights, step, out + d, ahead);
+    for (; d < dim; d += 16) weigh_part<Q, 1>(v + d * 4, dim, weights, step, out + d, ahead);
+  }
+}
+
+// Weights p [Q][32] times the values' scales in 7 bits, and a level's step.
+template <int Q>
+void weight_levels(const float* p, size_t ld, F low, F high, int8_t (*levels)[32], float* step) {
+#ifdef EDGESPEC_LANES_TOGETHER
+  if constexpr (Q > 4) return levels_together<Q>(p, ld, low, high, levels, step);
+#endif
+  for (int i = 0; i < Q; ++i) {
+    const F a = fmul(fload(p + i * ld), low);
+    const F b = fmul(fload(p + i * ld + 16), high);
+    const float largest = flargest_size(fmax_size(a, b));
+    const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
+    istore_s8(levels[i], ftoi(fmul(a, inverse)));
+    istore_s8(levels[i] + 16, ftoi(fmul(b, inverse)));
+    step[i] = largest * (1.f / 127.f);
+  }
 }
 
 // Weights are quantized to 7 bits per 32 tokens, values' scales folded in: the products of one vector instruction can
@@ -207,28 +275,18 @@ template <int Q>
 void weigh_int8(const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld, float* out,
                 ptrdiff_t ahead) {
   const float* scales = reinterpret_cast<const float*>(values + size_t(kKvBlock) * dim);
+  alignas(64) int8_t levels[kKvBlock / 32][Q][32];
+  float step[kKvBlock / 32][Q];
   for (int n = 0; n < tokens; n += 32) {
-    alignas(64) int8_t weights[Q][32];
-    float step[Q];
     const int left = tokens - n;  // scales beyond may be what another text has left, and NaN
     const F low = left >= 32 ? fload(scales + first + n) : fload_n(scales + first + n, left);
     const F high = left >= 32 ? fload(scales + first + n + 16) : fload_n(scales + first + n + 16, left - 16);
     fetch(reinterpret_cast<const uint8_t*>(scales + first + n) + ahead);
     fetch(reinterpret_cast<const uint8_t*>(scales + first + n + 16) + ahead);
-    for (int i = 0; i < Q; ++i) {
-      const F a = fmul(fload(p + i * ld + n), low);
-      const F b = fmul(fload(p + i * ld + n + 16), high);
-      const float largest = flargest_size(fmax_size(a, b));
-      const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
-      istore_s8(weights[i], ftoi(fmul(a, inverse)));
-      istore_s8(weights[i] + 16, ftoi(fmul(b, inverse)));
-      step[i] = largest * (1.f / 127.f);
-    }
-    const uint8_t* v = values + size_t(first + n) * dim;
-    int d = 0;
-    for (; d + 64 <= dim; d += 64) weigh_part<Q, 4>(v + d * 4, dim, weights, step, out + d, ahead);
-    for (; d < dim; d += 16) weigh_part<Q, 1>(v + d * 4, dim, weights, step, out + d, ahead);
+    weight_levels<Q>(p + n, ld, low, high, levels[n / 32], step[n / 32]);
   }
+  for (int n = 0; n < tokens; n += 32)
+    weigh_all<Q>(values + size_t(first + n) * dim, dim, levels[n / 32], step[n / 32], out, ahead);
 }
 
 template <int Q>
@@ -246,15 +304,10 @@ void k_weigh(KvFormat format, const uint8_t* values, int dim, int first, int tok
     case 2: return weigh_any<2>(format, values, dim, first, tokens, p, ld, out, ahead);
     case 3: return weigh_any<3>(format, values, dim, first, tokens, p, ld, out, ahead);
     case 4: return weigh_any<4>(format, values, dim, first, tokens, p, ld, out, ahead);
-    case 5:
-    case 6:
-    case 7:
-    case 8: {  // two halves: more accumulators than registers would spill
-      const int half = queries / 2;
-      k_weigh(format, values, dim, first, tokens, p, ld, half, out, ahead);
-      return k_weigh(format, values, dim, first, tokens, p + half * ld, ld, queries - half, out + size_t(half) * dim,
-                     0);
-    }
+    case 5: return weigh_any<5>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 6: return weigh_any<6>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 7: return weigh_any<7>(format, values, dim, first, tokens, p, ld, out, ahead);
+    case 8: return weigh_any<8>(format, values, dim, first, tokens, p, ld, out, ahead);
     default: return;
   }
 }

@@ -26,7 +26,9 @@ void Pass::route(const Step& s, int row) {
   } else {
     std::fill_n(p, padded, -3e38f);
     std::memcpy(p, x, size_t(n) * 4);
-    sum = k_.exponentials(p, padded, k_.largest(p, padded));
+    float largest = 0;
+    k_.largest(p, 0, padded, 1, &largest);
+    k_.exponentials(p, 0, padded, 1, &largest, &sum);
   }
   order.assign(p, p + n);
   for (int i = 0; s.bias >= 0 && i < n; ++i) order[i] += vector(s.bias)[i];

@@ -2,8 +2,7 @@
 
 // exp(x) for x <= 0: 2^r * e^f with |f| <= ln2 / 2, a Taylor series of degree 6.  The relative error is below 3e-7 near
 // 0 and grows by 2e-8 with each unit of x, where results count ever less.
-inline F exponential(F x) {
-  x = fmax(fset(-87.f), x);  // in this order a NaN stays
+inline F exponential_near(F x) {  // anything below -87
   const F r = fround(fmul(x, fset(1.44269504f)));
   const F f = fnma(r, fset(0.69314718f), x);
   F p = fset(1.f / 720.f);
@@ -15,6 +14,8 @@ inline F exponential(F x) {
   p = fma(p, f, fset(1.f));
   return fscale2(p, r);
 }
+
+inline F exponential(F x) { return exponential_near(fmax(fset(-87.f), x)); }  // in this order a NaN stays
 
 // 1 / (1 + exp(-x)), through exp(-|x|) so that nothing overflows
 inline F sigmoid(F x) {

@@ -13,11 +13,9 @@
 namespace edgespec {
 namespace {
 
+#include "kernels.inl"
 #include "lanes_neon.inl"
 #include "matrices_neon.inl"
-
-#define EDGESPEC_SCORE_TILES 1
-#include "kernels.inl"
 
 const Kernels table = kTable("i8mm");
 

@@ -8,7 +8,8 @@
 
 namespace edgespec {
 
-constexpr int kMaxQueries = 8;  // queries of one attention call
+constexpr int kMaxQueries = 8;   // queries of one attention call
+constexpr float kTiny = 1e-30f;  // what is not larger is quantized to zeros
 
 // A query of one head, ready for every key format in use.
 struct Query {
@@ -39,8 +40,9 @@ struct Kernels {
   // what is needed next; it is fetched meanwhile.
   void (*score)(KvFormat format, const uint8_t* block, int dim, int tile, int tiles, const Query* q, int queries,
                 float* out, size_t ld, ptrdiff_t ahead);
-  float (*largest)(const float* s, int n);
-  float (*exponentials)(float* s, int n, float largest);  // s = exp(s - largest) in place; returns the sum
+  // Of scores [queries][ld], of which n count: the largest of each query; s = exp(s - largest) in place, and their sum.
+  void (*largest)(const float* s, size_t ld, int n, int queries, float* out);
+  void (*exponentials)(float* s, size_t ld, int n, int queries, const float* largest, float* sum);
   // out[q][dim] += p[q][0..tokens) @ values; from a multiple of 32 in the block; p is 0 beyond, to
   // a multiple of 32.
   void (*weigh)(KvFormat format, const uint8_t* values, int dim, int first, int tokens, const float* p, size_t ld,

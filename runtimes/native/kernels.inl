@@ -2,8 +2,6 @@
 // including this: F = 16 float32, I = 16 int32, B = 64 bytes, and the functions on them (see isa_scalar.cpp).  The file
 // is included inside an anonymous namespace: code compiled for one processor must never be linked into another's path.
 
-constexpr float kTiny = 1e-30f;
-
 #include "functions.inl"
 #include "recurrent.inl"
 

@@ -145,13 +145,18 @@ inline __m256i four_bytes(const int8_t* four) {
 }
 inline __m256i widen(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 #if defined(__AVXVNNI__)
+// With the intrinsic, GCC copies every sum to another register and back.
+inline __attribute__((always_inline)) __m256i dot(__m256i acc, __m256i u8, __m256i s8) {
+  asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(acc) : "x"(u8), "x"(s8));
+  return acc;
+}
 inline I dot_u8(I acc, B x, const int8_t* four) {
   const __m256i f = four_bytes(four);
-  return {_mm256_dpbusd_avx_epi32(acc.a, x.a, f), _mm256_dpbusd_avx_epi32(acc.b, x.b, f)};
+  return {dot(acc.a, x.a, f), dot(acc.b, x.b, f)};
 }
 inline I dot_s8(I acc, B x, const int8_t* four) {
   const __m256i f = four_bytes(four);
-  return {_mm256_dpbusd_avx_epi32(acc.a, f, x.a), _mm256_dpbusd_avx_epi32(acc.b, f, x.b)};
+  return {dot(acc.a, f, x.a), dot(acc.b, f, x.b)};
 }
 #else
 inline I dot_u8(I acc, B x, const int8_t* four) {

@@ -103,6 +103,7 @@ class Pass {
   struct Group {  // rows of one slot, or of one part of it, that attention takes together
     int slot, first, count;
     int64_t begin, end;  // places that any of them may see
+    int64_t open, shut;  // places that all of them see
   };
 
   struct Expert {  // and its rows among those that are sent to experts
@@ -182,8 +183,10 @@ class Pass {
   void plan_queries(const Step& s);
   void plan_attention(const Step& s);
   void attend(const Step& s, int chunk);
-  void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int64_t token, int tokens, int first,
-                    int queries, float* const* results, ptrdiff_t ahead) const;
+  void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t block, int there,
+                    int first, int queries, ptrdiff_t ahead) const;
+  size_t query_at(const Step& s, int kv_head, int row) const;
+  float* partial(const Step& s, const Group& group, int kv_head, int split) const;
   void merge(const Step& s, int chunk);
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,

@@ -35,10 +35,11 @@
 //                                          to what they are chosen by, not to weights
 //   experts act x gate up w kind n k times heads fn out add    of the experts that route chose (x, heads of times), w
 //                                          (fn(gate) * up), by their weights; gate, up [times * n, k], w [times * k, n]
-//   delta x k z a b length layer w bias rate norm eps heads kv dim n out    a gated delta rule: x [rows, k] = q, k [kv,
-//                                          dim], v [heads, n] before the short convolution w [length, k] and silu; a, b
-//                                          [rows, heads]: what decays and betas are made of, with bias and rate
-//                                          [heads]; out [rows, heads * n], each head normed and times silu(z).
+//   delta x k z a b length layer w bias rate norm eps heads kv dim n out scale    a gated delta rule: x [rows, k] = q,
+//                                          k [kv, dim], v [heads, n] before the short convolution w [length, k] and
+//                                          silu; a, b [rows, heads]: what decays and scale * betas are made of, with
+//                                          bias and rate [heads]; out [rows, heads * n], each head normed and times
+//                                          silu(z).
 //                                          up [heads] makes it a state space: decay and step of a alone, up times v is
 //                                          added, heads are not normed; upbias [k]: of the convolution
 //   multiply x k fn out times               out [rows, k] *= fn(x [rows, k / times]), in place; each number of x

@@ -25,7 +25,7 @@ void check_options(const std::string& line, const Step& s) {
   require(line, embeds || s.positions < 0, "positions out of place");
   require(line,
           embeds || logits || blends || (s.op == Op::kNorm && s.add) || s.op == Op::kRoute || s.op == Op::kHeads ||
-              s.scale == 1,
+              s.op == Op::kDelta || s.scale == 1,
           "scale out of place");
   require(line, s.op == Op::kHeads || std::isfinite(s.scale), "expected a finite scale");
   require(line,

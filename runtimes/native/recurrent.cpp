@@ -213,6 +213,7 @@ void Pass::mix(const Step& s, int row) {
   const float* b = s.spaces() ? nullptr : floats(s.b) + size_t(row) * s.heads;
   k_.decays(floats(s.a) + size_t(row) * s.heads, b, vector(s.bias), vector(s.rate), s.heads, decays,
             decays + round_up(s.heads, kTile));
+  if (s.scale != 1) k_.scale(decays + round_up(s.heads, kTile), s.heads, s.scale);
   Before seen[kMaxTaps];
   before(row, s.length, seen);
   const float* rows[kMaxTaps];

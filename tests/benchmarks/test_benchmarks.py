@@ -216,12 +216,12 @@ def test_quality(text: Callable[..., str], tmp_path: Path, small: Path) -> None:
     held_out = tmp_path / "held.txt"
     held_out.write_text("MENENIUS:\nWhat work's, my countrymen, in hand? where go you\nWith bats and clubs?\n" * 8)
     short = ("--text", held_out, "--tokens", 64, "--length", 32, "--threads", 1)
-    changes: dict[str, Any] = {"VARIANTS": [("int8", "rtn", None)]}
+    changes: dict[str, Any] = {"VARIANTS": [("int8", "rtn", None)], "MIXED": (0.5,)}
     models = json.loads(text("quality", TARGET, small, *short, **changes))["models"]
-    assert [row["label"] for row in models[TARGET]["rows"]] == ["fp32", "int8 rtn"]
-    exact, rounded = models[TARGET]["rows"]
+    assert [row["label"] for row in models[TARGET]["rows"]] == ["fp32", "int8 rtn", "int4 mse, 1.32 times its bytes"]
+    exact, rounded, mixed = models[TARGET]["rows"]
     assert (exact["perplexity_gap"], exact["top1_agreement"], exact["kl"]) == (0, 1, 0)
-    assert 0 < rounded["kl"] < 0.1
+    assert 0 < rounded["kl"] < mixed["kl"] < 0.1
     assert len(models[small.name]["rows"]) == 1
     assert "| int8 rtn |" in text("quality", TARGET, *short, "--markdown", **changes)
 

@@ -100,7 +100,9 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
     for (float& v : s) v = random.uniform(i % 2 ? -80.f : -10.f, 0.f);
     const Floats x(s.size());
     std::copy(s.begin(), s.end(), x.begin());
-    const float total = kernels.exponentials(s.get(), 16, 0.f);
+    const float none = 0;
+    float total = 0;
+    kernels.exponentials(s.get(), 0, 16, 1, &none, &total);
     for (int c = 0; c < 16; ++c) {
       const double exact = std::exp(double(x[c]));
       sum += exact;
@@ -116,7 +118,9 @@ void accuracy_functions(const Kernels& kernels, Random random, Worst& worst) {
     for (int i = 0; i < n; i += 3) s[i] = -3e38f;
     const Floats x(s.size());
     std::copy(s.begin(), s.end(), x.begin());
-    const float largest = kernels.largest(s.get(), n), sum = kernels.exponentials(s.get(), n, largest);
+    float largest = 0, sum = 0;
+    kernels.largest(s.get(), 0, n, 1, &largest);
+    kernels.exponentials(s.get(), 0, n, 1, &largest, &sum);
     double exact = 0;
     for (int i = 0; i < n; ++i) exact += x[i] > -1e30f ? std::exp(double(x[i]) - largest) : 0;
     for (int i = 0; i < n; ++i) {

@@ -202,13 +202,15 @@ void hash_attention(const Kernels& kernels, Random random) {
       hash.print(std::string("weigh_") + kFormatNames[format] + "/dim=" + std::to_string(dim));
     }
   for (const int n : {16, 32, 128, 512}) {
-    for (int i = 0; i < 8; ++i) {
-      Floats s = normals(random, n, i % 2 ? 3.f : 40.f);
+    for (int queries = 1; queries <= kMaxQueries; ++queries) {
+      const size_t ld = size_t(n) + 16;
+      Floats s = normals(random, queries * ld, queries % 2 ? 3.f : 40.f), largest(queries), sum(queries);
       for (float& v : s)
         if (random.below(4) == 0) v = -3e38f;
-      const float largest = kernels.largest(s.get(), n);
+      kernels.largest(s.get(), ld, n, queries, largest.get());
+      kernels.exponentials(s.get(), ld, n, queries, largest.get(), sum.get());
       hash.add(largest);
-      hash.add(kernels.exponentials(s.get(), n, largest));
+      hash.add(sum);
       hash.add(s);
     }
     hash.print("largest,exponentials/n=" + std::to_string(n));
@@ -233,7 +235,8 @@ void hash_attention(const Kernels& kernels, Random random) {
     }
   for (int i = 0; i < 64; ++i) {
     Floats s = normals(random, kTile);
-    const float largest = kernels.largest(s.get(), kTile);
+    float largest = 0;
+    kernels.largest(s.get(), 0, kTile, 1, &largest);
     if (i % 4 == 3) s[i / 4] = std::nanf("");
     for (const float limit : {largest, std::nextafter(largest, -9.f), 9.f, -HUGE_VALF})
       hash.add(int64_t(kernels.exceeds(s.get(), limit)));

@@ -54,8 +54,8 @@ SEEDS |= {name: case.seed for name, case in CASES.items()}
 DTYPES |= {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
-_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "olmoe", "qwen3_5_moe_text", "qwen3_5_text",
-                "qwen3_moe", "qwen3_next")  # fmt: skip
+_NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "olmo_hybrid", "olmoe", "qwen3_5_moe_text",
+                "qwen3_5_text", "qwen3_moe", "qwen3_next")  # fmt: skip
 NATIVE_ONLY = {
     name
     for name, config in CONFIGS.items()
@@ -162,6 +162,7 @@ _CLASSES = {
     "smollm3": "SmolLM3ForCausalLM",
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
+    "olmo_hybrid": "OlmoHybridForCausalLM",
     "granite": "GraniteForCausalLM",
     "stablelm": "StableLmForCausalLM",
     "gpt2": "GPT2LMHeadModel",

@@ -112,6 +112,22 @@ STATES: dict[str, Case] = {
                rope_parameters={**PLAIN, "partial_rotary_factor": 1.0}, tie_word_embeddings=True),
         seed=8,
     ),
+    # Twice the rate of change, two value heads a key head; attention as OLMo 2's without positions, by a base of null.
+    "olmo_hybrid_nope": Case(
+        config("olmo_hybrid", num_hidden_layers=4, num_key_value_heads=2, linear_num_key_heads=2,
+               linear_num_value_heads=4, linear_key_head_dim=16, linear_value_head_dim=32, linear_conv_kernel_dim=4,
+               rope_parameters={"rope_type": "default", "rope_theta": None}, tie_word_embeddings=True),
+        dtype="bfloat16",
+        long=True,
+    ),
+    # Attention first, with positions and biases; rates of change as elsewhere, the usual size of value heads.
+    "olmo_hybrid_rope": Case(
+        config("olmo_hybrid", num_key_value_heads=4, attention_bias=True, linear_allow_neg_eigval=False,
+               linear_num_key_heads=3, linear_num_value_heads=3, linear_key_head_dim=16, linear_conv_kernel_dim=3,
+               layer_types=["full_attention", "linear_attention", "linear_attention"], rope_parameters=PLAIN,
+               tie_word_embeddings=False),
+        seed=4,
+    ),
     # State spaces (Mamba-2): dense, and with experts beside a shared MLP.
     "granite_hybrid_dense": Case(
         config("granitemoehybrid", num_hidden_layers=4, num_key_value_heads=2, shared_intermediate_size=96,

@@ -22,6 +22,12 @@ def weight_size(form: Format, operators: Operators) -> float:
     return matrix_bytes(form, _LARGE, _LARGE, operators == "native") / _LARGE**2
 
 
+def layer_size(part: ModelPart, operators: Operators) -> float:
+    """Mean bytes of a weight of the layers."""
+    size, fine = weight_size(part.format, operators), part.fine or 0.0
+    return (1 - fine) * size + fine * weight_size("int8", operators) if fine else size
+
+
 def head_weights(part: ModelPart) -> int:
     """Weights of the LM head; a cut one has fewer rows."""
     facts = part.facts
@@ -59,7 +65,7 @@ def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable
     if mixed is None:
         return v(rows)
     one, every = read_bytes(part, operators), 3 * part.facts.hidden * mixed.inner * len(mixed.layers)
-    each, few = every * weight_size(part.format, operators), mixed.chosen - mixed.always
+    each, few = every * layer_size(part, operators), mixed.chosen - mixed.always
     others = mixed.distinct(rows) - mixed.always
     return ((one - each * few) * v(rows) + each * others * v(rows * few / max(others, 1.0))) / one
 
@@ -67,7 +73,7 @@ def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable
 def read_bytes(part: ModelPart, operators: Operators, rows: float = 1.0) -> int:
     """Bytes of weights that a pass reads: of experts those chosen, of an embedding of its own only rows."""
     every, read = expert_weights(part.facts, rows)
-    rest, head = weight_size(part.format, operators), weight_size(part.head_format or part.format, operators)
+    rest, head = layer_size(part, operators), weight_size(part.head_format or part.format, operators)
     return round((layer_weights(part.facts) - every + read) * rest + head_weights(part) * head)
 
 
@@ -96,7 +102,7 @@ def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tupl
     attention = min(_attention_weights(facts), per_layer)
     left_out = len(skip.attention) * attention + len(skip.mlp) * (per_layer - attention)
     whole = read_bytes(part, operators)
-    return 1 - left_out * weight_size(part.format, operators) / whole, 1 - len(skip.attention) / facts.layers
+    return 1 - left_out * layer_size(part, operators) / whole, 1 - len(skip.attention) / facts.layers
 
 
 def look_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
@@ -108,7 +114,7 @@ def look_bytes(part: ModelPart, group: HeadGroup, operators: Operators) -> int:
 
 def exit_share(part: ModelPart, layer: int, operators: Operators) -> float:
     """What the layers below an exit, and the exit, read of what a pass does."""
-    below = layer_weights(part.facts) * layer / part.facts.layers * weight_size(part.format, operators)
+    below = layer_weights(part.facts) * layer / part.facts.layers * layer_size(part, operators)
     ask = part.facts.hidden**2 * weight_size(part.format, operators)
     head = head_weights(part) * weight_size(part.head_format or part.format, operators)
     return (below + ask + head) / read_bytes(part, operators)

@@ -25,6 +25,7 @@ PARAMETERS = {
     "granite-3.1-1b-a400m": (1_334_628_352, 64),
     "olmoe-1b-7b": (6_919_161_856, 128),
     "qwen3-30b-a3b": (30_532_122_624, 128),
+    "olmo-hybrid-7b": (7_430_870_688, 0),
     "smollm3-3b": (3_075_098_624, 128),
 }
 INT4, INT8 = 0.5 + 2 / 32, 1.0  # bytes of a weight: levels, and a scale of two bytes for 32 of them

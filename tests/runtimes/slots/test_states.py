@@ -28,6 +28,7 @@ NAMES = [
     "lfm2_biases",
     "qwen3_5_delta",
     "qwen3_5_biases",
+    "olmo_hybrid_nope",
     "granite_hybrid_dense",
     "granite_hybrid_experts",
 ]

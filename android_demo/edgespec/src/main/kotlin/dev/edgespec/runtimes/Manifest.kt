@@ -273,7 +273,7 @@ private fun manifest(of: Reader): Manifest {
 }
 
 private fun model(of: Reader): ModelPart {
-    of.ignore("quantizer")
+    of.ignore("quantizer", "fine")
     val headVocab = of.partOrNull("head_vocab")
     val decoder = of.partOrNull("decoder")?.let {
         val kind = it.text("kind", listOf("eagle", "mtp", "dflash") + ELSEWHERE)

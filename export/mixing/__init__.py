@@ -1,0 +1,1 @@
+"""Four and eight bits in one model."""
