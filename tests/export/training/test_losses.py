@@ -198,7 +198,7 @@ def windows() -> Windows:
     return Windows.of([*texts, *more], 11)
 
 
-def shares_by_rank(logits: Array, wanted: Array, texts: Windows, start: int, ahead: int) -> list[float]:
+def shares_by_rank(logits: Array, wanted: NDArray[np.int64], texts: Windows, start: int, ahead: int) -> list[float]:
     """Share of positions where the guess of each rank is right: logits [B, <= T, vocab], wanted [B, T]; positions
     with fewer than ``ahead`` tokens of the text behind them do not count."""
     from edgespec.export.training.measure import RANKS
@@ -233,7 +233,7 @@ def test_right_guesses_of_exits_are_the_models_own(learners: Any, target: Any, t
 
     learner, texts = learners("exits", "kl"), windows()
     found = target.model(torch.from_numpy(texts.tokens), output_hidden_states=True)
-    hidden, best = numpy(target.norm(found.hidden_states[1])), numpy(found.logits).argmax(-1)
+    hidden, best = numpy(target.norm(found.hidden_states[1])), found.logits.argmax(-1).numpy()
     expected = [
         shares_by_rank(hidden @ weight.T @ numpy(target.lm_head).T, best, texts, start, 1)
         for weight in numpy(learner.weight)
