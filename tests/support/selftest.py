@@ -68,8 +68,8 @@ def compiled(folder: Path, compiler: str, names: tuple[str, ...], isas: tuple[st
     def compile_one(name: str) -> str:
         target, source = folder / f"{name}.o", NATIVE / f"{name}.cpp"
         own = ISA_FLAGS.get(name, ()) if name in isas else ()
-        if not source.exists():  # a test program gains nothing from being optimized
-            source, own = TESTS / f"{name}.cpp", ("-O1",)
+        if not source.exists():  # a test program gains little from being optimized, and a fuzzer nothing
+            source, own = TESTS / f"{name}.cpp", ("-O0" if name in FUZZERS else "-O1",)
         command = [compiler, *flags, *own, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{name}.cpp does not compile:\n{done.stderr[-4000:]}"
