@@ -237,7 +237,7 @@ def main() -> None:
 
     rounds_each = sys.argv[1] if len(sys.argv) > 1 else "10000"
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n0", __file__, "-k", "leave_nothing"],
+        [sys.executable, "-m", "pytest", "-q", "-n0", "--timeout=0", __file__, "-k", "leave_nothing"],
         check=True,
         env={**os.environ, "EDGESPEC_ROUNDS": rounds_each},
     )
