@@ -27,6 +27,7 @@ from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import verify
 from edgespec.drafters.ngram import NGram
+from edgespec.engine.pace import Pace
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
@@ -259,6 +260,20 @@ def trees() -> Iterator[dict[str, Any]]:
             yield {"ranks": ranks, "most": most, "paths": paths, **placed}
 
 
+def pace() -> Iterator[dict[str, Any]]:
+    """Sizes of chunks of a prompt, on recorded seconds of a row and of a pass."""
+    rng = np.random.default_rng(11)
+    for row_ms, pass_ms in ((0.2, 1.0), (0.5, 30.0), (4.0, 1.0), (12.0, 60.0)):
+        model, steps = Pace(), []
+        for number in range(300):
+            most, alone = (128, 128, 32, 16)[number // 40 % 4], bool(number // 20 % 3)
+            rows = model.rows(most, alone)
+            seconds = round(float((pass_ms + row_ms * rows) * rng.uniform(0.8, 1.4)) / 1000, 6)
+            model.took(rows, seconds)
+            steps.append([most, int(alone), rows, seconds])
+        yield {"steps": steps}
+
+
 MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "noise": noise,
     "sampling": sampling,
@@ -269,6 +284,7 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "manifests": manifests,
     "plans": plans,
     "turns": turns,
+    "pace": pace,
 }
 
 

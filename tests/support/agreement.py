@@ -103,8 +103,8 @@ def replay(golden: Path, library: Path, java: Sequence[str] = ("java",)) -> tupl
     The folder of ``golden`` gets the classes.
     """
     classes = jvm.classpath(golden.parent / "built")
-    main = ["-cp", classes, "dev.edgespec.support.ReplayKt", str(golden), str(library)]
-    done = subprocess.run([*java, *main], capture_output=True, text=True)
+    main = ["dev.edgespec.support.ReplayKt", str(golden), str(library)]
+    done = subprocess.run([*java, *main], capture_output=True, text=True, env=jvm.environment(classes))
     return done.returncode, done.stdout + done.stderr
 
 

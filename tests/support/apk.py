@@ -1,12 +1,11 @@
 """Assemble the demo app out of Maven's outputs: dexed by D8, signed with a key that is thrown away.
 
-    python -m tests.support.apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so \
-      --archive onnxruntime-android.aar tokenizer-native.aar
+    python -m tests.support.apk app.apk --bundle my-bundle --library libedgespec.so libc++_shared.so
 
-Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 comes from Maven Central.  Libraries of the NDK
-and the .aar make an app for phones.  Without them it gets those that are here: our own, cross-compiled, and those in
-Maven's jars, for arm64 as well but for other Linux systems, so it can be looked at, not run.  The release path is the
-Gradle project.
+Needs Debian's aapt, zipalign, apksigner and android-framework-res; D8 and the archives (.aar) of ONNX Runtime and the
+tokenizers come from Maven Central.  Libraries of the NDK and the archives make an app for phones.  Without them it gets
+those that are here: our own, cross-compiled, and those in Maven's jars, for arm64 as well but for other Linux systems,
+so it can be looked at, not run.  The release path is the Gradle project.
 """
 
 from __future__ import annotations
@@ -59,12 +58,32 @@ def needed_jars() -> list[Path]:
     return [Path(name) for name in names.split(":")]
 
 
+def _copied(folder: Path, artifact: str, said: list[str]) -> Path | None:
+    """An artifact of Maven Central, in a folder; None = it is not to be had, and ``said`` gets why."""
+    done = maven("dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}", "-N")
+    if done.returncode:
+        said.append((done.stdout + done.stderr)[-4000:])
+        return None
+    _, name, version, *kind = artifact.split(":")
+    return folder / f"{name}-{version}.{kind[0] if kind else 'jar'}"
+
+
 def dexer(folder: Path) -> Path:
-    """D8, out of Maven Central."""
-    version = version_of("r8")
-    done = maven("dependency:copy", f"-Dartifact=com.android.tools:r8:{version}", f"-DoutputDirectory={folder}", "-N")
-    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
-    return folder / f"r8-{version}.jar"
+    """D8."""
+    said: list[str] = []
+    found = _copied(folder, f"com.android.tools:r8:{version_of('r8')}", said)
+    assert found, said
+    return found
+
+
+def phone_archives(folder: Path) -> list[Path]:
+    """The archives with the libraries for phones, or none where one of them is not to be had."""
+    names = {
+        "onnxruntime": "com.microsoft.onnxruntime:onnxruntime-android",
+        "tokenizers": "ai.djl.android:tokenizer-native",
+    }
+    found = [_copied(folder, f"{name}:{version_of(of)}:aar", []) for of, name in names.items()]
+    return [one for one in found if one] if all(found) else []
 
 
 def framework() -> Path:
@@ -143,7 +162,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("output", type=Path)
     parser.add_argument("--library", type=Path, nargs="+", help="libraries of the NDK for arm64")
-    parser.add_argument("--archive", type=Path, nargs="+", help="the .aar of ONNX Runtime, of tokenizers")
+    parser.add_argument(
+        "--archive", type=Path, nargs="+", help="the .aar of ONNX Runtime and of the tokenizers, from elsewhere"
+    )
     parser.add_argument("--bundle", type=Path, help="that the app starts with")
     given = parser.parse_args()
     if lost := missing():
@@ -152,10 +173,15 @@ def main() -> None:
         folder = Path(scratch)
         jars = own_jars(folder / "built") + needed_jars()
         libraries = given.library or [arm64.cross_compile(folder)]
-        libraries = [*libraries, *(one for jar in given.archive or jars for one in packed_libraries(folder, jar))]
+        archives = given.archive or phone_archives(folder)
+        libraries = [*libraries, *(one for file in archives or jars for one in packed_libraries(folder, file))]
         assemble(given.output, libraries, jars, given.bundle)
-    if not (given.library and given.archive):
-        sys.stdout.write("libraries of other Linux systems: this app can be looked at, but no phone runs it\n")
+    foreign = ([] if given.library else ["ours"]) + ([] if archives else ["ONNX Runtime's and the tokenizers'"])
+    if foreign:
+        says = (
+            f"libraries of another Linux system: {', '.join(foreign)}; this app can be looked at, but no phone runs it"
+        )
+        sys.stdout.write(f"{says}\n")
 
 
 if __name__ == "__main__":

@@ -93,6 +93,11 @@ def classpath(folder: Path) -> str:
     return ":".join([str(built / "classes"), str(built / "test-classes"), needed])
 
 
+def environment(classes: str) -> dict[str, str]:
+    """Of a JVM with these classes: ONNX Runtime overflows the stack of its main thread where the command is long."""
+    return {**os.environ, "CLASSPATH": classes}
+
+
 def run_tests(**properties: str) -> Ran:
     """``mvn verify`` with system properties; fails with what Maven said."""
     with alone():

@@ -65,15 +65,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         classes = given.classes or jvm.classpath(Path(scratch) / "built")
         library = str(native_library().path) if given.operators == "native" else "-"
-        java = ["java", "-Xmx512m", "-XX:+UseSerialGC", "-cp", classes, "dev.edgespec.support.SpeedKt", given.bundle]
-        java += [library, given.operators, *(["own"] if given.own else [given.method, str(given.tokens)])]
-        commands = {"kotlin": java}
+        # a small heap to begin with: else megabytes of garbage lie there that no collection was worth
+        alone = ["java", "-Xms8m", "-Xmx512m", "-XX:+UseSerialGC", "dev.edgespec.support.SpeedKt"]
+        java = [
+            *alone,
+            given.bundle,
+            library,
+            given.operators,
+            *(["own"] if given.own else [given.method, str(given.tokens)]),
+        ]
+        commands = {"kotlin": java, "an empty JVM": alone}
         if not given.own:
             commands["python"] = [sys.executable, "-m", "tests.support.speed", *sys.argv[1:], "--one"]
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
         for _ in range(given.launches):
             for name, command in commands.items():
-                said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+                run = subprocess.run(command, capture_output=True, text=True, check=True, env=jvm.environment(classes))
+                said = run.stdout
                 figures[name].append(json.loads(said.splitlines()[-1]))
     for name, runs in figures.items():
         middle = {key: round(median(run[key] for run in runs), 2) for key in runs[0]}

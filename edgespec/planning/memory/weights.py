@@ -29,7 +29,7 @@ class WeightParts:
     Attributes:
         matrices: of the layers.
         lm_head: that all rows go through: the model's, or the cut one of a draft.
-        table: an embedding that is only looked up; 0 = the LM head's matrix.
+        table: an embedding that is only looked up; 0 = the LM head's matrix, or none.
         row: of a token in the embedding.
         heads: matrices by group of heads.
         cut: a cut LM head beside the model's own, for heads.
@@ -72,8 +72,9 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
     blocks = form in ("int4", "int8") and hidden % BLOCK == 0
     tied = facts.tied and (blocks or form in ("fp32", "w8a8"))
     row = own // vocab if tied else _row_bytes(part, blocks, native)
-    # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up
-    table = 0 if tied and not part.cut else row * vocab
+    # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none: the
+    # target looks it up
+    table = 0 if part.decoder or (tied and not part.cut) else row * vocab
     lm_head = cut if part.cut else own
     heads = {group.name: group_bytes(part, group, native) for group in part.heads}
     # a scale for each layer's part of a row, unless it is float32
@@ -164,7 +165,7 @@ def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
         mapped += int(count * scale)
     columns = part.head_vocab.size if part.cut and part.head_vocab else vocab
     headed = int(columns * hidden * _STOCK[head][0])
-    tied = not weights.table  # one matrix for both
+    tied = not weights.table and not part.decoder  # one matrix for both
     whole = tied and head in ("fp32", "w8a8")  # looked up as it lies there: all of it stays
     loading = max(int(hidden * inner * _STOCK[form][0]), 0 if whole else headed)
     row = headed // vocab if tied and not whole else 0

@@ -14,12 +14,17 @@ from typing import Any
 import pytest
 
 from edgespec.engine.loading import load
+from edgespec.export.bundle.model import open_model
+from edgespec.export.drafters.read import read_drafter
+from edgespec.export.drafters.write import write_drafter
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.export.source.source import resolve
 from edgespec.planning.memory.parts import Memory, MemoryPart, memory_of
 from edgespec.planning.memory.passes import kv_bytes, native_scratch
 from edgespec.planning.memory.process import PROCESS, process_bytes, resident_now, split_process, tokenizer_bytes
-from edgespec.planning.memory.weights import group_bytes, looked_up, needs, weight_parts
+from edgespec.planning.memory.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
 from edgespec.planning.speed.traffic import look_bytes, weight_size
 from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.bundle import Bundle
@@ -30,6 +35,7 @@ from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import LARGE, OPERATORS, Written, write_large
 from tests.support import hf
+from tests.support.eagle import write_random
 
 TIED, UNTIED = "builtin:shakespeare", "builtin:shakespeare-draft"
 MIB = 1 << 20
@@ -93,6 +99,20 @@ def test_weight_files_are_taken_apart(
     assert found.table + found.lm_head == pytest.approx(embedding, abs=slack)
     assert needs(part, found, []) + found.table + found.angles == pytest.approx(size, abs=slack)
     assert found.matrices == pytest.approx(sum(held.values()) - embedding - found.angles, abs=slack)
+
+
+@pytest.mark.parametrize("operators", OPERATORS)
+def test_a_drafter_has_no_embedding(tmp_path: Path, operators: Operators) -> None:
+    arch = open_model(resolve(TIED), 96)
+    layers = {"eagle_aux_hidden_state_layer_ids": [2, 3, 4]}
+    drafter = read_drafter(write_random(tmp_path / "checkpoint", arch, layers, None, 1), arch)
+    part = write_drafter(tmp_path, drafter, WeightChoice.of("int8", None, None), operators)
+    held, size = entries(tmp_path, part), (tmp_path / part.weights).stat().st_size
+    found, slack = weight_parts(part, {part.weights: FileEntry(size=size, sha256="")}), 4096 * len(held)
+    assert (found.table, of(held, "embed_tokens")) == (0, 0)
+    assert 0 < found.lm_head <= of(held, "lm_head") + slack
+    assert needs(part, found, []) + found.angles == pytest.approx(size, abs=slack)
+    assert stock_weights(part, found).table == 0
 
 
 @pytest.mark.parametrize("form", FORMATS)

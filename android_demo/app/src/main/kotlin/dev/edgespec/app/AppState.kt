@@ -51,6 +51,11 @@ class AppState(private val around: Surroundings, private val post: (() -> Unit) 
         private set
     val busy: Boolean get() = job != null
     val chat = Chat(around.chat)
+
+    // what screens are set to, which a rotation makes anew
+    var refused = false // guesses are shown
+    var prompts = "The\nOnce upon a time\nIn the morning,"
+    var budget = 0.5 // of the free memory
     var benched: List<MethodFigures> = emptyList()
         private set
     var proved: List<Proved> = emptyList()

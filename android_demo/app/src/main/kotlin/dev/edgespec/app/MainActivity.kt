@@ -24,10 +24,7 @@ class MainActivity : Activity() {
             ChatScreen(this, state), BenchScreen(this, state), PlanScreen(this, state, PhoneMemory(this).available), ProofScreen(this, state),
         )
         place = FrameLayout(this)
-        status = TextView(this).apply {
-            setTextIsSelectable(true)
-            accessibilityLiveRegion = View.ACCESSIBILITY_LIVE_REGION_POLITE
-        }
+        status = text().apply { setTextIsSelectable(true) }
         val names = screens.mapIndexed { at, screen -> button(screen.name) { choose(at) } }
         val bring = button("Import") { startActivityForResult(Intent(Intent.ACTION_OPEN_DOCUMENT_TREE), PICK) }
         bring.contentDescription = "Import a bundle: pick its folder"
@@ -35,9 +32,16 @@ class MainActivity : Activity() {
             LinearLayout(this).apply {
                 orientation = LinearLayout.VERTICAL
                 fitsSystemWindows = true
-                addView(row(*names.toTypedArray(), bring))
-                addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
-                addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+                addView(
+                    LinearLayout(context).apply {
+                        orientation = LinearLayout.VERTICAL
+                        setPadding(dp(12), dp(4), dp(12), dp(4))
+                        addView(row(*names.toTypedArray(), bring))
+                        addView(place, LinearLayout.LayoutParams(MATCH_PARENT, 0, 1f))
+                        addView(status, LinearLayout.LayoutParams(MATCH_PARENT, WRAP_CONTENT))
+                    },
+                    LinearLayout.LayoutParams(MATCH_PARENT, MATCH_PARENT),
+                )
             },
         )
         choose(saved?.getInt(SHOWN) ?: 0)
@@ -52,6 +56,8 @@ class MainActivity : Activity() {
 
     private fun show() {
         screens[shown].show()
+        // a screen reader says what came of it, not every figure on the way
+        status.accessibilityLiveRegion = if (state.busy) View.ACCESSIBILITY_LIVE_REGION_NONE else View.ACCESSIBILITY_LIVE_REGION_POLITE
         if (status.text.toString() != state.status) status.text = state.status
     }
 

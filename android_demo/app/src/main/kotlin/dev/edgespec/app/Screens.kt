@@ -12,7 +12,6 @@ import android.widget.ScrollView
 import android.widget.SeekBar
 import android.widget.Spinner
 import android.widget.Switch
-import android.widget.TextView
 import dev.edgespec.decoding.Settings
 import dev.edgespec.planning.memory.showBytes
 
@@ -29,27 +28,31 @@ private fun Context.share(report: String) {
     startActivity(Intent.createChooser(send, "Share the report"))
 }
 
+private fun EditText.changed(how: (String) -> Unit) = addTextChangedListener(object : TextWatcher {
+    override fun beforeTextChanged(now: CharSequence?, start: Int, count: Int, after: Int) = Unit
+
+    override fun onTextChanged(now: CharSequence?, start: Int, before: Int, count: Int) = Unit
+
+    override fun afterTextChanged(now: Editable?) = how(now.toString())
+})
+
 /** Chat: text as it is written, which method, how fast, and why. */
 class ChatScreen(context: Context, private val state: AppState) : Screen {
     override val name = "Chat"
-    private val text = TextView(context).apply { setTextIsSelectable(true) }
+    private val text = context.text().apply { setTextIsSelectable(true) }
     private val scroll = ScrollView(context).apply { addView(text) }
     private val refused = Switch(context).apply {
         text = "Show refused guesses"
-        setOnCheckedChangeListener { _, _ -> show() }
+        isChecked = state.refused
+        setOnCheckedChangeListener { _, on ->
+            state.refused = on
+            show()
+        }
     }
     private val prompt = EditText(context).apply {
         hint = "Your message"
         setText(state.chat.typed)
-        addTextChangedListener(object : TextWatcher {
-            override fun beforeTextChanged(now: CharSequence?, start: Int, count: Int, after: Int) = Unit
-
-            override fun onTextChanged(now: CharSequence?, start: Int, before: Int, count: Int) = Unit
-
-            override fun afterTextChanged(now: Editable?) {
-                state.chat.typed = now.toString()
-            }
-        })
+        changed { state.chat.typed = it }
     }
     private val methods = Spinner(context).apply {
         contentDescription = "Decoding method"
@@ -79,7 +82,7 @@ class ChatScreen(context: Context, private val state: AppState) : Screen {
             methods.adapter = ArrayAdapter(view.context, android.R.layout.simple_spinner_dropdown_item, offered)
             methods.setSelection(maxOf(0, offered.indexOf(state.chat.method)))
         }
-        text.text = view.context.spanned(state.chat.transcript.pieces(refused.isChecked))
+        text.text = view.context.spanned(state.chat.transcript.pieces(state.refused))
         send.isEnabled = state.engine != null && !state.busy
         stop.isEnabled = state.busy
         fresh.isEnabled = !state.busy
@@ -93,7 +96,8 @@ class BenchScreen(context: Context, private val state: AppState) : Screen {
     private val table = Table(context)
     private val prompts = EditText(context).apply {
         hint = "Prompts, one a line"
-        setText("The\nOnce upon a time\nIn the morning,")
+        setText(state.prompts)
+        changed { state.prompts = it }
     }
     private val run = context.button("Measure") {
         state.measure(prompts.text.lines().filter { it.isNotBlank() }, Settings(maxNewTokens = 64), repeats = 3)
@@ -114,13 +118,16 @@ class BenchScreen(context: Context, private val state: AppState) : Screen {
 class PlanScreen(context: Context, private val state: AppState, private val available: Long) : Screen {
     override val name = "Plan"
     private val table = Table(context)
-    private val says = TextView(context)
+    private val says = context.text()
     private val slider = SeekBar(context).apply {
         max = STEPS
-        progress = STEPS / 2
+        progress = (state.budget * STEPS).toInt()
         contentDescription = "Memory budget"
         setOnSeekBarChangeListener(object : SeekBar.OnSeekBarChangeListener {
-            override fun onProgressChanged(bar: SeekBar?, progress: Int, fromUser: Boolean) = show()
+            override fun onProgressChanged(bar: SeekBar?, progress: Int, fromUser: Boolean) {
+                state.budget = progress.toDouble() / STEPS
+                show()
+            }
 
             override fun onStartTrackingTouch(bar: SeekBar?) = Unit
 

@@ -28,6 +28,16 @@ fun Context.button(says: String, click: () -> Unit) = Button(this).apply {
     setOnClickListener { click() }
 }
 
+/** Text in the colour that reads best on its ground. */
+fun Context.text() = TextView(this).apply {
+    val style = obtainStyledAttributes(intArrayOf(android.R.attr.textColorPrimary))
+    style.getColorStateList(0)?.let { setTextColor(it) }
+    style.recycle()
+}
+
+/** Pixels of so many dp. */
+fun Context.dp(count: Int): Int = (count * resources.displayMetrics.density).toInt()
+
 /** Views side by side; wider than the screen, they can be pushed. */
 fun Context.row(vararg views: View): View = HorizontalScrollView(this).apply {
     addView(LinearLayout(context).apply { views.forEach { addView(it) } })
@@ -54,9 +64,9 @@ class Table(context: Context) : ScrollView(context) {
         rows.forEachIndexed { at, cells ->
             val row = TableRow(context)
             for (cell in cells) {
-                row.addView(TextView(context).apply {
+                row.addView(context.text().apply {
                     text = cell
-                    setPadding(0, 8, 32, 8)
+                    setPadding(0, context.dp(4), context.dp(16), context.dp(4))
                     if (at == 0) setTypeface(typeface, Typeface.BOLD)
                 })
             }

@@ -13,6 +13,7 @@ import dev.edgespec.decoding.reached
 import dev.edgespec.formulas.CostModel
 import java.util.Locale
 
+private const val MOST_BUCKETS = 64 // whose acceptance is kept: some drafters number what they draft with, without end
 private const val PROBE = 2 // guesses of a probe
 private const val STREAK = 6 // probes in a row, while all their guesses are accepted
 
@@ -44,7 +45,7 @@ class Adaptive(
     override val wantsTaps = inner.wantsTaps
     private val atOnce = inner.stepsAtOnce
     private val cheapInner = inner.cheap
-    private val records = HashMap<Int, Record>()
+    private val records = LinkedHashMap<Int, Record>()
     private var lastBucket = 0 // where a costly drafter's next proposal is expected
 
     /** Whether this request is decided by counts and the given costs alone, never by the clock. */
@@ -78,6 +79,22 @@ class Adaptive(
     override fun known(tokens: Tokens): Int = inner.known(tokens)
 
     override fun absorb(first: Int, taps: Matrix) = inner.absorb(first, taps)
+
+    /** Let the inner drafter read what it needs where it will be asked next. */
+    override fun prefill(tokens: Tokens, most: Int): Int {
+        if (most == 0 && inner.prefill(tokens, 0) == 0) return 0 // most rounds
+        return if (willAsk()) inner.prefill(tokens, most) else 0
+    }
+
+    private fun willAsk(): Boolean {
+        if (cheapInner) return true
+        val record = record(expectedBucket)
+        val rows = expectedRows(gammaMax)
+        val before = last
+        val best = best(record, rows)
+        last = before
+        return best > 0 || !fallback || toProbe(record, rows) > 0
+    }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         val most = minOf(budget, gammaMax)
@@ -129,8 +146,7 @@ class Adaptive(
             record.streak = 0
             return maxOf(best, 1)
         }
-        // nothing is known of a new bucket but the prior: it is probed at once
-        val length = if (record.sat >= record.wait || !record.known) affordable(rows) else 0
+        val length = toProbe(record, rows)
         if (length > 0) {
             record.sat = 0
             record.probing = true
@@ -142,6 +158,10 @@ class Adaptive(
         record.sat++
         return 0
     }
+
+    /** Guesses of a probe, if it is time for one; nothing is known of a new bucket but the prior: it is probed at once. */
+    private fun toProbe(record: Record, rows: IntArray): Int =
+        if (record.sat >= record.wait || !record.known) affordable(rows) else 0
 
     /** Guesses of a probe: as many as its stake allows. */
     private fun affordable(rows: IntArray): Int =
@@ -196,7 +216,11 @@ class Adaptive(
         return tokens to steps * costs.c + costs.v(proposal.size + 1)
     }
 
-    private fun record(bucket: Int) = records.getOrPut(bucket) { Record(prior) }
+    private fun record(bucket: Int): Record {
+        records[bucket]?.let { return it }
+        if (records.size == MOST_BUCKETS) records.remove(records.keys.first())
+        return Record(prior).also { records[bucket] = it }
+    }
 
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
         if (proposal.size > 0) {
@@ -224,7 +248,7 @@ class Adaptive(
                 cost.observeRound(proposal.size + 1, if (atOnce) 1 else steps, draftMs + verifyMs)
             } else {
                 cost.observeVerify(proposal.size + 1, verifyMs)
-                if (proposal.size > 0) cost.observeDraft(steps, draftMs)
+                if (proposal.size > 0 && inner.caughtUp) cost.observeDraft(steps, draftMs)
             }
         }
         inner.timed(proposal, draftMs, verifyMs)

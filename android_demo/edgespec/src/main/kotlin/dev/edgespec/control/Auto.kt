@@ -78,13 +78,20 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
         drafter?.absorb(first, taps)
     }
 
-    override fun propose(tokens: Tokens, budget: Int): Proposal {
+    override fun prefill(tokens: Tokens, most: Int): Int = takeUp(tokens)?.prefill(tokens, most) ?: 0
+
+    /** The candidate in use, ready for the next round, if there is one; now and then one is looked for. */
+    private fun takeUp(tokens: Tokens): Adaptive? {
         if (bandit.active == null) {
-            val which = (if (bandit.now % CHECK == 0) again() else null) ?: return Proposal.EMPTY
+            val which = (if (bandit.now % CHECK == 0) again() else null) ?: return null
             change(which, "another look")
         }
+        return drafter ?: enter(bandit.active!!, tokens)
+    }
+
+    override fun propose(tokens: Tokens, budget: Int): Proposal {
+        val mine = takeUp(tokens) ?: return Proposal.EMPTY
         val active = bandit.active!!
-        val mine = drafter ?: enter(active, tokens)
         mine.stake = if (fallback) bandit.each[active].stake else Double.POSITIVE_INFINITY
         val before = mine.probes
         val proposal = mine.propose(tokens, budget)

@@ -47,6 +47,12 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
         return least
     }
 
+    override fun prefill(tokens: Tokens, most: Int): Int {
+        var left = 0
+        each { _, one -> left += one.prefill(tokens, most) }
+        return left
+    }
+
     override fun absorb(first: Int, taps: Matrix) = each { _, one -> one.absorb(first, taps) }
 
     override fun propose(tokens: Tokens, budget: Int): Proposal {

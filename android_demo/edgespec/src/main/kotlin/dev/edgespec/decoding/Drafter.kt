@@ -53,6 +53,15 @@ interface Drafter {
     /** The prompt is about to be read: of how many of its first tokens nothing tapped is needed. */
     fun known(tokens: Tokens): Int = tokens.size
 
+    /**
+     * Read at most so many tokens that the next proposal needs -> how many are left; none are, where it will not be asked, or
+     * reads so few that nobody waits for it.  [most] is 0 where every round asks whether there are any.
+     */
+    fun prefill(tokens: Tokens, most: Int): Int = 0
+
+    /** Whether its last proposal took no more than usual: it had not first to read what it missed while it rested. */
+    val caughtUp: Boolean get() = true
+
     /** Tokens [first] and on of the prompt were read: what was tapped of them, a view. */
     fun absorb(first: Int, taps: Matrix) = Unit
 

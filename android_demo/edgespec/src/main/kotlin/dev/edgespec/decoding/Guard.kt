@@ -60,6 +60,11 @@ class Guard(drafter: Drafter, private val stats: Stats, private val eos: Set<Int
         return tokens.size
     }
 
+    fun prefill(tokens: Tokens, most: Int): Int {
+        guarded("prefill") { return it.prefill(tokens, most) }
+        return 0
+    }
+
     fun absorb(first: Int, taps: Matrix) = guarded("absorb") { it.absorb(first, taps) }
 
     fun propose(tokens: Tokens, budget: Int): Proposal {

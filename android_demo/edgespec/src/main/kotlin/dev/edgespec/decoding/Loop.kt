@@ -47,6 +47,11 @@ class Round(
     val finish: String?,
 )
 
+/** Text that is to be read before a round: so many tokens, by the target, or by a [draft]. */
+class Unread(val left: Int, val draft: Boolean)
+
+private const val UNKNOWN = -1
+
 /** A pass that a round wants: [n] rows, their parents (null = a chain), rows that are to be run on, or only the best. */
 class PassRequest(val tokens: IntArray, val parents: IntArray?, val resume: Resume?, val best: Boolean) {
     var ms = 0.0 // what the pass took
@@ -87,6 +92,10 @@ class Rounds(
     private val tapped = target as? TappedTarget
     private var left = options.maxNewTokens
     private var begun = false
+    private var shown: TappedTarget? = null // while the drafter looks at what is tapped of the prompt
+    private val prompted = prompt.size - 1 // tokens of the prompt that are to be read
+    private var held = 0 // and are
+    private var draftLeft = UNKNOWN // tokens that the drafter reads before the next round
 
     /** Whether every token so far is the very one of plain decoding, where rows have the same bits in every pass. */
     var keepsText = true
@@ -126,38 +135,58 @@ class Rounds(
         guard.begin(tokens, params, noise)
         val told = System.nanoTime()
         stats.draftMs += (told - start) / 1e6
-        val reused = read()
+        heads?.keepHidden = false
+        shown = tapped?.takeIf { guard.wantsTaps }
+        val known = if (shown == null) tokens.size else guard.known(tokens)
+        held = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known))))
         stats.promptTokens += tokens.size
-        stats.reusedTokens += reused
+        stats.reusedTokens += held
         stats.prefillMs += since(told)
         shadow.every = options.shadow
     }
 
+    // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
+    private val budget: Int get() = minOf(options.gamma, left - 1, target.context - tokens.size - 1)
+
+    /** What is to be read before the next round: the prompt, then what a draft model needs; null = nothing. */
+    fun unread(): Unread? {
+        if (!begun) begin()
+        if (held < prompted) return Unread(prompted - held, draft = false)
+        if (draftLeft == UNKNOWN) draftLeft = if (budget > 0) guard.prefill(tokens, 0) else 0
+        return if (draftLeft > 0) Unread(draftLeft, draft = true) else null
+    }
+
     /**
-     * Read the prompt, but for its last token, into the slot -> how many tokens were there already.  A drafter that looks at
-     * what is tapped of the target is shown it of every token that it does not know yet: those are read again, if need be.
+     * Read at most [most] tokens of it.  A drafter that looks at what is tapped of the target is shown it of every token of the
+     * prompt that it does not know yet: those are read again, if need be.
      */
-    private fun read(): Int {
-        heads?.keepHidden = false
-        val shown = tapped?.takeIf { guard.wantsTaps }
-        val known = if (shown == null) tokens.size else guard.known(tokens)
-        val reused = target.follow(Tokens(tokens.slice(0, minOf(tokens.size - 1, known))))
+    fun read(most: Int) {
+        val asked = unread() ?: return
+        val start = System.nanoTime()
+        val count = minOf(asked.left, most)
+        if (asked.draft) {
+            val now = guard.prefill(tokens, count)
+            draftLeft = if (now < asked.left) now else 0 // one that does not get on is not asked again
+            stats.draftMs += since(start)
+            return
+        }
         shown?.tapSink = guard::absorb
         try {
-            if (reused < tokens.size - 1) target.prefill(tokens.slice(reused, tokens.size - 1))
+            target.prefill(tokens.slice(held, held + count))
         } finally {
             shown?.tapSink = null
         }
-        return reused
+        held += count
+        stats.prefillMs += since(start)
     }
 
-    /** The next round; there must be one ([finish] is null). */
+    /** The next round; there must be one ([finish] is null).  What is still to be read is read at once. */
     fun next(): Round {
         check(finish == null) { "the request has ended: $finish" }
-        if (!begun) begin()
+        while (unread() != null) read(Int.MAX_VALUE)
+        draftLeft = UNKNOWN
         val start = System.nanoTime()
-        // one of the `left` tokens is the recovered or bonus one, and so is one of the places left in the context
-        val budget = minOf(options.gamma, left - 1, target.context - tokens.size - 1)
+        val budget = budget
         val proposal = if (budget > 0) guard.propose(tokens, budget) else Proposal.EMPTY
         val draftMs = since(start)
         heads?.keepHidden = guard.wantsHidden

@@ -13,6 +13,7 @@ import dev.edgespec.decoding.Verdict
 import dev.edgespec.runtimes.Slot
 
 private const val MOST_OWED = 64 // rows whose taps are kept while nothing is proposed
+private const val ROUND = 12 // rows that a round may leave to be read, and its guesses be timed
 
 /**
  * A small decoder conditioned on hidden states of the target: EAGLE-3 (Li et al., arXiv 2503.01840), the layer for multi-token
@@ -33,6 +34,8 @@ class DraftDecoder(target: TappedTarget, private val slot: Slot, override val na
     private val width = entries.width
     override val wantsTaps = true
     override val stepsAtOnce = held == 0
+    override var caughtUp = true
+        private set
     private var known = Tokens() // committed, the pending one last
     private var at = 0
     private var taps = FloatArray(0) // [rows * width]
@@ -80,6 +83,7 @@ class DraftDecoder(target: TappedTarget, private val slot: Slot, override val na
         if (length < 1 || count < 1 || !complete) return Proposal.EMPTY
         sound = false
         val start = minOf(entries.size, count - held)
+        caughtUp = count - start <= ROUND
         entries.crop(start)
         val made = entries.draw(tokens, taps.copyOfRange((start - at) * width, taps.size), length, params, noise)
         entries.crop(count)

@@ -13,6 +13,7 @@ import dev.edgespec.runtimes.Slot
 
 // tokens the draft has not seen yet are fed in one pass with the pending one up to this many; more are prefilled first
 private const val FEED = 4
+private const val BEHIND = 32 // tokens from which on a text that went on without the draft is read by pieces before it guesses
 
 /**
  * Draws chains or trees from a draft model (Leviathan arXiv 2211.17192, Chen arXiv 2302.01318).  Its slot follows the
@@ -25,6 +26,9 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
     private val trees = this.branch != listOf(1)
     private var params = SamplingParams()
     private var noise = Noise(0)
+    private var least = 0 // tokens that are read by pieces; 0 = the slot may hold another text
+    override var caughtUp = true
+        private set
 
     init {
         model.revocable = true
@@ -37,13 +41,38 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
 
     override fun rows(budget: Int): IntArray = rowsOf(branch, budget)
 
+    override fun begin(tokens: Tokens) {
+        least = 0
+    }
+
+    /** Read by pieces; what [propose] reads by itself is left to it. */
+    override fun prefill(tokens: Tokens, most: Int): Int {
+        if (least == 0) {
+            model.follow(Tokens(tokens.slice(0, tokens.size - 1)))
+            least = FEED
+        }
+        val known = model.tokens.size // refused guesses that it may hold, too, are few
+        val left = tokens.size - 1 - known
+        if (left < FEED) least = maxOf(least, BEHIND)
+        if (left < least) return 0
+        if (most > 0) {
+            if (tokens.size >= model.context || tokens.slice(known).max() >= model.vocabSize) {
+                least = Int.MAX_VALUE // it proposes nothing
+                return 0
+            }
+            model.prefill(tokens.slice(known, known + minOf(left, most)))
+        }
+        return maxOf(left - most, 0)
+    }
+
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         val length = minOf(budget, model.context - tokens.size)
         if (length < 1) return Proposal.EMPTY
         var known = model.follow(Tokens(tokens.slice(0, tokens.size - 1)))
         // a padding row of the target's vocabulary: the draft has no such
         if (tokens.slice(known).max() >= model.vocabSize) return Proposal.EMPTY
-        if (tokens.size - known > FEED) {
+        caughtUp = tokens.size - known <= FEED
+        if (!caughtUp) {
             model.prefill(tokens.slice(known, tokens.size - 1))
             known = tokens.size - 1
         }

@@ -33,6 +33,7 @@ import kotlinx.coroutines.flow.buffer
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
 import kotlinx.coroutines.runBlocking
+import kotlinx.coroutines.yield
 
 private const val ONE_THREAD_BYTES = 4L shl 20 // of a draft's weights: it is done before a second thread has woken up
 
@@ -74,6 +75,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     val allowance: Allowance
     private val model: Model
     private val draftModels = HashMap<String, Model>()
+    internal val paces = mapOf(false to Pace(), true to Pace()) // of the target, and of drafts
     private val times = HashMap<String, Map<Int, Double>>()
     internal val lanes: LanePool
     private var rowsExact: Boolean? = null
@@ -120,7 +122,8 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
 
     /**
      * Complete [prompt] as a stream of text.  Nothing runs before it is collected, decoding is at most a round ahead of the
-     * collector, and cancelling the collection ends the request after the round at hand; its KV stays for the next one.
+     * collector, and cancelling the collection ends the request after the round, or the piece of the prompt, at hand; its KV
+     * stays for the next one.
      */
     fun stream(prompt: String, settings: Settings = Settings()): Flow<Chunk> {
         if (prompt.isBlank()) throw InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
@@ -134,7 +137,12 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
             begin(prompt, settings).use { request ->
                 while (true) {
                     currentCoroutineContext().ensureActive()
-                    val chunk = request.advance()
+                    checkOpen()
+                    if (request.read()) { // somebody else's turn, or the end of this request
+                        yield()
+                        continue
+                    }
+                    val chunk = request.next()
                     emit(chunk)
                     if (chunk.result != null) break
                 }
@@ -145,11 +153,6 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     private fun begin(prompt: IntArray, settings: Settings): Request {
         checkOpen()
         return Request(this, prompt, settings)
-    }
-
-    private fun Request.advance(): Chunk {
-        checkOpen()
-        return next()
     }
 
     /** Complete a prompt; not for the main thread of an app. */

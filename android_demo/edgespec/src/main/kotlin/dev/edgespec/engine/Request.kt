@@ -52,15 +52,26 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             )
             rounds = Rounds(lane.target, drafter, prompt, options, stats)
             decoder = StreamDecoder(engine.codec::decode, prompt, settings.stop)
+            lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
         } catch (error: Throwable) {
             engine.lanes.giveBack(lane)
             throw error
         }
     }
 
+    /** Read some of what comes before the next round, so little that nobody waits for long -> whether there was any. */
+    fun read(): Boolean {
+        val asked = rounds.unread() ?: return false
+        val pace = engine.paces.getValue(asked.draft)
+        val rows = if (asked.left <= FIRST) asked.left else minOf(asked.left, pace.rows(lane.chunk, engine.lanes.inUse < 2))
+        val start = System.nanoTime()
+        rounds.read(rows)
+        pace.took(rows, (System.nanoTime() - start) / 1e9)
+        return true
+    }
+
     /** The next piece; the last one has the result. */
     fun next(): Chunk {
-        if (stats.rounds == 0) lane.target.reserve(minOf(lane.target.context, prompt.size + settings.maxNewTokens))
         val round = rounds.next()
         val pieces = take(round)
         if (finish == null) return Chunk(pieces.joinToString(""), round, pieces)

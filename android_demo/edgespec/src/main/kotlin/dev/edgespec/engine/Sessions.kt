@@ -23,6 +23,12 @@ import java.io.File
 
 private val VERIFY_SIZES = listOf(1, 2, 3, 5)
 private const val MOST_IDLE = 4 // finished conversations whose KV is kept
+private const val MOST_DRAFTERS = 32 // by method and options, that are kept with what they learned
+
+/** The drafters that were asked for last. */
+private class Latest<K> : LinkedHashMap<K, Drafter>(16, 0.75f, true) {
+    override fun removeEldestEntry(eldest: MutableMap.MutableEntry<K, Drafter>?): Boolean = size > MOST_DRAFTERS
+}
 
 /**
  * A target slot, the draft's slot if one is needed, and a drafter per method.  Drafters and their adaptive control stay
@@ -40,8 +46,8 @@ class Lane(
     val target: Slot = openSlot(model, context)
     private val drafts = HashMap<String, Slot>() // open ones
     private val parts = Parts(bundle.manifest, target, ::openDraft, { verifyCosts(null) }, store, cache)
-    private val inner = HashMap<Pair<String, DraftOptions>, Drafter>()
-    private val made = HashMap<List<Any?>, Drafter>() // whole drafters, by what they were asked for with
+    private val inner = Latest<Pair<String, DraftOptions>>()
+    private val made = Latest<List<Any?>>() // whole drafters, by what they were asked for with
     private var own: Pair<List<Any?>, Drafter>? = null
 
     /** The drafter of a method; with [adaptive] inside the control that drafts as much as pays. */

@@ -11,6 +11,7 @@ val ASSUMED_VERIFY: Map<Int, Double> = mapOf(1 to 1.0, 4 to 1.67, 8 to 2.57, 16 
 const val ASSUMED_DRAFT = 0.05
 const val WORTH = 1.05 // predicted gain below which a drafting method is not picked unasked
 const val ENOUGH = 3 // timings before they count
+private const val SIZES = 32 // pass sizes whose timings are kept
 private const val TIMINGS = 15 // latest timings of one pass size
 private const val REFRESH = 8 // timings between two evaluations of the medians
 
@@ -39,7 +40,7 @@ internal fun median(values: Collection<Double>): Double {
 class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
     private val given: Map<Int, Double>
     private val givenC = draft ?: ASSUMED_DRAFT
-    private val verifyMs = java.util.TreeMap<Int, ArrayDeque<Double>>()
+    private val verifyMs = LinkedHashMap<Int, ArrayDeque<Double>>()
     private val draftMs = ArrayDeque<Double>()
     private var unread = 0
     private var points: List<Pair<Int, Double>>
@@ -91,7 +92,12 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
         unread += times
     }
 
-    fun observeVerify(n: Int, ms: Double, times: Int = 1) = push(verifyMs.getOrPut(n) { ArrayDeque() }, ms, times)
+    fun observeVerify(n: Int, ms: Double, times: Int = 1) {
+        val known = verifyMs.remove(n) ?: ArrayDeque()
+        verifyMs[n] = known // the last
+        if (verifyMs.size > SIZES) verifyMs.remove(verifyMs.keys.first { it > 1 })
+        push(known, ms, times)
+    }
 
     fun observeDraft(n: Int, ms: Double, times: Int = 1) {
         if (n > 0) push(draftMs, ms / n, times)

@@ -117,8 +117,9 @@ private fun rawPass(model: Model, slot: NativeSlot): Binding {
     return io
 }
 
-/** Arguments: bundle, library or "-", operators, and a method and a number of tokens, or "own". */
+/** Arguments: bundle, library or "-", operators, and a method and a number of tokens, or "own"; without any, the JVM's own PSS. */
 fun main(arguments: Array<String>) {
+    if (arguments.isEmpty()) return println("{\"jvm_pss_mib\": ${pss() / 1024.0}}")
     val bundle = File(arguments[0])
     val library = arguments[1].takeIf { it != "-" }?.let(::File)
     val figures = if (arguments[3] == "own") ownCost(bundle, library!!) else serve(bundle, library, arguments[2], arguments[3], arguments[4].toInt())

@@ -35,9 +35,9 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val tied = facts.tied && (blocks || form == "fp32" || form == "w8a8")
     val own = matrixBytes(head, facts.vocab, facts.hidden)
     val cut = part.headVocab?.let { matrixBytes(head, it.size, facts.hidden) } ?: 0
-    // a draft with a cut LM head multiplies by that one alone, and only looks its embedding up
+    // a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none
     val row = if (tied) own / facts.vocab else rowBytes(part, blocks)
-    val table = if (tied && !part.cut) 0 else row * facts.vocab
+    val table = if (part.decoder != null || tied && !part.cut) 0 else row * facts.vocab
     val position = if (part.origin == "edgespec") 4L * (if (facts.angles.isEmpty()) facts.hidden else facts.angles.sum()) else 0
     val angles = (facts.context + part.headroom) * position
     val layerRow = if (facts.layerEmbedding > 0) facts.layers.toLong() * (if (form == "fp32") 4 * facts.layerEmbedding else facts.layerEmbedding + 4) else 0

@@ -1,0 +1,97 @@
+"""Pictures of the app's screens: Android's own views and graphics on a desktop JVM (Robolectric), over a real bundle.
+
+    python -m tests.support.screens docs/app
+
+Needs Debian's aapt and android-framework-res.  It fetches 500 MB from Maven Central and Google's, so it is no test.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from tests.conftest import DRAFT, TARGET
+from tests.support import apk
+from tests.support.jvm import DEMO, alone, environment, maven, same_onnxruntime
+
+ARCHIVES = ("androidx.test:monitor:1.8.0:aar", "androidx.test.espresso:espresso-idling-resource:3.7.0:aar")
+ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
+
+
+def built() -> list[str]:
+    """The class path of what draws."""
+    with alone():
+        to = "-Dmdep.outputFile=target/classpath.txt"
+        done = maven("-Pscreens", "package", "-DskipTests", "dependency:build-classpath", to)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    needed = (DEMO / "screens" / "target" / "classpath.txt").read_text("utf-8").strip()
+    own = ("screens/target/test-classes", "app/target/classes", "edgespec/target/classes")
+    return [*(str(DEMO / name) for name in own), *needed.split(":")]
+
+
+def fetched(folder: Path, artifact: str) -> Path:
+    """An artifact of Maven's, in ``folder``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    before = set(folder.iterdir())
+    what = ("dependency:copy", f"-Dartifact={artifact}", f"-DoutputDirectory={folder}")
+    done = maven("-Pscreens", "-pl", "screens", *what)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+    return next(iter(set(folder.iterdir()) - before))
+
+
+def resources(folder: Path) -> Path:
+    """The app's resources, compiled, in a folder that tells Robolectric where they are."""
+    compiled, told = folder / "resources.apk", folder / "told" / "com" / "android" / "tools"
+    apk.run("aapt", "package", "-f", "-M", apk.manifest(folder), "-S", DEMO / "app" / "src" / "main" / "res", "-I",
+            apk.FRAMEWORK, "--min-sdk-version", str(apk.MIN_SDK), "--target-sdk-version", str(apk.TARGET_SDK),
+            "-F", compiled)  # fmt: skip
+    told.mkdir(parents=True)
+    names = {"merged_manifest": folder / "AndroidManifest.xml", "resource_apk": compiled, "custom_package": apk.PACKAGE}
+    (told / "test_config.properties").write_text("".join(f"android_{name}={value}\n" for name, value in names.items()))
+    return folder / "told"
+
+
+def draw(output: Path, bundle: Path) -> str:
+    """Write the pictures -> what the app said."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        classes = [str(resources(folder)), *built()]
+        for number, artifact in enumerate(ARCHIVES):
+            with zipfile.ZipFile(fetched(folder / "archives", artifact)) as archive:
+                classes.append(archive.extract("classes.jar", folder / str(number)))
+        fetched(folder / "android", ANDROID)
+        java = ["java", "-Xmx1g", "-XX:+UseSerialGC", "-Drobolectric.offline=true"]
+        java += [f"-Drobolectric.dependency.dir={folder / 'android'}", f"-Dedgespec.bundle={bundle}"]
+        java += [f"-Donnxruntime.native.onnxruntime.path={same_onnxruntime(folder)}"]
+        java += [f"-Dedgespec.pictures={output}", "org.junit.runner.JUnitCore", "dev.edgespec.app.Screens"]
+        output.mkdir(parents=True, exist_ok=True)
+        env = environment(os.pathsep.join(classes))
+        done = subprocess.run(java, capture_output=True, text=True, env=env, timeout=apk.LIMIT)
+        assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
+        return done.stdout
+
+
+def main() -> None:
+    """Draw them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("output", type=Path)
+    parser.add_argument("--bundle", type=Path, help="for stock operators, with a draft model")
+    given = parser.parse_args()
+    if lost := apk.missing():
+        sys.exit(f"not installed: {', '.join(lost)}")
+    with tempfile.TemporaryDirectory() as scratch:
+        bundle = given.bundle
+        if bundle is None:
+            bundle = Path(scratch) / "bundle"
+            apk.run("edgespec", "export", TARGET, "--draft", DRAFT, "--method", "speculative", "--method", "self-spec",
+                    "--operators", "stock", "-o", bundle)  # fmt: skip
+        sys.stdout.write(draw(given.output.resolve(), bundle))
+
+
+if __name__ == "__main__":
+    main()
