@@ -13,9 +13,10 @@
 namespace edgespec {
 namespace {
 
-#include "kernels.inl"
 #include "lanes_neon.inl"
 #include "matrices_neon.inl"
+// the kernels use both
+#include "kernels.inl"
 
 const Kernels table = kTable("i8mm");
 

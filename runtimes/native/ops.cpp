@@ -1,6 +1,5 @@
 // The custom operators of domain "edgespec" and their registration with ONNX Runtime.
 #include <algorithm>
-#include <cstring>
 #include <memory>
 #include <mutex>
 #include <new>
@@ -8,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "abi.h"
 #include "pass.h"
 #include "team.h"
+#include "values.h"
 
 namespace edgespec {
 namespace {
@@ -23,89 +22,6 @@ constexpr int kControls = 8;
 constexpr int64_t kMostNumbers = 1 << 30;  // of an input that is counted by int
 constexpr int64_t kMostRecent = 1 << 24;   // of the controls of exact recent keys, in tokens
 
-Api g_api = nullptr;
-
-// What is being handled, as ONNX Runtime's status; needs no memory of its own.
-Status* current_error() noexcept {
-  const auto make = [](const char* what) {
-    return slot<Status* (*)(int, const char*)>(g_api, kCreateStatus)(kInvalidArgument, what);
-  };
-  try {
-    throw;
-  } catch (const std::bad_alloc&) { return make("edgespec: out of memory"); } catch (const std::exception& problem) {
-    return make(problem.what());
-  } catch (...) { return make("edgespec: unknown failure"); }
-}
-
-void check(Status* status) {
-  if (!status) return;
-  const std::unique_ptr<Status, void (*)(Status*)> owned(status, slot<void (*)(Status*)>(g_api, kReleaseStatus));
-  throw std::runtime_error(std::string("edgespec: ") +
-                           slot<const char* (*)(const Status*)>(g_api, kGetErrorMessage)(status));
-}
-
-struct View {
-  void* data = nullptr;
-  int type = 0;
-  std::vector<int64_t> dims;
-  int64_t count() const {
-    int64_t n = 1;
-    for (int64_t d : dims) n *= d;
-    return n;
-  }
-  size_t bytes() const { return size_t(count()) * (type == kFloat ? 4 : type == kInt64 ? 8 : 1); }
-};
-
-View view(const Value* value) {
-  View v;
-  if (!value) throw std::invalid_argument("edgespec: an input is missing");
-  check(slot<Status* (*)(const Value*, void**)>(g_api, kGetTensorMutableData)(value, &v.data));
-  ShapeInfo* shape = nullptr;
-  check(slot<Status* (*)(const Value*, ShapeInfo**)>(g_api, kGetTensorTypeAndShape)(value, &shape));
-  const std::unique_ptr<ShapeInfo, void (*)(ShapeInfo*)> owned(
-      shape, slot<void (*)(ShapeInfo*)>(g_api, kReleaseTensorTypeAndShapeInfo));
-  check(slot<Status* (*)(const ShapeInfo*, int*)>(g_api, kGetTensorElementType)(shape, &v.type));
-  size_t rank = 0;
-  check(slot<Status* (*)(const ShapeInfo*, size_t*)>(g_api, kGetDimensionsCount)(shape, &rank));
-  v.dims.resize(rank);
-  check(slot<Status* (*)(const ShapeInfo*, int64_t*, size_t)>(g_api, kGetDimensions)(shape, v.dims.data(), rank));
-  return v;
-}
-
-View input(KernelContext* context, size_t index) {
-  const Value* value = nullptr;
-  check(slot<Status* (*)(const KernelContext*, size_t, const Value**)>(g_api, kKernelContextGetInput)(context, index,
-                                                                                                      &value));
-  return view(value);
-}
-
-void* output(KernelContext* context, size_t index, const std::vector<int64_t>& dims) {
-  Value* value = nullptr;
-  check(slot<Status* (*)(KernelContext*, size_t, const int64_t*, size_t, Value**)>(g_api, kKernelContextGetOutput)(
-      context, index, dims.data(), dims.size(), &value));
-  return value ? view(value).data : nullptr;
-}
-
-std::string text_attribute(const KernelInfo* info, const char* name) {
-  const auto get =
-      slot<Status* (*)(const KernelInfo*, const char*, char*, size_t*)>(g_api, kKernelInfoGetAttributeString);
-  size_t size = 0;
-  check(get(info, name, nullptr, &size));
-  std::string text(size, '\0');
-  check(get(info, name, text.data(), &size));
-  text.resize(std::strlen(text.c_str()));
-  return text;
-}
-
-// A flag that need not be there.
-bool flag_attribute(const KernelInfo* info, const char* name) {
-  int64_t value = 0;
-  Status* status = slot<Status* (*)(const KernelInfo*, const char*, int64_t*)>(g_api, kKernelInfoGetAttributeInt64)(
-      info, name, &value);
-  if (status) slot<void (*)(Status*)>(g_api, kReleaseStatus)(status);
-  return !status && value != 0;
-}
-
 // ---- Decoder -------------------------------------------------------------------------------------------------------
 //
 // inputs: plan int64 [6, T] (token, position, slot, visible, parent, place), rows int64 [R], gates bool [G],
@@ -113,10 +29,8 @@ bool flag_attribute(const KernelInfo* info, const char* name) {
 //   codes, window, sinks, ring), tables float [..] (what the keys' format, then the codes' format was learnt with;
 //   cache.h), hidden_in float [T, D] (looked at only where the gates let it be loaded), then the weights.
 // outputs: logits float [L, columns] (no rows if top > 0), ids int64 [L, top], values float [L, top], where L is R
-// times
-//   the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the gates;
-//   W: columns of the
-// stores that they leave on).
+//   times the rows that the LM heads switched on give for each; hidden float [T, W] (no rows if not asked for by the
+//   gates; W: columns of the stores that they leave on).
 struct Decoder {
   Program program;
   bool constant = false;  // the weights are initializers: where they lie need be asked only once

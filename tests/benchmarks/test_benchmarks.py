@@ -151,6 +151,14 @@ def test_linear(figures: Run, kind: str) -> None:
 
 
 @pytest.mark.usefixtures("native")
+def test_roof(figures: Run) -> None:
+    found = figures("roof", "--threads", "1", ISAS=("scalar",))
+    assert set(found["isas"]) == {"scalar"}
+    assert set(found["isas"]["scalar"]) == {"1"}
+    assert all(rate > 0 for rate in found["isas"]["scalar"]["1"].values())
+
+
+@pytest.mark.usefixtures("native")
 def test_drafter_cost(figures: Run) -> None:
     tiny = {"tiny": (64, 4, 4, 2, 16, 96, 128)}
     changes: dict[str, Any] = {"SHAPES": tiny, "DEPTH": 8, "BLOCKS": (4,), "MEGABYTES": 8}

@@ -161,15 +161,15 @@ def test_bench(command: Command, paired: Paired) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(
-    "form, draft, target",
+    "form, draft, target, strict",
     [
-        ("fp32", "own", "foreign"),
-        ("int4", "own", "foreign"),
-        ("int8", "foreign", "foreign"),
-        ("int4", "foreign", "own"),
+        ("fp32", "own", "foreign", True),
+        ("int4", "own", "foreign", True),
+        ("int4", "own", "foreign", False),
+        ("int8", "foreign", "foreign", True),
+        ("int4", "foreign", "own", True),
     ],
 )
-@pytest.mark.parametrize("strict", [True, False], ids=["strict", "loose"])
 def test_methods_write_plain_text(
     paired: Paired, form: Format, draft: str, target: str, method: str, strict: bool
 ) -> None:

@@ -22,7 +22,8 @@ from edgespec.export.pipeline import Exporter
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
-from tests.conftest import OPERATORS, THREADS, Written, fixed_skip_set, use_operators
+from edgespec.runtimes.slots.shared import Model
+from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
 from tests.support.heads import make_heads
@@ -104,12 +105,10 @@ def test_every_architecture_is_here() -> None:
 
 
 @EACH
-def test_architectures_are_lossless_in_int4(
-    made: tuple[str, Engine], model_type: str, writer: Callable[..., Written], operators: Operators
-) -> None:
-    name, engine = made
-    quantizer = engine.bundle.manifest.target.quantizer
-    slot = writer(operators, name, "int4", quantizer).slot("native" if operators == "native" else "strict", 2)
+def test_architectures_are_lossless_in_int4(made: tuple[str, Engine], model_type: str) -> None:
+    _, engine = made
+    graph = "native" if engine.operators.kind == "native" else "gated"
+    slot = open_slot(Model(engine.bundle.path, engine.bundle.manifest.target, graph, 2))
     expected = [plain_greedy(slot, engine.codec.encode(prompt), TOKENS) for prompt in PROMPTS]
     # where rows of a pass cost more, as with experts, control might never guess
     plain = engine.bundle.manifest.target.facts.experts is None

@@ -46,21 +46,29 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 # -- sampled: the same tokens where the rule promises them -------------------------------------------------------------
 
 
+SEEDED = {
+    "ngram": "rejection",
+    "self-spec": "coupled",
+    "speculative": "coupled",
+    "swift": "coupled",
+    "chain": "coupled",
+    "medusa": "rejection",
+    "blockwise": "rejection",
+    "paradecode": "coupled",
+}
+
+
+# each method with both kinds of operators; formats in turn, each kind beginning with another one
 @pytest.mark.parametrize(
-    "method, acceptance",
+    "operators, form, method",
     [
-        ("ngram", "rejection"),
-        ("self-spec", "coupled"),
-        ("speculative", "coupled"),
-        ("swift", "coupled"),
-        ("chain", "coupled"),
-        ("medusa", "rejection"),
-        ("blockwise", "rejection"),
-        ("paradecode", "coupled"),
+        (kind, FORMATS[(at + 2 * shift) % len(FORMATS)], method)
+        for shift, kind in enumerate(OPERATORS)
+        for at, method in enumerate(SEEDED)
     ],
+    indirect=["operators"],
 )
-@pytest.mark.parametrize("form", FORMATS)
-def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str, acceptance: str) -> None:
+def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str) -> None:
     made = engine(form)
     accepted, texts = 0, set()
     for seed, prompt in enumerate(PROMPTS[:3]):
@@ -72,7 +80,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
             "seed": seed,
             "max_new_tokens": 60,
             "ignore_eos": True,
-            "acceptance": acceptance,
+            "acceptance": SEEDED[method],
         }
         plain = made.generate(prompt, method="ar", **settings)
         result = made.generate(prompt, method=method, fallback=False, **settings, **CHAINS.get(method, {}))

@@ -29,7 +29,7 @@ ISA_FLAGS = {
 SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
            "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
            "isa_i8mm")  # fmt: skip
-OPERATOR = (*SOURCES, "ops")
+OPERATOR = (*SOURCES, "values", "ops")
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan")
 FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")
 DEBUG = ("-O1", "-g1", "-fno-sanitize-recover=all")
@@ -68,8 +68,8 @@ def compiled(folder: Path, compiler: str, names: tuple[str, ...], isas: tuple[st
     def compile_one(name: str) -> str:
         target, source = folder / f"{name}.o", NATIVE / f"{name}.cpp"
         own = ISA_FLAGS.get(name, ()) if name in isas else ()
-        if not source.exists():  # a test program gains nothing from being optimized
-            source, own = TESTS / f"{name}.cpp", ("-O1",)
+        if not source.exists():  # a test program gains little from being optimized, and a fuzzer nothing
+            source, own = TESTS / f"{name}.cpp", ("-O0" if name in FUZZERS else "-O1",)
         command = [compiler, *flags, *own, f"-I{NATIVE}", "-c", str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, f"{name}.cpp does not compile:\n{done.stderr[-4000:]}"

@@ -198,24 +198,59 @@ def windows() -> Windows:
     return Windows.of([*texts, *more], 11)
 
 
+def shares_by_rank(logits: Array, wanted: NDArray[np.int64], texts: Windows, start: int, ahead: int) -> list[float]:
+    """Share of positions where the guess of each rank is right: logits [B, <= T, vocab], wanted [B, T]; positions
+    with fewer than ``ahead`` tokens of the text behind them do not count."""
+    from edgespec.export.training.measure import RANKS
+
+    hits, count = np.zeros(RANKS), 0
+    for text, length in enumerate(texts.lengths.tolist()):
+        for at in range(start - 1, min(length - ahead, logits.shape[1])):
+            place = int((logits[text, at] > logits[text, at, int(wanted[text, at])]).sum())
+            count += 1
+            if place < RANKS:
+                hits[place] += 1
+    return [round(hit / count, 4) for hit in hits]
+
+
 @pytest.mark.parametrize("start", [1, 4])
 def test_right_guesses_by_rank(learners: Any, target: Any, torch: Any, start: int) -> None:
-    from edgespec.export.training.measure import RANKS, rank_shares
+    from edgespec.export.training.measure import rank_shares
 
     learner, texts = learners("medusa", "kl"), windows()
-    hidden = target.hidden(torch.from_numpy(texts.tokens))
-    expected = []
+    hidden, expected = target.hidden(torch.from_numpy(texts.tokens)), []
     for head in range(3):
-        logits, hits, count = numpy(learner.logits(head, learner.rows(hidden)[head])), np.zeros(RANKS), 0
-        for text, length in enumerate(texts.lengths.tolist()):
-            for at in range(start - 1, length - head - 2):
-                place = int((logits[text, at] > logits[text, at, texts.tokens[text, at + head + 2]]).sum())
-                count += 1
-                if place < RANKS:
-                    hits[place] += 1
-        expected.append([round(hit / count, 4) for hit in hits])
+        logits = numpy(learner.logits(head, learner.rows(hidden)[head]))
+        wanted = np.roll(texts.tokens, -head - 2, 1)
+        expected.append(shares_by_rank(logits, wanted, texts, start, head + 2))
     assert sum(map(sum, expected)) > 0
     assert rank_shares(learner, texts, start) == expected
+
+
+@pytest.mark.parametrize("start", [1, 4])
+def test_right_guesses_of_exits_are_the_models_own(learners: Any, target: Any, torch: Any, start: int) -> None:
+    from edgespec.export.training.measure import rank_shares
+
+    learner, texts = learners("exits", "kl"), windows()
+    found = target.model(torch.from_numpy(texts.tokens), output_hidden_states=True)
+    hidden, best = numpy(target.norm(found.hidden_states[1])), found.logits.argmax(-1).numpy()
+    expected = [
+        shares_by_rank(hidden @ weight.T @ numpy(target.lm_head).T, best, texts, start, 1)
+        for weight in numpy(learner.weight)
+    ]
+    assert sum(map(sum, expected)) > 0
+    assert rank_shares(learner, texts, start) == expected
+
+
+def test_blocks_of_heads_start_from_the_hidden_state(learners: Any, torch: Any) -> None:
+    """Rows are h + W' silu(W h + b) + b' of each head (arXiv 1811.03115)."""
+    learner = learners("blockwise", "kl")
+    h = np.random.default_rng(3).standard_normal((5, learner.target.facts.hidden))
+    inner = h @ numpy(learner.inner).T + numpy(learner.inner_bias)
+    outer = (inner / (1 + np.exp(-inner))) @ numpy(learner.outer).T + numpy(learner.outer_bias)
+    for head, rows in enumerate(learner.rows(torch.from_numpy(h).float())):
+        expected = h + outer[:, head * h.shape[1] : (head + 1) * h.shape[1]]
+        np.testing.assert_allclose(numpy(rows), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("start", [1, 4])

@@ -84,14 +84,17 @@ def plain(engine: Engine, bundle: Path) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_writes_plain_decodings_text(engine: Engine, plain: list[list[int]], name: str) -> None:
+@pytest.mark.parametrize("number, name", [*enumerate(METHODS)])
+def test_every_method_writes_plain_decodings_text(
+    engine: Engine, plain: list[list[int]], number: int, name: str
+) -> None:
+    """After one of the prompts each."""
     settings: dict[str, Any] = {"method": name, "max_new_tokens": TOKENS, "ignore_eos": True, "fallback": False}
     settings |= {"adaptive": False, "gamma": 4} | METHODS[name]
-    for prompt, tokens in zip(PROMPTS, plain, strict=True):
-        result = engine.generate(prompt, **settings)
-        assert result.tokens == tokens
-        assert (result.device, result.device_lost, result.stats.dropped_reason) == ("webgpu", None, None)
+    at = number % len(PROMPTS)
+    result = engine.generate(PROMPTS[at], **settings)
+    assert result.tokens == plain[at]
+    assert (result.device, result.device_lost, result.stats.dropped_reason) == ("webgpu", None, None)
 
 
 def test_rows_have_the_same_bits_in_every_pass(engine: Engine) -> None:

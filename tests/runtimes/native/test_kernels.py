@@ -17,6 +17,7 @@ from tests.support.selftest import (
     PARTS,
     PLAIN,
     SANITIZED,
+    SOURCES,
     TESTS,
     Program,
     build,
@@ -26,6 +27,8 @@ from tests.support.selftest import (
     knows,
     linked,
 )  # fmt: skip
+
+ARM = ("isa_neon", "isa_i8mm")  # what differs between builds for Arm
 
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
@@ -108,17 +111,27 @@ def sanitized(folder: Path, program: Program) -> dict[str, Program]:
     return {name: linked(place / name, compiler, [*shared, *own], flags) for name, own in parts.items()}
 
 
-@pytest.fixture(scope="session", params=["dot products", "baseline"])
-def arm(folder: Path, request: pytest.FixtureRequest) -> Program:
+@pytest.fixture(scope="session")
+def arm_parts(folder: Path) -> tuple[str, tuple[str, ...], list[str]]:
+    """The cross compiler, its flags, and the objects of all that is the same on every Arm."""
     compiler = shutil.which("aarch64-linux-gnu-g++")
+    if not compiler:
+        pytest.skip("no cross compiler (g++-aarch64-linux-gnu)")
+    flags = (*("-O1" if flag == "-O3" else flag for flag in COMMON), "-static")
+    names = tuple(name for name in (*SOURCES, *PARTS) if name not in ARM)
+    return compiler, flags, compiled(folder / "arm", compiler, names, (), flags)
+
+
+@pytest.fixture(scope="session", params=["dot products", "baseline"])
+def arm(folder: Path, arm_parts: tuple[str, tuple[str, ...], list[str]], request: pytest.FixtureRequest) -> Program:
     emulator = shutil.which("qemu-aarch64") or shutil.which("qemu-aarch64-static")
-    if not compiler or not emulator:
-        pytest.skip("no cross compiler (g++-aarch64-linux-gnu) or no emulator (qemu-user)")
-    plain = request.param == "baseline"
-    common = tuple("-O1" if flag == "-O3" else flag for flag in COMMON)
-    isas: tuple[str, ...] = () if plain else tuple(n for n in ("isa_neon", "isa_i8mm") if knows(compiler, n))
-    name = "arm-baseline" if plain else "arm"
-    return replace(build(folder / name, compiler, isas, (*common, "-static")), runner=(emulator,))
+    if not emulator:
+        pytest.skip("no emulator (qemu-user)")
+    compiler, flags, shared = arm_parts
+    isas = () if request.param == "baseline" else tuple(name for name in ARM if knows(compiler, name))
+    place = folder / f"arm-{request.param.replace(' ', '-')}"
+    own = compiled(place, compiler, ARM, isas, flags)
+    return replace(linked(place / "selftest", compiler, [*shared, *own], flags), runner=(emulator,))
 
 
 @pytest.fixture(scope="session")
