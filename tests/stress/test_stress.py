@@ -43,7 +43,7 @@ def test_a_life_is_judged_by_its_quarters() -> None:
 
     flat, grown = life(9, 9, 200, 200, 201, 199, 201, 201), life(9, 9, 200, 200, 202, 203, 204, 204)
     assert flat.quarters("rss") == [9 << 20, 200 << 20, 200 << 20, 201 << 20]
-    assert flat.growth("rss") == 1 / 200
+    assert flat.growth("rss") == pytest.approx(1 / 200)
     assert flat.verdict().endswith("\nflat")
     assert "rss: quarters 9.0, 200.0, 202.5, 204.0 MiB; the last over the second +2.0%" in grown.verdict()
     assert grown.verdict().endswith("NOT flat: more than 1%")
