@@ -152,10 +152,10 @@ class GraphOps(GraphPieces):
         return self._attention.emit(q, k, v, self.packed.get((q, k, v)), rule, self._kv_names)
 
     def convolution(self, x: str, rule: ConvolutionRule) -> str:
-        raise UnsupportedModel("short convolutions need native operators: ONNX Runtime's own have no states for them")
+        raise UnsupportedModel("short convolutions need native operators: ONNX Runtime's own cannot take guesses back")
 
     def delta(self, x: str, z: str, a: str, b: str, rule: DeltaRule) -> str:
-        raise UnsupportedModel("gated delta rules need native operators: ONNX Runtime's own have no states for them")
+        raise UnsupportedModel("gated delta rules need native operators: ONNX Runtime's own cannot take guesses back")
 
     def opened(self, x: str, gate: str) -> str:
         return self.graph.node("Mul", [x, self.graph.node("Sigmoid", [gate])])

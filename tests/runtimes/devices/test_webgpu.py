@@ -84,7 +84,7 @@ def plain(engine: Engine, bundle: Path) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parametrize("number, name", enumerate(METHODS))
+@pytest.mark.parametrize("number, name", [*enumerate(METHODS)])
 def test_every_method_writes_plain_decodings_text(
     engine: Engine, plain: list[list[int]], number: int, name: str
 ) -> None:
