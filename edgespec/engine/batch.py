@@ -83,9 +83,9 @@ class Batches:
             settings: of each prompt; they differ in their seeds alone.
             cancel: set it to end all after the round at hand.
         """
+        engine = engine.usable
         if not prompts:
             return []
-        engine = engine.usable
         width = _width(engine, prompts, settings[0])
         sessions = self._take(engine, width) if engine.operators.kind == "native" and len(prompts) > 1 else None
         pool = sessions.pool if sessions else None
