@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
+
+_trimmed = -math.inf  # when memory was last given back
 
 
 def peak_bytes() -> int:
@@ -23,8 +27,16 @@ def peak_bytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def trim_memory() -> None:
-    """Give what was freed back to the system: glibc keeps what its heap once held, such as packed weights."""
+def trim_memory(every: float = 0.0) -> None:
+    """Give what was freed back to the system: glibc keeps what its heap once held, such as packed weights.
+
+    Args:
+        every: seconds since the last time within which nothing is done; it takes a few milliseconds.
+    """
+    global _trimmed
+    if time.monotonic() - _trimmed < every:
+        return
+    _trimmed = time.monotonic()
     if sys.platform == "linux":
         with suppress(AttributeError, OSError):  # another C library
             ctypes.CDLL(None).malloc_trim(0)

@@ -83,7 +83,9 @@ def test_public_names_are_imported_on_first_use() -> None:
         ),
         (
             Engine.generate_batch,
-            "(self, prompts: Sequence[Prompt], settings: Settings | None = None, **changes: Any) -> list[Result]",
+            "(self, prompts: Sequence[Prompt], settings: Settings | None = None, *, "
+            "seeds: Sequence[int | None] | None = None, cancel: threading.Event | None = None, **changes: Any) "
+            "-> list[Result]",
         ),
         (
             Engine.chat,

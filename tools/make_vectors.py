@@ -209,9 +209,10 @@ class _Guesser(Drafter):
 
 def adaptive() -> Iterator[dict[str, Any]]:
     """Lengths that control chooses on recorded rounds: how many guesses would stand, and what the clock said."""
-    for number, (cheap, seeded, fallback, good) in enumerate(
-        [(True, True, True, 0.8), (True, True, True, 0.1), (False, True, True, 0.6), (False, True, False, 0.05),
-         (True, False, True, 0.5), (False, False, True, 0.75), (False, False, True, 0.3)]
+    for number, (cheap, seeded, fallback, good, first) in enumerate(
+        [(True, True, True, 0.8, 0), (True, True, True, 0.1, 0), (False, True, True, 0.6, 0),
+         (False, True, False, 0.05, 0), (True, False, True, 0.5, 0), (False, False, True, 0.75, 0),
+         (False, False, True, 0.3, 0), (False, False, True, 0.75, 1.5)]
     ):  # fmt: skip
         rng, rounds = np.random.default_rng(number), 240
         buckets = rng.integers(0, 3, rounds).tolist() if cheap else [0] * rounds
@@ -230,7 +231,8 @@ def adaptive() -> Iterator[dict[str, Any]]:
             proposal = control.propose([1], 1 + at % 8)
             count = len(proposal)
             control.observe(proposal, Verdict(range(min(count, int(stand[at]))), 0), NOTHING)
-            control.timed(proposal, RoundTime(float(draft[at]) * count, 5 + float(extra[at]) * count, count + 1))
+            drafted = first * (count > 0) + float(draft[at]) * count
+            control.timed(proposal, RoundTime(drafted, 5 + float(extra[at]) * count, count + 1))
             lengths.append(count)
         yield {
             "cheap": cheap,
@@ -238,6 +240,7 @@ def adaptive() -> Iterator[dict[str, Any]]:
             "fallback": fallback,
             "buckets": buckets,
             "stand": stand.tolist(),
+            "first_ms": first,
             "draft_ms": draft.tolist(),
             "row_ms": extra.tolist(),
             "lengths": lengths,

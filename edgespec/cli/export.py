@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FORMATS = ("int4", "int8", "w8a8", "fp32")
 QUANTIZERS = ("rtn", "mse", "awq", "gptq")
+LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 
 
 @click.command("export", cls=GroupedCommand)
@@ -177,6 +178,8 @@ def command(
     with suppress(OSError):  # another search is in there
         search.rmdir()
     seconds = time.perf_counter() - start
+    if (warning := _low_agreement(manifest)) is not None:
+        click.echo(warning, err=True)
     if as_json:
         emit_json({"bundle": str(target), "seconds": seconds, "manifest": manifest.model_dump(mode="json")})
         return
@@ -200,6 +203,18 @@ def command(
         click.echo(f"recipe {recipe.name}: {recipe.reason}")
     run = f"edgespec run {quoted} --prompt '...'" if recipe is None else recipe.run_command(quoted, manifest)
     click.echo(f"next: {run}")
+
+
+def _low_agreement(manifest: Manifest) -> str | None:
+    """A warning where the bundle seldom chooses as its source does."""
+    found, positions = manifest.parity["top1_agreement"], manifest.parity["positions"]
+    if found >= LOW_AGREEMENT:
+        return None
+    more = "" if manifest.target.format in ("int8", "fp32") else "; try --head-format int8, or --format int8"
+    return (
+        f"warning: on {positions} positions the bundle's likeliest token is the source's only {100 * found:.0f} % of "
+        f"the time: its text will be another model's{more}"
+    )
 
 
 def default_output(model: str) -> Path:

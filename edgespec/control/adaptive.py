@@ -2,7 +2,7 @@
 
 Each round verifies the K guesses that maximise
 
-    (1 + sum_{i <= K} prod_{j <= i} a_j) / (K c + v(rows(K)))          K = 0 is plain decoding: 1
+    (1 + sum_{i <= K} prod_{j <= i} a_j) / (d(K) + v(rows(K)))          K = 0 is plain decoding: 1
 
 with a_j = P(guess j accepted | all before it were), learned for each bucket of the inner drafter.
 """
@@ -34,7 +34,7 @@ class Adaptive(Wrapper):
 
     Args:
         inner: the drafter.
-        cost: c and v; learns from the clock.
+        cost: d and v; learns from the clock.
         gamma_max: most guesses, whatever the budget.
         fallback: False = always draft at least one guess.
         prior: acceptance to start from, for example the one the bundle's manifest has measured.
@@ -162,7 +162,7 @@ class Adaptive(Wrapper):
             record.drafting = bool(best)
         if best or not self.fallback:
             record.wait, record.sat, record.streak = WAIT, 0, 0
-            return max(best, 1)
+            return max(best, 1) if best > 1 else self._first(rows)
         if length := self._to_probe(record, rows):
             record.sat = 0
             record.probing = True
@@ -172,6 +172,11 @@ class Adaptive(Wrapper):
             return length
         record.sat += 1
         return 0
+
+    def _first(self, rows: list[int]) -> int:
+        """One guess, or two until two were timed: the first may be the dear one."""
+        alone = not self._at_once and self._costs.longest == 1 and len(rows) > 2 and rows[2] > rows[1]
+        return 2 if alone and self._steps(2, rows[2]) - 1 <= self.stake else 1
 
     def _to_probe(self, record: Record, rows: list[int]) -> int:
         """Guesses of a probe where one is due: as many as its stake allows."""
@@ -204,7 +209,7 @@ class Adaptive(Wrapper):
         waited for.
         """
         costs, width = self._costs, self._width
-        return ((1 if self._at_once else depth) * costs.c * width + costs.v(width * rows)) / costs.v(width)
+        return (costs.d(1 if self._at_once else depth) * width + costs.v(width * rows)) / costs.v(width)
 
     def price(self, proposal: Proposal) -> float:
         """Plain steps that a round over this proposal is expected to take, whatever is accepted."""
@@ -229,8 +234,8 @@ class Adaptive(Wrapper):
             chance *= record.rate(position)
             tokens += chance
         control, steps = self._control, 1 if self._at_once else depth
-        control.steps, control.step_cost, control.plain_ms = steps, self.cost.c, self.cost.plain_ms
-        return tokens, steps * costs.c + costs.v(len(proposal) + 1)
+        control.steps, control.step_cost, control.plain_ms = steps, self.cost.d(steps) / steps, self.cost.plain_ms
+        return tokens, costs.d(steps) + costs.v(len(proposal) + 1)
 
     def _record(self, bucket: int) -> Record:
         if bucket not in self._records:

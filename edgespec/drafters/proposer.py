@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from operator import index
 
@@ -12,6 +15,7 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass
+from edgespec.errors import InvalidRequest, first_line
 
 
 class Custom(Drafter):
@@ -25,30 +29,39 @@ class Custom(Drafter):
     def __init__(self, proposer: Proposer, vocab: int) -> None:
         self._own, self.vocab = proposer, vocab
         self.name = proposer_name(proposer)
-        self.cheap = bool(getattr(proposer, "cheap", True))
-        self._observe = getattr(proposer, "observe", None)
+        with _contained():
+            self.cheap = bool(getattr(proposer, "cheap", True))
+            self._observe = getattr(proposer, "observe", None)
 
     @property
     def wants_hidden(self) -> bool:
         """If it says so."""
-        return bool(getattr(self._own, "wants_hidden", False))
+        with _contained():
+            return bool(getattr(self._own, "wants_hidden", False))
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """How this request samples, for a proposer that wants to know."""
-        if bind := getattr(self._own, "bind", None):
-            bind(params, noise)
+        with _contained():
+            if bind := getattr(self._own, "bind", None):
+                bind(params, noise)
 
     def begin(self, tokens: list[int]) -> None:
         """The prompt, for a proposer that wants it."""
-        if begin := getattr(self._own, "begin", None):
-            begin(list(tokens))
+        with _contained():
+            if begin := getattr(self._own, "begin", None):
+                begin(list(tokens))
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """The proposer's guesses.
 
         Raises:
             TypeError, ValueError: they are not guesses.
+            RuntimeError: it would have ended the process.
         """
+        with _contained():
+            return self._guesses(tokens, budget)
+
+    def _guesses(self, tokens: list[int], budget: int) -> Proposal:
         found = self._own.propose(list(tokens), budget)
         if found is None:
             return EMPTY
@@ -63,9 +76,45 @@ class Custom(Drafter):
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Pass the round on."""
         if self._observe is not None:
-            self._observe(proposal, verdict, output)
+            with _contained():
+                self._observe(proposal, verdict, output)
 
 
 def proposer_name(proposer: Proposer) -> str:
-    """What a result calls it."""
-    return str(getattr(proposer, "name", type(proposer).__name__))
+    """What a result calls it.
+
+    Raises:
+        InvalidRequest: it has a name that cannot be read.
+    """
+    try:
+        with _contained():
+            return str(getattr(proposer, "name", type(proposer).__name__))
+    except Exception as error:
+        raise InvalidRequest(f"the proposer's name cannot be read: {first_line(error)}") from error
+
+
+@contextmanager
+def _contained() -> Iterator[None]:
+    """What a proposer raises is an ``Exception``, so that it costs its guesses alone: ``sys.exit`` in it, a panic of
+    a library.  Ctrl-C goes through, and so does what a handler of a signal raises while the proposer runs.
+
+    Raises:
+        RuntimeError: in place of what is no ``Exception``.
+    """
+    try:
+        yield
+    except (Exception, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        if _by_a_signal(error):
+            raise
+        raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
+
+
+def _by_a_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal raised it."""
+    handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
+    at = error.__traceback__
+    while at is not None and at.tb_frame.f_code not in handlers:
+        at = at.tb_next
+    return at is not None

@@ -6,6 +6,7 @@ and drafts are each request's own and run one after the other.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -67,17 +68,32 @@ class Batches:
             sessions.close()
         self._idle.clear()
 
-    def run(self, engine: LoadedBundle, prompts: Sequence[list[int]], settings: Settings) -> list[Result]:
-        """Complete prompts, as many at a time as were asked for or fit the memory."""
+    def run(
+        self,
+        engine: LoadedBundle,
+        prompts: Sequence[list[int]],
+        settings: Sequence[Settings],
+        cancel: threading.Event | None = None,
+    ) -> list[Result]:
+        """Complete prompts, as many at a time as were asked for or fit the memory.
+
+        Args:
+            engine: where.
+            prompts: token ids.
+            settings: of each prompt; they differ in their seeds alone.
+            cancel: set it to end all after the round at hand.
+        """
         engine = engine.usable
-        width = _width(engine, prompts, settings)
+        if not prompts:
+            return []
+        width = _width(engine, prompts, settings[0])
         sessions = self._take(engine, width) if engine.operators.kind == "native" and len(prompts) > 1 else None
         pool = sessions.pool if sessions else None
         try:
             return run_batch(
                 len(prompts),
                 width,
-                lambda number: Stream(engine.usable, prompts[number], settings, sessions=pool),
+                lambda number: Stream(engine.usable, prompts[number], settings[number], cancel, sessions=pool),
                 sessions.batch if sessions else None,
                 engine.lock,
             )

@@ -100,19 +100,39 @@ class Engine(LoadedBundle):
         return stream.result
 
     def generate_batch(
-        self, prompts: Sequence[Prompt], settings: Settings | None = None, **changes: Any
+        self,
+        prompts: Sequence[Prompt],
+        settings: Settings | None = None,
+        *,
+        seeds: Sequence[int | None] | None = None,
+        cancel: threading.Event | None = None,
+        **changes: Any,
     ) -> list[Result]:
         """Complete several prompts, ``Settings.batch`` at a time; results in the order of the prompts.
 
         On native operators the passes of all that run are one, so that the weights are read once; every text is that
         of the request alone.  On stock operators they take turns, a round each, and gain nothing.
+
+        Args:
+            prompts: texts, or token ids.
+            settings: of all of them.
+            seeds: one for each prompt; None = the seed of the settings for all.
+            cancel: set it to end all of them after the round at hand; what was not begun has no tokens.
+            **changes: as for ``stream``.
+
+        Raises:
+            InvalidRequest: as for ``stream``, or seeds that are not one for each prompt.
         """
         if isinstance(prompts, str):
             raise InvalidRequest(
                 "generate_batch got one text: expected a list of prompts", "use generate for one prompt"
             )
         encoded = [self._encode(prompt) for prompt in prompts]
-        return self._batches.run(self, encoded, (settings or Settings()).changed(**changes))
+        common = (settings or Settings()).changed(**changes)
+        if seeds is not None and len(seeds) != len(encoded):
+            raise InvalidRequest(f"{len(seeds)} seeds for {len(encoded)} prompts: expected one for each prompt")
+        each = [common] * len(encoded) if seeds is None else [common.changed(seed=seed) for seed in seeds]
+        return self._batches.run(self, encoded, each, cancel)
 
     def chat(
         self,

@@ -27,12 +27,14 @@ from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.expectations import Ratios
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
+TRIM_EVERY = 5.0  # seconds between two times that free memory goes back to the system, where an engine has no request
 MOST_DRAFTERS = 32  # drafters and their control, by method and options, that are kept with what they learned
 
 UNKNOWN = Ratios({}, {})
@@ -256,6 +258,8 @@ class SessionPool:
                 for old in self._idle[: -self._most_idle]:
                     old.close()
                 del self._idle[: -self._most_idle]
+        if not self._busy:
+            trim_memory(TRIM_EVERY)
 
     def drop(self, session: Session) -> None:
         """What this session held is lost: nobody gets it again."""

@@ -55,10 +55,11 @@ def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve)
 
 
 class CostModel:
-    """c and v(n): given, and corrected by what is observed.
+    """d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.
 
-    v is linear between its points and continues with the last slope.  v(1) = 1 by definition.  It grows a little with
-    the depth of the context; observations come from the depth at hand.
+    Both are linear between their points and continue with the last slope; d(0) = 0 and v(1) = 1 by definition.  d(k) is
+    k c until two numbers of steps were seen: a drafter that first reads what the target wrote pays most for its first
+    guess.  v grows a little with the depth of the context; observations come from the depth at hand.
 
     Args:
         verify: points {rows: v}, or any times in proportion to them; None = ``ASSUMED_VERIFY``.
@@ -80,10 +81,10 @@ class CostModel:
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
         self._verify_ms: dict[int, array[float]] = {}  # the size observed last is last
-        self._draft_ms: array[float] = array("d")
+        self._draft_ms: dict[int, array[float]] = {}  # by steps, in the same order
         self._unread = 0
         self._points = list(self._given.items())
-        self._c = self._given_c
+        self._steps = [(0, 0.0), (1, self._given_c)]
         self._table = array("d")
         self._plain_ms: float | None = None
 
@@ -93,9 +94,18 @@ class CostModel:
 
     @property
     def c(self) -> float:
-        """Time of one draft step over the time of a one-row pass."""
+        """Time of the first draft step over the time of a one-row pass."""
+        return self.d(1)
+
+    def d(self, k: int) -> float:
+        """Time of ``k`` draft steps over the time of a one-row pass."""
         self._refresh()
-        return self._c
+        return _interpolate(self._steps, k)
+
+    @property
+    def longest(self) -> int:
+        """Most draft steps whose time was observed; 0 = none was."""
+        return max(self._draft_ms, default=0)
 
     def v(self, n: int) -> float:
         """Time of an ``n``-row pass over the time of a one-row pass."""
@@ -112,16 +122,13 @@ class CostModel:
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
         """A pass over ``n`` rows took ``ms``; ``times``: as the median of so many."""
-        known = self._verify_ms.pop(n, array("d"))
-        self._verify_ms[n] = _latest(known, ms, times)
-        if len(self._verify_ms) > _SIZES:
-            del self._verify_ms[next(size for size in self._verify_ms if size > 1)]
+        _observe(self._verify_ms, n, ms, times)
         self._unread += times
 
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
-        """Drafting ``n`` guesses took ``ms``; ``times``: as the median of so many."""
+        """``n`` draft steps took ``ms``; ``times``: as the median of so many."""
         if n > 0:
-            self._draft_ms = _latest(self._draft_ms, ms / n, times)
+            _observe(self._draft_ms, n, ms, times)
             self._unread += times
 
     def observe_round(self, n: int, steps: int, ms: float) -> None:
@@ -151,19 +158,25 @@ class CostModel:
         points = self._given | {n: time / one for n, time in ms.items()} | {1: 1.0}
         # What was measured stands; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
-        top = 0.0
-        rising: list[tuple[int, float]] = []
-        for n, cost in sorted(known.items()):  # more rows never cost less: a dip is noise, and argmax would dig it out
-            top = max(top, cost)
-            rising.append((n, top))
-        self._points, self._table = rising, array("d")
-        if len(self._draft_ms) >= ENOUGH:
-            self._c = median(self._draft_ms) / one
+        self._points, self._table = _rising(known), array("d")
+        if drafts := {k: median(times) / one for k, times in self._draft_ms.items() if len(times) >= ENOUGH}:
+            self._steps = _rising({0: 0.0} | drafts)
 
 
-def _latest(known: array[float], ms: float, times: int) -> array[float]:  # [at most _WINDOW]
-    """The window after a timing more, without room to spare: there are many windows."""
-    return (known + array("d", [ms] * times))[-_WINDOW:]
+def _observe(windows: dict[int, array[float]], n: int, ms: float, times: int) -> None:
+    """Add a timing; windows have no room to spare, because there are many."""
+    windows[n] = (windows.pop(n, array("d")) + array("d", [ms] * times))[-_WINDOW:]
+    if len(windows) > _SIZES:
+        del windows[next(size for size in windows if size > 1)]
+
+
+def _rising(points: Mapping[int, float]) -> list[tuple[int, float]]:
+    """The points in order.  More never costs less: a dip is noise, and argmax would dig it out."""
+    top, found = 0.0, []
+    for n, cost in sorted(points.items()):
+        top = max(top, cost)
+        found.append((n, top))
+    return found
 
 
 def _interpolate(points: Sequence[tuple[int, float]], n: int) -> float:

@@ -64,6 +64,16 @@ def test_the_text_names_what_was_found(command: Command) -> None:
     assert "next: edgespec run 'a b' --prompt" in result.out  # can be pasted into a shell
 
 
+def test_a_low_agreement_is_warned_of(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "warning: on " not in command("export", TARGET, "-o", "good", "--format", "int8").err
+    monkeypatch.setattr("edgespec.cli.export.LOW_AGREEMENT", 1.01)  # beyond what any bundle reaches
+    result = command("export", TARGET, "-o", "bad", "--format", "int4", "--json")
+    assert result.code == 0
+    agreement = result.json["manifest"]["parity"]["top1_agreement"]
+    assert f"the source's only {100 * agreement:.0f} % of the time" in result.err
+    assert "try --head-format int8" in result.err
+
+
 def test_dry_run(command: Command, elsewhere: Path) -> None:
     methods = ("--method", "speculative", "--draft", DRAFT)
     plan = command("export", TARGET, *methods, "--format", "int8", "--context", 100, "--dry-run", "--json").json

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -96,6 +98,71 @@ def test_it_may_pass(found: Any) -> None:
 def test_nonsense_ends_it(found: Any) -> None:
     stats = run(Fixed(found))
     assert str(stats.dropped_reason).startswith("Fixed failed in propose: ")
+
+
+class Ending:
+    """Raises what would end the process, where it is told to."""
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self._where, self._error = where, error
+
+    def _reach(self, where: str) -> None:
+        if where == self._where:
+            raise self._error
+
+    @property
+    def name(self) -> str:
+        self._reach("name")
+        return "ending"
+
+    @property
+    def wants_hidden(self) -> bool:
+        self._reach("wants_hidden")
+        return False
+
+    def bind(self, params: Any, noise: Any) -> None:
+        self._reach("bind")
+
+    def begin(self, tokens: list[int]) -> None:
+        self._reach("begin")
+
+    def propose(self, tokens: list[int], budget: int) -> list[int]:
+        self._reach("propose")
+        return [1]
+
+    def observe(self, proposal: Any, verdict: Any, output: Any) -> None:
+        self._reach("observe")
+
+
+class Panic(BaseException):
+    """Of a native library."""
+
+
+@pytest.mark.parametrize("where", ["bind", "begin", "propose", "observe"])
+@pytest.mark.parametrize(
+    "error", [SystemExit(3), GeneratorExit(), Panic("at the disco")], ids=lambda e: type(e).__name__
+)
+def test_what_would_end_the_process_costs_its_guesses_alone(where: str, error: BaseException) -> None:
+    reason = str(run(Ending(where, error)).dropped_reason)
+    assert reason.startswith("ending failed in ")
+    assert f"it raised {type(error).__name__}" in reason
+
+
+def test_ctrl_c_and_handlers_of_signals_go_through() -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run(Ending("propose", KeyboardInterrupt()))
+
+    class Signalled:
+        def propose(self, tokens: list[int], budget: int) -> list[int]:
+            signal.raise_signal(signal.SIGTERM)
+            return []
+
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            run(Signalled())
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_it_cannot_touch_the_text() -> None:
@@ -232,6 +299,19 @@ def export_to(folder: Path) -> Path:
     """A bundle of the embedded model without heads."""
     Exporter(ExportOptions(TARGET, folder / "bundle", (), "int4", threads=THREADS, operators="stock")).run()
     return folder / "bundle"
+
+
+def test_an_engine_outlives_a_proposer_that_ends_the_process(engine: Callable[..., Engine]) -> None:
+    made = engine()
+    settings: dict[str, Any] = {"max_new_tokens": 12, "ignore_eos": True}
+    wanted = made.generate(PROMPTS[0], method="ar", **settings).tokens
+    result = made.generate(PROMPTS[0], proposer=Ending("propose", SystemExit(3)), **settings)
+    assert result.tokens == wanted
+    assert "it raised SystemExit: 3" in result.reason
+    assert made.generate(PROMPTS[0], proposer=Ending("wants_hidden", SystemExit(3)), **settings).tokens == wanted
+    with pytest.raises(InvalidRequest, match="name cannot be read: it raised SystemExit"):
+        made.generate(PROMPTS[0], proposer=Ending("name", SystemExit(3)), **settings)
+    assert made.generate(PROMPTS[0], method="ar", **settings).tokens == wanted
 
 
 def test_drawn_guesses_are_not_exact(engine: Callable[..., Engine]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -51,6 +52,41 @@ def test_sequences_end_at_different_times_and_others_take_their_place(engine: Ge
     alone = [made.generate(prompt, **how) for prompt in prompts]
     assert [(r.tokens, r.text, r.finish) for r in results] == [(r.tokens, r.text, r.finish) for r in alone]
     assert len({len(result.tokens) for result in results}) > 2
+
+
+def test_each_prompt_may_have_a_seed(engine: Get) -> None:
+    made = engine()
+    how: dict[str, Any] = {"method": "ar", "temperature": 1.0, "max_new_tokens": 16, "ignore_eos": True}
+    results = made.generate_batch([PROMPTS[0]] * 4, seeds=[1, 2, 3, 1], batch=3, **how)
+    assert [result.tokens for result in results] == [
+        made.generate(PROMPTS[0], seed=seed, **how).tokens for seed in (1, 2, 3, 1)
+    ]
+    assert len({tuple(result.tokens) for result in results}) == 3
+    with pytest.raises(InvalidRequest, match="1 seeds for 2 prompts"):
+        made.generate_batch(list(PROMPTS[:2]), seeds=[1], **how)
+    assert made.generate_batch([], seeds=[]) == []
+
+
+def test_a_cancel_ends_all_of_a_batch(engine: Get) -> None:
+    made, cancel = engine(), threading.Event()
+    how: dict[str, Any] = {"max_new_tokens": 60, "ignore_eos": True}
+
+    class Setting:
+        rounds = 0
+
+        def propose(self, tokens: list[int], budget: int) -> list[int]:
+            self.rounds += 1
+            if self.rounds == 5:
+                cancel.set()
+            return []
+
+    results = made.generate_batch(list(PROMPTS[:5]), batch=2, cancel=cancel, proposer=Setting(), **how)
+    assert [result.finish for result in results] == ["cancelled"] * 5
+    assert 0 < len(results[0].tokens) < 60
+    assert [result.tokens for result in results[2:]] == [[]] * 3
+    alone = made.generate(PROMPTS[0], method="ar", **how)
+    assert results[0].tokens == alone.tokens[: len(results[0].tokens)]
+    assert made.generate_batch(list(PROMPTS[:2]), method="ar", **how)[0].tokens == alone.tokens  # it is usable
 
 
 @NATIVE

@@ -98,6 +98,22 @@ def test_observed_times_replace_the_curve_and_outliers_do_not() -> None:
     assert model.given().c == 0.5
 
 
+def test_a_first_guess_may_cost_more_than_a_further_one() -> None:
+    model = CostModel({1: 1.0, 4: 1.1}, 0.2)
+    assert [model.d(k) for k in (0, 1, 3)] == [0, 0.2, pytest.approx(0.6)]
+    assert model.longest == 0
+    model.observe_verify(1, 10.0, 8)
+    model.observe_draft(1, 3.3, 8)
+    assert model.d(3) == pytest.approx(0.99)  # nothing else is known yet
+    assert model.longest == 1
+    model.observe_draft(3, 5.3, 8)
+    assert [model.d(k) for k in range(5)] == pytest.approx([0, 0.33, 0.43, 0.53, 0.63])
+    assert model.c == pytest.approx(0.33)
+    model.observe_draft(4, 4.0, 8)  # a dip is noise
+    assert model.d(4) == pytest.approx(0.53)
+    assert model.given().d(3) == pytest.approx(0.6)
+
+
 def test_without_a_one_row_pass_the_given_curve_says_what_it_would_take() -> None:
     model = CostModel({1: 1.0, 2: 1.25, 4: 2.0}, 0.5)
     for _ in range(8):

@@ -54,6 +54,7 @@ def main() -> int:
             else:
                 lived = open_and_close(bundles[1], options.count, time.monotonic())
             report, bad = lived.report(), len(lived.wrong)
+            say(lived.verdict())
     if options.report:
         options.report.write_text(json.dumps(report), "utf-8")
     say(json.dumps(report))

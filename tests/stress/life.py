@@ -28,6 +28,7 @@ from tests.conftest import PROMPTS
 NEW = 64  # most tokens of a request
 WORKERS = 3
 GROWTH = ("rss", "in_use", "objects", "descriptors", "threads")
+FLAT = 0.01  # most growth of what counts as flat
 TIE = 1e-4  # of the largest logit: what another order of a sum may change
 SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
@@ -97,12 +98,28 @@ class Life:
     wrong: list[str] = field(default_factory=list)
     ties: list[str] = field(default_factory=list)  # other texts by results that say so themselves
 
+    def quarters(self, of: str) -> list[float]:
+        """The median of each quarter of the looks; fewer than four looks: of all."""
+        values, quarter = [getattr(one, of) for one in self.held], len(self.held) // 4
+        if not quarter:
+            return [median(values)] * 4
+        ends = [number * quarter for number in range(4)]
+        return [median(values[end : end + quarter]) for end in ends[:3]] + [median(values[-quarter:])]
+
     def growth(self, of: str) -> float:
         """The last quarter's median over that of the second quarter, less one: the first warms up."""
-        values = [getattr(one, of) for one in self.held]
-        quarter = max(1, len(values) // 4)
-        early, late = values[quarter : 2 * quarter] or values, values[-quarter:]
-        return median(late) / max(median(early), 1) - 1
+        _, early, _, late = self.quarters(of)
+        return late / max(early, 1) - 1
+
+    def verdict(self) -> str:
+        """Lines of what grew, and by how much."""
+        lines = []
+        for of in GROWTH:
+            scale, unit = (1 << 20, " MiB") if of in ("rss", "in_use") else (1, "")
+            medians = ", ".join(f"{value / scale:.1f}" for value in self.quarters(of))
+            lines.append(f"{of}: quarters {medians}{unit}; the last over the second {self.growth(of):+.1%}")
+        flat = all(self.growth(of) < FLAT for of in ("rss", "descriptors", "threads"))
+        return "\n".join([*lines, "flat" if flat else f"NOT flat: more than {FLAT:.0%}"])
 
     def report(self) -> dict[str, Any]:
         """For a file."""
@@ -113,6 +130,7 @@ class Life:
             "ties": self.ties,
             **{of.name: [getattr(one, of.name) for one in self.held] for of in fields(Held)},
             **{f"growth_{of}": self.growth(of) for of in GROWTH},
+            **{f"quarters_{of}": self.quarters(of) for of in GROWTH},
         }
 
 

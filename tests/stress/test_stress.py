@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.stress.life import live, open_and_close
+from tests.stress.life import Held, Life, live, open_and_close
 
 ROOT = Path(__file__).resolve().parents[2]
 linux = pytest.mark.skipif(sys.platform != "linux", reason="disks, signals and /proc are those of Linux")
@@ -35,6 +35,19 @@ def test_killed_or_without_a_disk(tmp_path: Path) -> None:
     report = stress("kills", "--moments", 1, *jobs, *events, timeout=600)
     assert len(report) == 8
     assert all(sum(one["ended"].values()) == 1 for one in report.values())
+
+
+def test_a_life_is_judged_by_its_quarters() -> None:
+    def life(*rss: int) -> Life:
+        return Life([Held(0.0, one << 20, 0, 0, 0, 9, 1) for one in rss])
+
+    flat, grown = life(9, 9, 200, 200, 201, 199, 201, 201), life(9, 9, 200, 200, 202, 203, 204, 204)
+    assert flat.quarters("rss") == [9 << 20, 200 << 20, 200 << 20, 201 << 20]
+    assert flat.growth("rss") == pytest.approx(1 / 200)
+    assert flat.verdict().endswith("\nflat")
+    assert "rss: quarters 9.0, 200.0, 202.5, 204.0 MiB; the last over the second +2.0%" in grown.verdict()
+    assert grown.verdict().endswith("NOT flat: more than 1%")
+    assert life(5, 6).verdict().endswith("\nflat")  # too short to be judged
 
 
 @linux

@@ -83,7 +83,9 @@ class Guesser(Drafter):
         name: str = "guesser",
         catch_up: float = 0.0,
         draws: bool = False,
+        first: float = 0.0,
     ) -> None:
+        self.first = first  # what a round with guesses costs beside them
         self.rate, self.c, self.clock, self.cheap, self.buckets, self.name = rate, c, clock, cheap, buckets, name
         self.catch_up, self.draws = catch_up, draws
         self.begun: list[int] = []  # lengths of the text at which it was told to begin
@@ -104,7 +106,9 @@ class Guesser(Drafter):
         if self.draws:
             probs = np.full((budget, VOCAB), 0.5 / (VOCAB - 1))  # [n, vocab]
             probs[np.arange(budget), guesses] = 0.5
-        self.clock.ms += (self.c * len(guesses) + self.catch_up * (len(tokens) - self._known)) * STEP_MS
+        self.clock.ms += (
+            self.first * (budget > 0) + self.c * len(guesses) + self.catch_up * (len(tokens) - self._known)
+        ) * STEP_MS
         self._known = len(tokens)
         return Proposal(np.array(guesses, np.int64), None, probs, bucket=len(tokens) % self.buckets)
 

@@ -132,6 +132,12 @@ class Adaptive(
     private fun expectedRows(budget: Int): IntArray =
         inner.rows(budget) ?: IntArray(budget + 1) { Math.rint(1 + nodesPerDepth * it).toInt() }
 
+    /** One guess, or two until two were timed: the first may be the dear one. */
+    private fun first(rows: IntArray): Int {
+        val alone = !atOnce && costs.longest == 1 && rows.size > 2 && rows[2] > rows[1]
+        return if (alone && steps(2, rows[2]) - 1 <= stake) 2 else 1
+    }
+
     /** How deep to draft; [rows] of a pass over the guesses down to each depth. */
     private fun decide(bucket: Int, rows: IntArray): Int {
         val record = record(bucket)
@@ -144,7 +150,7 @@ class Adaptive(
             record.wait = WAIT
             record.sat = 0
             record.streak = 0
-            return maxOf(best, 1)
+            return if (best > 1) best else first(rows)
         }
         val length = toProbe(record, rows)
         if (length > 0) {
@@ -191,7 +197,7 @@ class Adaptive(
     }
 
     /** Plain steps that drafting so deep and verifying so many rows take. */
-    private fun steps(depth: Int, rows: Int): Double = ((if (atOnce) 1 else depth) * costs.c + costs.v(rows)) / costs.v(1)
+    private fun steps(depth: Int, rows: Int): Double = (costs.d(if (atOnce) 1 else depth) + costs.v(rows)) / costs.v(1)
 
     /** Plain steps that a round over this proposal is expected to take, whatever is accepted. */
     fun price(proposal: Proposal): Double = if (proposal.size > 0) steps(proposal.deepest, proposal.size + 1) else 1.0
@@ -211,9 +217,9 @@ class Adaptive(
         }
         val steps = if (atOnce) 1 else depth
         control.steps = steps
-        control.stepCost = cost.c
+        control.stepCost = cost.d(steps) / steps
         control.plainMs = cost.plainMs
-        return tokens to steps * costs.c + costs.v(proposal.size + 1)
+        return tokens to costs.d(steps) + costs.v(proposal.size + 1)
     }
 
     private fun record(bucket: Int): Record {

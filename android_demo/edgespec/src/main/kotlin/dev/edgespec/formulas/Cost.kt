@@ -36,15 +36,18 @@ internal fun median(values: Collection<Double>): Double {
     return if (sorted.size % 2 == 1) sorted[half] else (sorted[half - 1] + sorted[half]) / 2
 }
 
-/** c and v(n): given, and corrected by what is observed.  v is linear between its points and goes on with the last slope. */
+/**
+ * d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.  Both are linear between their
+ * points and go on with the last slope; d(k) is k c until two numbers of steps were seen.
+ */
 class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
     private val given: Map<Int, Double>
     private val givenC = draft ?: ASSUMED_DRAFT
     private val verifyMs = LinkedHashMap<Int, ArrayDeque<Double>>()
-    private val draftMs = ArrayDeque<Double>()
+    private val draftMs = LinkedHashMap<Int, ArrayDeque<Double>>() // by steps
     private var unread = 0
     private var points: List<Pair<Int, Double>>
-    private var currentC = givenC
+    private var steps: List<Pair<Int, Double>> = listOf(0 to 0.0, 1 to givenC)
     private val table = ArrayList<Double>()
     private var currentPlainMs: Double? = null
 
@@ -65,11 +68,17 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
     /** A model of the numbers this one was made of, without what it observed since: the same in every run. */
     fun given() = CostModel(given, givenC)
 
-    val c: Double
-        get() {
-            refresh()
-            return currentC
-        }
+    /** Time of the first draft step over the time of a one-row pass. */
+    val c: Double get() = d(1)
+
+    /** Time of [k] draft steps over the time of a one-row pass. */
+    fun d(k: Int): Double {
+        refresh()
+        return interpolate(steps, k)
+    }
+
+    /** Most draft steps whose time was observed; 0 = none was. */
+    val longest: Int get() = draftMs.keys.maxOrNull() ?: 0
 
     fun v(n: Int): Double {
         refresh()
@@ -84,23 +93,22 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
             return currentPlainMs
         }
 
-    private fun push(to: ArrayDeque<Double>, value: Double, times: Int) {
+    private fun observe(windows: LinkedHashMap<Int, ArrayDeque<Double>>, n: Int, ms: Double, times: Int) {
+        val known = windows.remove(n) ?: ArrayDeque()
+        windows[n] = known // the last
+        if (windows.size > SIZES) windows.remove(windows.keys.first { it > 1 })
         repeat(times) {
-            to.addLast(value)
-            if (to.size > TIMINGS) to.removeFirst()
+            known.addLast(ms)
+            if (known.size > TIMINGS) known.removeFirst()
         }
         unread += times
     }
 
-    fun observeVerify(n: Int, ms: Double, times: Int = 1) {
-        val known = verifyMs.remove(n) ?: ArrayDeque()
-        verifyMs[n] = known // the last
-        if (verifyMs.size > SIZES) verifyMs.remove(verifyMs.keys.first { it > 1 })
-        push(known, ms, times)
-    }
+    fun observeVerify(n: Int, ms: Double, times: Int = 1) = observe(verifyMs, n, ms, times)
 
+    /** [n] draft steps took [ms]. */
     fun observeDraft(n: Int, ms: Double, times: Int = 1) {
-        if (n > 0) push(draftMs, ms / n, times)
+        if (n > 0) observe(draftMs, n, ms, times)
     }
 
     /** Drafting in [steps] steps and verifying [n] rows took [ms] together: draft steps are the rest. */
@@ -121,13 +129,19 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
         val all = (given + ms.mapValues { it.value / one } + (1 to 1.0)).toSortedMap()
         // what was measured stands; a given point between measured ones may contradict them
         val known = all.filterKeys { it in ms || it == 1 || !(ms.firstKey() < it && it < ms.lastKey()) }
-        var top = 0.0 // more rows never cost less: a dip is noise, and argmax would dig it out
-        points = known.map { (n, cost) ->
-            top = maxOf(top, cost)
-            n to top
-        }
+        points = rising(known)
         table.clear()
-        if (draftMs.size >= ENOUGH) currentC = median(draftMs) / one
+        val drafts = draftMs.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) / one }
+        if (drafts.isNotEmpty()) steps = rising((mapOf(0 to 0.0) + drafts).toSortedMap())
+    }
+}
+
+/** The points, in order.  More never costs less: a dip is noise, and argmax would dig it out. */
+private fun rising(points: Map<Int, Double>): List<Pair<Int, Double>> {
+    var top = 0.0
+    return points.map { (n, cost) ->
+        top = maxOf(top, cost)
+        n to top
     }
 }
 

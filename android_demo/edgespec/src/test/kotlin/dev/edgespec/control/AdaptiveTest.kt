@@ -43,12 +43,14 @@ class AdaptiveTest {
             val stand = case.ints("stand")
             val draft = case.doubles("draft_ms")
             val extra = case.doubles("row_ms")
+            val first = case["first_ms"].asDouble
             val lengths = IntArray(stand.size) { at ->
                 inner.round = at
                 val proposal = control.propose(Tokens(intArrayOf(1)), 1 + at % 8)
                 val count = proposal.size
                 control.observe(proposal, Verdict(IntArray(minOf(count, stand[at])) { it }, 0), nothing)
-                control.timed(proposal, draft[at] * count, 5 + extra[at] * count)
+                val drafted = if (count > 0) first + draft[at] * count else 0.0
+                control.timed(proposal, drafted, 5 + extra[at] * count)
                 count
             }
             assertArrayEquals(case.ints("lengths"), lengths, "cheap $cheap, seeded ${case["seeded"]}")
