@@ -85,7 +85,7 @@ class CostModel:
         self._unread = 0
         self._points = list(self._given.items())
         self._steps = [(0, 0.0), (1, self._given_c)]
-        self._table = array("d")
+        self._table, self._draft_table = array("d"), array("d")
         self._plain_ms: float | None = None
 
     def given(self) -> CostModel:
@@ -100,7 +100,9 @@ class CostModel:
     def d(self, k: int) -> float:
         """Time of ``k`` draft steps over the time of a one-row pass."""
         self._refresh()
-        return _interpolate(self._steps, k)
+        while len(self._draft_table) <= k:
+            self._draft_table.append(_interpolate(self._steps, len(self._draft_table)))
+        return self._draft_table[k]
 
     @property
     def longest(self) -> int:
@@ -160,7 +162,7 @@ class CostModel:
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
         self._points, self._table = _rising(known), array("d")
         if drafts := {k: median(times) / one for k, times in self._draft_ms.items() if len(times) >= ENOUGH}:
-            self._steps = _rising({0: 0.0} | drafts)
+            self._steps, self._draft_table = _rising({0: 0.0} | drafts), array("d")
 
 
 def _observe(windows: dict[int, array[float]], n: int, ms: float, times: int) -> None:
