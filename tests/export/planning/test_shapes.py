@@ -12,6 +12,8 @@ from edgespec.export.planned import planned_bundle
 
 # parameters of the text part, as transformers 5.23 makes it, and numbers of the tables of positions, for each position
 PARAMETERS = {
+    "qwen2.5-0.5b": (494_032_768, 64),
+    "llama-3.2-1b": (1_235_814_400, 64),
     "qwen3.5-0.8b": (752_393_024, 64),
     "qwen3.5-2b": (1_881_825_088, 64),
     "lfm2-350m": (354_483_968, 64),
