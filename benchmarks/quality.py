@@ -92,7 +92,8 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
     """The float32 form of a model, and its forms in VARIANTS."""
     folder = resolve(name)
     arch, codec = open_model(folder, None), TextCodec(folder)
-    texts = quantizer_texts(codec, read_calibration(calibration, folder, codec)[0], arch.facts.context)
+    text = read_calibration(calibration, folder, codec)[0]
+    texts = quantizer_texts(codec, text, arch.facts.context)
 
     @contextmanager
     def written(choice: WeightChoice) -> Iterator[Slot]:
@@ -113,11 +114,7 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
         return label, lambda: written(WeightChoice.of(form, quantizer, head))
 
     def mixed(share: float) -> Variant:
-        choice, tokens = (
-            WeightChoice.of("int4", "mse", None),
-            codec.encode(read_calibration(calibration, folder, codec)[0]),
-        )
-        mixer = Mixer(arch, choice, "native", None, tokens)
+        mixer = Mixer(arch, WeightChoice.of("int4", "mse", None), "native", None, codec.encode(text))
         least, most = mixer.bytes([]), mixer.bytes(mixer.parts)
         made = mixer.within(round(least + share * (most - least)))
         return f"int4 mse, {made.facts['bytes'] / least:.2f} times its bytes", lambda: written(made.choice)

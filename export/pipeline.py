@@ -37,7 +37,13 @@ from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.plan import describe_export
-from edgespec.export.quantization.calibration_text import MEASURED_TOKENS, MIN_TOKENS, quantizer_texts, read_calibration
+from edgespec.export.quantization.calibration_text import (
+    MEASURED_TOKENS,
+    MIN_TOKENS,
+    quantizer_texts,
+    read_calibration,
+    unmeasured,
+)
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import Checkpoint, resolve
@@ -196,15 +202,18 @@ class Exporter:
         options, target = self.options, self.target
         if (options.target_size is None and options.target_kl is None) or not isinstance(target, EmittedModel):
             return
-        tokens = self.codec.encode(self.text)
-        beyond = tokens[MEASURED_TOKENS:] if len(tokens) >= 2 * MEASURED_TOKENS else tokens  # as quantizers do
+        tokens = unmeasured(self.codec.encode(self.text))[: target.facts.context]
         layout: Layout = "stock" if options.operators == "stock" else "native"
-        mixer = Mixer(target.arch, self.choice, layout, target.heads, beyond[: target.facts.context],
+        mixer = Mixer(target.arch, self.choice, layout, target.heads, tokens,
                       lambda done, of: self.progress("mix", done, of, "each part in int4"))  # fmt: skip
         kl = options.target_kl
-        mix = mixer.down_to(kl) if kl is not None else mixer.within(options.target_size or 0)
-        self.mix = mix
-        self.notes.append(mix.note)
+        self.mix = mixer.down_to(kl) if kl is not None else mixer.within(options.target_size or 0)
+        self.notes.append(self.mix.note)
+
+    @property
+    def _target_choice(self) -> WeightChoice:
+        """How the target's matrices are stored; a draft's and a drafter's as ``choice`` says."""
+        return self.mix.choice if self.mix else self.choice
 
     def _write(self, folder: Path) -> InProgress:
         """Weights, graphs and tokenizer, and the target opened."""
@@ -230,7 +239,7 @@ class Exporter:
             return quantizer_texts(self.codec, self.text, context)
 
         options = self.options
-        choice = self.mix.choice if self.mix and not draft else self.choice
+        choice = self.choice if draft else self._target_choice
         return Writing(folder, draft, gated, choice, options.operators, texts, options.threads, self.progress)
 
     def _compare(self, made: InProgress) -> None:
@@ -313,9 +322,7 @@ class Exporter:
     def _sizes(self) -> dict[str, Any]:
         """The export as a JSON object."""
         operators = self.options.operators
-        found = describe_export(
-            self.target, self.mix.choice if self.mix else self.choice, self.methods, self.draft, self.choice, operators
-        )
+        found = describe_export(self.target, self._target_choice, self.methods, self.draft, self.choice, operators)
         if self.drafter is not None:
             layout: Layout = "stock" if operators == "stock" else "native"
             found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, layout)

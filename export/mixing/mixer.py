@@ -17,11 +17,11 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Kind
 from edgespec.export.heads.description import HeadPlan
-from edgespec.export.mixing.variants import HEAD, Choice, Rounded, divergences
+from edgespec.export.mixing.variants import HEAD, Choice, Rounded, VariantOps
+from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.quantizers import QUANTIZERS
 from edgespec.export.quantization.quantizers.levels import BITS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
-from edgespec.export.storage.plans import storage_plans
 from edgespec.export.storage.stock_plan import StockPlan
 from edgespec.planning.memory.budget import show_bytes
 from edgespec.runtimes.files.manifest import Layout
@@ -115,11 +115,8 @@ class Mixer:
 
     def bytes(self, fine: Iterable[str]) -> int:
         """Of the weight file with these parts in int8."""
-        return storage_plans(self.arch, *self._stored(fine))[self.layout].end
-
-    def _stored(self, fine: Iterable[str]) -> tuple[Any, ...]:
         made = self._choice(fine)
-        return made.format, made.head, self.plan, made.fine
+        return weight_bytes(self.arch, made.format, made.head, self.layout, self.plan, made.fine)
 
     def _choice(self, fine: Iterable[str]) -> WeightChoice:
         names = frozenset[str]().union(*(self.matrices[part] for part in fine))
@@ -139,7 +136,7 @@ class Mixer:
         def report(done: int) -> None:
             self.progress((run - 1) * of + done, runs * of)
 
-        return divergences(self.arch, self._tokens, self._rows, coarse, self._rounded, report)
+        return VariantOps(self.arch, self._tokens, self._rows, coarse, self._rounded, report).divergences()
 
     def _ranked(self, alone: Mapping[str, float]) -> list[str]:
         """Parts by what a byte saves, the most first."""

@@ -80,6 +80,11 @@ class VariantOps(NumpyOps):
         self._coarse = np.zeros(len(self.choices), bool)  # [choices]: this part is int4
         self._given: list[dict[int, tuple[Array, Array]]] = [{} for _ in self.choices]  # see NumpyOps
 
+    def divergences(self) -> list[float]:
+        """Runs the model: mean KL in nats of each choice from the exact model."""
+        found: Array = self.arch.build(self)
+        return [float(value) for value in found[1:]]
+
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
         self._enter(HEAD)
         both = [super().embed(weight, scale, positions)]
@@ -145,16 +150,3 @@ class VariantOps(NumpyOps):
                 y[self._coarse, :, columns] = x[self._coarse] @ self.rounded.rounded(part.weight, piece).T
         y[~self._differs] = y[0]
         return y if part.bias is None else y + self.source.read(part.bias)
-
-
-def divergences(
-    arch: Architecture,
-    tokens: Sequence[int],
-    rows: Sequence[int],
-    choices: Sequence[Choice],
-    rounded: Rounded,
-    progress: Callable[[int], None] | None = None,
-) -> list[float]:
-    """Mean KL in nats of each choice from the exact model on a text."""
-    found: Array = arch.build(VariantOps(arch, tokens, rows, choices, rounded, progress))
-    return [float(value) for value in found[1:]]

@@ -45,6 +45,9 @@ def quantizer_texts(codec: TextCodec, text: str, context: int) -> NDArray[np.int
     """What awq and gptq calibrate on: the text after the part that is measured on, if it is long enough for both."""
     tokens = codec.encode(text, special=False)
     begin = codec.encode("")[:1]  # BOS, where the tokenizer puts one in front of a text
-    if len(tokens) >= 2 * MEASURED_TOKENS:
-        tokens = tokens[MEASURED_TOKENS:]
-    return sequences(tokens[:QUANTIZER_TOKENS], begin, context)
+    return sequences(unmeasured(tokens)[:QUANTIZER_TOKENS], begin, context)
+
+
+def unmeasured(tokens: list[int]) -> list[int]:
+    """What comes after the part of a text that is measured on; all of it, if it is too short for both."""
+    return tokens[MEASURED_TOKENS:] if len(tokens) >= 2 * MEASURED_TOKENS else tokens

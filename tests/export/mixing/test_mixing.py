@@ -16,7 +16,7 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import open_model
 from edgespec.export.mixing.mixer import TOKENS, Mixer
-from edgespec.export.mixing.variants import HEAD, Choice, Rounded, divergences
+from edgespec.export.mixing.variants import HEAD, Choice, Rounded, VariantOps
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.plan import weight_bytes
@@ -78,7 +78,7 @@ def test_divergences_are_those_of_rounding_one_at_a_time(opened: Callable[[str],
     first, last = mixer.parts[0], f"mlp.{arch.facts.layers - 1}"
     choices = [Choice({first}), Choice({last}), Choice({HEAD}), Choice({first, last, HEAD}), Choice()]
     rounded = Rounded(arch.source, frozenset().union(*mixer.matrices.values()), QUANTIZERS["rtn"])
-    found = divergences(arch, TEXT, ROWS, choices, rounded)
+    found = VariantOps(arch, TEXT, ROWS, choices, rounded).divergences()
     source, exact = arch.source, reference_logits(arch, TEXT, ROWS)
     for choice, value in zip(choices, found, strict=True):
         names = {name for part in choice for name in mixer.matrices[part]}

@@ -12,10 +12,9 @@ from safetensors.numpy import save_file
 
 from edgespec.export.training.options import HEAD_DECAY
 from tests.export.training.test_losses import (
-    LENGTHS,
     TOKENS,
-    log_softmax,
     loss_of,
+    mean_loss,
     numpy,
     shares_by_rank,
     target,
@@ -65,16 +64,7 @@ def test_a_chain_learns_what_comes_after_what_it_is_fed(
     logits, model = chains(learner, tmp_path, torch, TOKENS), numpy(target.model(torch.from_numpy(TOKENS)).logits)
     expected = 0.0
     for step in range(STEPS):
-        losses = []
-        for text, length in enumerate(LENGTHS):
-            for at in range(logits.shape[1]):
-                guess = log_softmax(logits[text, at, step])
-                # the model says in the row of token at + step + 1 what the token after it is
-                if loss == "kl" and at + step + 1 < length:
-                    losses.append(-(np.exp(log_softmax(model[text, at + step + 1])) * guess).sum())
-                if loss == "ce" and at + step + 2 < length:
-                    losses.append(-guess[TOKENS[text, at + step + 2]])
-        expected += HEAD_DECAY**step * float(np.mean(losses))
+        expected += HEAD_DECAY**step * mean_loss(logits[:, :, step], model, step, loss)
     assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
 
 

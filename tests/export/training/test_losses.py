@@ -55,6 +55,20 @@ def log_softmax(logits: Array) -> Array:
     return np.asarray(shifted - math.log(np.exp(shifted).sum()))
 
 
+def mean_loss(logits: Array, model: Array, ahead: int, loss: str) -> float:  # [B, T, vocab] both
+    """Of guesses at the token behind the next one and ``ahead`` more, over both texts."""
+    losses = []
+    for text, length in enumerate(LENGTHS):
+        for at in range(min(length, logits.shape[1])):
+            guess = log_softmax(logits[text, at])
+            # the model says in the row of token at + ahead + 1 what the token after it is
+            if loss == "kl" and at + ahead + 1 < length:
+                losses.append(-(np.exp(log_softmax(model[text, at + ahead + 1])) * guess).sum())
+            if loss == "ce" and at + ahead + 2 < length:
+                losses.append(-guess[TOKENS[text, at + ahead + 2]])
+    return float(np.mean(losses))
+
+
 def numpy(value: Any) -> Array:
     return np.asarray(value.detach().double().numpy())
 
@@ -81,16 +95,7 @@ def test_head_i_learns_what_comes_i_plus_two_tokens_on(
     expected = 0.0
     for head in range(3):
         logits = numpy(learner.logits(head, learner.rows(torch.from_numpy(last).float())[head]))  # [B, T, vocab]
-        losses = []
-        for text, length in enumerate(LENGTHS):
-            for at in range(length):
-                guess = log_softmax(logits[text, at])
-                # the model says in the row of token at + head + 1 what the token after it is
-                if loss == "kl" and at + head + 1 < length:
-                    losses.append(-(np.exp(log_softmax(model[text, at + head + 1])) * guess).sum())
-                if loss == "ce" and at + head + 2 < length:
-                    losses.append(-guess[TOKENS[text, at + head + 2]])
-        expected += HEAD_DECAY**head * float(np.mean(losses))
+        expected += HEAD_DECAY**head * mean_loss(logits, model, head, loss)
     assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
 
 
