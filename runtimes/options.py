@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, SupportsIndex, get_args
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -16,6 +16,7 @@ from edgespec.runtimes.ort.session import default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 
 LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
+MOST_THREADS = 1024  # each has a stack of its own
 GAMMA = 8  # most guesses a round that adaptive control takes
 
 
@@ -57,6 +58,19 @@ class LoadOptions:
     ngram_store: str | os.PathLike[str] | None = None
     budget: str | int | None = None
 
+    def __post_init__(self) -> None:
+        for name, number in (("threads", self.threads), ("context", self.context)):
+            if not (number is None or isinstance(number, SupportsIndex)):
+                raise InvalidRequest(f"{name} is {number!r}: expected a whole number")
+        if self.operators not in get_args(WantedOperators):
+            raise InvalidRequest(
+                f"operators {self.operators!r}: expected one of {', '.join(get_args(WantedOperators))}"
+            )
+        if not isinstance(self.device, str):
+            raise InvalidRequest(f"device is {self.device!r}: expected a name", "`edgespec devices` shows them")
+        if not (self.ngram_store is None or isinstance(self.ngram_store, (str, os.PathLike))):
+            raise InvalidRequest(f"ngram_store is {self.ngram_store!r}: expected a file")
+
     def changed(self, **changes: Any) -> LoadOptions:
         """A copy with changes on top.
 
@@ -78,8 +92,8 @@ class LoadOptions:
         most, on_cpu = manifest.target.facts.context, self.device == "cpu"
         if self.context is not None and not 1 < self.context <= most:
             raise InvalidRequest(f"context {self.context}: expected 2 to {most}, what the bundle was exported for")
-        if self.threads is not None and self.threads < 1:
-            raise InvalidRequest(f"threads {self.threads}: expected at least one")
+        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
+            raise InvalidRequest(f"threads {self.threads}: expected at least one, and at most {MOST_THREADS}")
         if on_cpu and self.device_precision is not None:
             raise InvalidRequest(f"device precision {self.device_precision}: device cpu has none", "leave it out")
         kind = choose_operators(self.operators if on_cpu else "stock", manifest.target).kind
