@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
-from edgespec.errors import InvalidRequest
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot, best_of, depths_of
 
@@ -32,6 +32,7 @@ class StockSlot(Slot):
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}  # what each name is bound to now
         self._kv: dict[str, Bound] = {}
+        self._fed = {given.name for given in model.session.get_inputs()}
         self._seqlens = self._bind("seqlens_k", Bound(np.zeros(1, np.int32))).array
         self._total = self._bind("total", Bound(np.array(0, np.int32))).array
         if model.graph.gated:
@@ -333,6 +334,9 @@ class StockSlot(Slot):
         self._skip = skip
 
     def _bind(self, name: str, bound: Bound) -> Bound:
+        if name not in self._fed:
+            file = self.model.folder / self.model.graph.file
+            raise BundleError(f"{file}: expected an input {name!r}, and there is none", "export the bundle again")
         self._io.bind_ortvalue_input(name, bound.value)
         self._bound[name] = bound
         return bound
