@@ -210,7 +210,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
             del emitted[end:]
         # The row that each emitted token was chosen from.  The last token is the new pending one: its own row is not
         # kept, and it never enters the slot, not even as an accepted EOS.
-        kept = [0, *(node + 1 for node in verdict.path)][: len(emitted)]
+        kept = [0, *(node + 1 for node in verdict.path)][: len(emitted)] if guesses else [0]
         target.keep(kept)
         logprobs = [sampler.logprob(*at) for at in zip(kept, emitted, strict=True)] if options.logprobs else None
         if options.shadow:
@@ -222,7 +222,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         made = Round(emitted, [], 0, verdict.path, [], logprobs, finish)
         if guesses:
             made.add_guesses(proposal)
-        observer.verified(made, proposal, keeps_text(proposal, sampler, options.accept))
+        observer.verified(made, proposal, not guesses or keeps_text(proposal, sampler, options.accept))
         guard.observe(proposal, verdict, output)
         guard.timed(proposal, observer.observed())
         observer.ended(made)

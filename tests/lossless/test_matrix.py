@@ -129,9 +129,9 @@ def test_greedy_equals_plain_at_fixed_gamma(
     engine: Callable[..., Engine], plainly: Greedy, form: str, gamma: int
 ) -> None:
     made = engine(form)
-    expected = [tokens[:60] for tokens in plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])[2:4]]
+    expected = plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])[2:3]  # of 200 tokens: some guesses are refused
     for method in DRAFTING:
-        assert_equals_plain(made, method, CHOSEN[2:4], expected, adaptive=False, gamma=gamma)
+        assert_equals_plain(made, method, CHOSEN[2:3], expected, adaptive=False, gamma=gamma)
 
 
 @pytest.mark.parametrize("form, branch", [("int4", (2,)), ("fp32", (3, 2, 1))])
