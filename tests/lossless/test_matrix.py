@@ -91,7 +91,7 @@ def assert_equals_plain(
         drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
     if method == "ar":
         assert drafted == 0
-    else:
+    elif method != "auto":  # which may find that nothing pays
         assert 0 < accepted < drafted
 
 
@@ -131,7 +131,7 @@ def test_greedy_equals_plain_at_fixed_gamma(
     made = engine(form)
     expected = plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])[2:3]  # of 200 tokens: some guesses are refused
     for method in DRAFTING:
-        assert_equals_plain(made, method, CHOSEN[2:3], expected, adaptive=False, gamma=gamma)
+        assert_equals_plain(made, method, CHOSEN[2:3], expected, fallback=False, adaptive=False, gamma=gamma)
 
 
 @pytest.mark.parametrize("form, branch", [("int4", (2,)), ("fp32", (3, 2, 1))])

@@ -94,8 +94,7 @@ def program(folder: Path) -> Program:
 def sanitized(folder: Path, program: Program) -> dict[str, Program]:
     """The selftest and the fuzzers under the address and undefined-behaviour sanitizers.
 
-    Of the instruction sets the specification and the best: they are most of what is compiled.  The selftest's own parts
-    are those of ``program``: what they allocate is watched all the same.
+    Of the instruction sets the specification and the best: they are most of what is compiled.
     """
     compiler, place = host_compiler() or "c++", folder / "sanitized"
     place.mkdir()
@@ -105,10 +104,10 @@ def sanitized(folder: Path, program: Program) -> dict[str, Program]:
     if done.returncode != 0 or subprocess.run([str(folder / "probe")], capture_output=True).returncode != 0:
         pytest.skip("the compiler has no sanitizer runtime")
     flags = (*PLAIN, *SANITIZED)
-    objects = compiled(place, compiler, (*OPERATOR, *FUZZERS), (f"isa_{program.isas[-1]}",), flags)
+    objects = compiled(place, compiler, (*OPERATOR, *PARTS, *FUZZERS), (f"isa_{program.isas[-1]}",), flags)
     shared = objects[: len(OPERATOR)]
-    parts = {"selftest": [str(program.path.parent / f"{name}.o") for name in PARTS]}
-    parts |= dict(zip(FUZZERS, ([one] for one in objects[len(OPERATOR) :]), strict=True))
+    parts = {"selftest": objects[len(OPERATOR) :][: len(PARTS)]}
+    parts |= dict(zip(FUZZERS, ([one] for one in objects[-len(FUZZERS) :]), strict=True))
     return {name: linked(place / name, compiler, [*shared, *own], flags) for name, own in parts.items()}
 
 
