@@ -62,6 +62,11 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
         "max_position_embeddings": 131072, "rope_theta": 500000.0, "tie_word_embeddings": True,
     },
+    "llama-3.2-3b": {
+        "model_type": "llama", "vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192,
+        "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
+        "max_position_embeddings": 131072, "rope_theta": 500000.0, "tie_word_embeddings": True,
+    },
     "qwen3.5-0.8b": {**_DELTA, "hidden_size": 1024, "intermediate_size": 3584},
     "qwen3.5-2b": {**_DELTA, "hidden_size": 2048, "intermediate_size": 6144},
     "lfm2-350m": {**_LFM2, "hidden_size": 1024, "num_attention_heads": 16, "block_ff_dim": 6656},

@@ -159,6 +159,10 @@ def _show(profile: Profile, cached: bool, file: Path, output: Path | None) -> No
     console.print(f"verified rows have plain decoding's bits here: {'yes' if profile.rows_exact else 'NO'}")
     for note in profile.notes:
         console.print(note)
+    if profile.busy:
+        console.print(
+            f"{profile.busy}. Method auto and `plan` make no use of this; calibrate again when nothing else runs."
+        )
     if cached:
         console.print(f"measured {profile.created}, kept since; --force measures again")
     else:

@@ -11,6 +11,7 @@ import click
 from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
 from edgespec.cli.groups import GroupedCommand, group
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.process import one_arena
 from edgespec.server.limits import Limits
 
 KEY = "EDGESPEC_API_KEY"
@@ -64,6 +65,7 @@ def command(
 
     from edgespec.server.app import make_app
 
+    one_arena()
     limits = Limits(parallel, queue, most_tokens, most_body, seconds, grace)
     engine = open_engine(bundle, how)
     app = make_app(engine, name or bundle.resolve().name, limits, api_key or os.environ.get(KEY) or None)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from statistics import median
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from statistics import median, quantiles
 from time import perf_counter
 from typing import TypeVar
 
@@ -17,6 +17,14 @@ K = TypeVar("K", bound=Hashable)
 LEAST, MOST = 3, 15  # timed turns of each
 
 
+def spread(times: Sequence[float]) -> float:
+    """How unsteady a machine was that took these times for the same thing: their upper quartile over the lower."""
+    if len(times) < 2:
+        return 1.0
+    low, _, high = quantiles(times, n=4, method="inclusive")
+    return high / low if low else 1.0  # no clock so coarse measures anything
+
+
 def take_turns(
     runs: Mapping[K, Callable[[], object]],
     seconds: float,
@@ -26,7 +34,20 @@ def take_turns(
     most: int = MOST,
     warm: int = 1,
 ) -> dict[K, float]:
-    """Median time of each run.
+    """Median time of each run, as ``time_turns`` takes them."""
+    return {name: median(taken) for name, taken in time_turns(runs, seconds, clock, prepare, least, most, warm).items()}
+
+
+def time_turns(
+    runs: Mapping[K, Callable[[], object]],
+    seconds: float,
+    clock: Clock = perf_counter,
+    prepare: Callable[[K], object] | None = None,
+    least: int = LEAST,
+    most: int = MOST,
+    warm: int = 1,
+) -> dict[K, list[float]]:
+    """Times of each run.
 
     They take turns, so that a slow moment of the machine hits all of them.
 
@@ -40,7 +61,7 @@ def take_turns(
         warm: turns before, which are not timed.
 
     Returns:
-        {name: milliseconds}.
+        {name: milliseconds of each turn}.
     """
     times: dict[K, list[float]] = {name: [] for name in runs}
     begun = clock()
@@ -54,7 +75,7 @@ def take_turns(
             run()
             if turn >= warm:
                 times[name].append(1000 * (clock() - start))
-    return {name: median(taken) for name, taken in times.items() if taken}
+    return {name: taken for name, taken in times.items() if taken}
 
 
 def pass_over(slot: Slot, rows: int) -> Callable[[], object]:

@@ -259,6 +259,33 @@ def test_rows(figures: Run, small: Path) -> None:
         assert set(depth["ms"]) == set(depth["v"]) == {"1", "2"}
 
 
+def test_rivals(figures: Run, small: Path) -> None:
+    again = f"again={sys.executable} -m benchmarks.rivals.worker edgespec {small} {{threads}} {{context}}"
+    short = ("--depths", "8", "--rows", "1,2", "--pairs", 2, "--threads", 1, "--context", 64, "--rival", again)
+    found = figures("rivals.__main__", small, *short, "--prefill", PROMPT=16)["passes"]
+    assert set(found) == {"depth 8, 1 rows", "depth 8, 2 rows", "prefill 16"}
+    for cell in found.values():
+        assert set(cell["ms"]) == {"edgespec", "again"}
+        assert set(cell["over_edgespec"]["again"]) == RATIO
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_checkpoints_for_rivals_are_those_of_the_architecture(kind: str, tmp_path: Path) -> None:
+    from benchmarks.rivals.files import tensors, write_checkpoint
+    from edgespec.export.bundle.model_part import open_described
+
+    config = {
+        "model_type": kind, "vocab_size": 96, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 64, "rope_theta": 1e4,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    write_checkpoint(config, tmp_path / "model")
+    arch = open_described(tmp_path / "model", None)
+    assert {name: tuple(shape) for name, shape in arch.tensors.items()} == {
+        name: shape for name, _, shape in tensors(config)
+    }
+
+
 def test_structured(figures: Run, native_bundle: Path) -> None:
     found = figures("structured", native_bundle, "--schemas", 3, "--methods", "ngram", "--threads", 1)
     assert set(found["methods"]) == {"ar", "ngram"}

@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 
 from edgespec.planning.profile import cache as profile_cache
-from edgespec.planning.profile import machine
+from edgespec.planning.profile import machine, record
+from edgespec.planning.profile.cache import find_profile
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Machine, Profile, Trial, read_profile
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.files.manifest import MANIFEST
+from edgespec.runtimes.options import LoadOptions
 from tests.cli.conftest import Command, export
 from tests.conftest import TARGET, THREADS
 
@@ -33,7 +35,7 @@ def test_a_bundle_from_end_to_end(command: Command, demo: Path, tmp_path: Path) 
     assert list(found["profile"]) == [
         "schema_version", "machine", "bundle", "name", "facts", "format", "head_format", "weight_bytes", "kv_bytes",
         "operators", "device", "threads", "attention", "strict", "context", "passes", "plain", "drafts", "trials",
-        "prompts", "prefill", "bandwidth", "rows_exact", "process_bytes", "seconds", "notes", "created",
+        "prompts", "prefill", "bandwidth", "spread", "rows_exact", "process_bytes", "seconds", "notes", "created",
     ]  # fmt: skip
     assert list(found["profile"]["machine"]) == list(Machine.model_fields)
     assert set(found["profile"]["trials"]) == {"ar", "ngram", "speculative", "self-spec"}
@@ -111,6 +113,20 @@ def test_what_is_stale_is_measured_again_and_says_why(
     assert again.code == 0
     assert "calibrating again: " in again.err
     assert reason in again.err
+
+
+def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "BUSY", 1.0)  # no machine is as steady
+    first = command("calibrate", demo, *SHORT)
+    assert "the machine was busy" in first.out
+    assert "no use of this" in first.out
+    assert find_profile(demo, LoadOptions(threads=THREADS, context=200)) is None
+    again = command("calibrate", demo, *SHORT, "--json")
+    assert "calibrating again" not in again.err  # its reasons are in the object
+    assert (again.json["cached"], again.json["profile"]["spread"] >= 1) == (False, True)
+    assert "the machine was busy" in again.json["reasons"][0]
+    monkeypatch.setattr(record, "BUSY", 1e9)
+    assert command("calibrate", demo, *SHORT, "--json").json["cached"]
 
 
 def test_rubbish_in_the_cache_is_measured_again(command: Command, demo: Path) -> None:

@@ -23,7 +23,7 @@ from edgespec.runtimes.files.manifest import Attention
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot
+from tests.support.any_drafter import AnyDrafter
 from tests.support.assistant import (
     STEP,
     AssistantReference,
@@ -100,30 +100,12 @@ def test_what_others_got_wrong_would_be_seen(native: None, opened: Callable[[str
         made.check(recorder, **{broken: True})
 
 
-@pytest.mark.parametrize("count, chunk", [(1, 7), (2, 7), (30, 1), (30, 7)])
-def test_prompts_of_any_length_in_any_number_of_chunks(
-    native: None, opened: Callable[[str], Made], count: int, chunk: int
-) -> None:
-    made = opened("accepted")
-    recorder = made.recorder()
-    assert isinstance(recorder.target, Slot)
-    recorder.target.chunk = chunk
-    made.write(recorder, prompt(count), 8)
-    made.check(recorder, 6)
+class TestAgain(AnyDrafter):
+    prompt = staticmethod(prompt)
 
-
-def test_a_slot_is_used_again(native: None, opened: Callable[[str], Made]) -> None:
-    """Nothing, some, all of the last request's tokens again, and one less; to the context's end."""
-    made = opened("accepted")
-    recorder = made.recorder()
-    text, _ = made.write(recorder, prompt(20), 10)
-    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), prompt(1), text[:2]):
-        found, stats = made.write(recorder, again, 5)
-        assert len(found) == len(again) + 5
-        assert stats.rounds
-    assert len(made.write(recorder, prompt(84, 2), 64)[0]) == 96
-    made.check(recorder, 40)
-    assert recorder.slot.kv_bytes == 0
+    @pytest.fixture
+    def made(self, native: None, opened: Callable[[str], Made]) -> Made:
+        return opened("accepted")
 
 
 def test_rounds_that_others_won(native: None, opened: Callable[[str], Made]) -> None:

@@ -15,7 +15,7 @@ from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import check_drafter, cut_drafter
 from edgespec.export.drafters.read import read_drafter
-from edgespec.runtimes.slots.slot import Slot
+from tests.support.any_drafter import AnyDrafter
 from tests.support.dflash import BLOCK, BlockReference, check_blocks, write_dflash
 from tests.support.eagle import Pair, Recorder, written
 from tests.support.mtp import write_mtp
@@ -102,29 +102,12 @@ def test_what_others_got_wrong_would_be_seen(
         made.check(recorder, **broken)
 
 
-@pytest.mark.parametrize("count", [1, 2, 40])
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_prompts_of_any_length_in_any_number_of_chunks(
-    native: None, opened: Callable[[str], Made], count: int, chunk: int
-) -> None:
-    made = opened("over a recurrent target")
-    recorder = made.recorder()
-    assert isinstance(recorder.target, Slot)
-    recorder.target.chunk = chunk
-    made.write(recorder, prompt(count), 8)
-    made.check(recorder, 8)
+class TestAgain(AnyDrafter):
+    prompt = staticmethod(prompt)
 
-
-def test_a_slot_is_used_again(native: None, opened: Callable[[str], Made]) -> None:
-    """Nothing, some, all of the last request's tokens again, and one less; to the context's end."""
-    made = opened("that is accepted")
-    recorder = made.recorder()
-    text, _ = made.write(recorder, prompt(20), 10)
-    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), prompt(1), text[:2]):
-        written, _ = made.write(recorder, again, 5)
-        assert len(written) == len(again) + 5
-    assert len(made.write(recorder, prompt(90, 2), 64)[0]) == 96
-    made.check(recorder, 40)
+    @pytest.fixture(params=["over a recurrent target", "that is accepted"])
+    def made(self, request: pytest.FixtureRequest, native: None, opened: Callable[[str], Made]) -> Made:
+        return opened(request.param)
 
 
 def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[[str], Made]) -> None:

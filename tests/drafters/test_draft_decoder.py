@@ -40,6 +40,7 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, TARGET, use_operators
+from tests.support.any_drafter import AnyDrafter
 from tests.support.eagle import Pair, Recorder, Reference, check_guesses, write_random, written
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -171,27 +172,12 @@ def test_offsets_are_not_tokens(opened: Callable[[str, Operators], Made]) -> Non
         made.check(recorder, as_ids=True)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 40])
-@pytest.mark.parametrize("chunk", [1, 7, 128])
-def test_prompts_of_any_length_in_any_number_of_chunks(original: Made, count: int, chunk: int) -> None:
-    recorder = original.recorder()
-    assert isinstance(recorder.target, Slot)
-    recorder.target.chunk = chunk
-    original.write(recorder, prompt(count), 6)
-    original.check(recorder, 8)
+class TestAgain(AnyDrafter):
+    prompt = staticmethod(prompt)
 
-
-def test_a_slot_is_used_again(original: Made) -> None:
-    """Nothing, some, all of the last request's tokens again, and one less; after a cut, and to the context's end."""
-    recorder = original.recorder()
-    text = original.write(recorder, prompt(20), 8)
-    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), [*text, 9, 8], prompt(1), text[:2]):
-        before = len(recorder.made)
-        written = original.write(recorder, again, 4, eos=frozenset(text[20:22]) if len(again) == 15 else frozenset())
-        assert len(written) > len(again)
-        assert any(len(made) for _, made in recorder.made[before:]) or len(written) <= len(again) + 2
-    original.write(recorder, prompt(90, 2), 64)
-    original.check(recorder, 40)
+    @pytest.fixture
+    def made(self, original: Made) -> Made:
+        return original
 
 
 @pytest.mark.parametrize("every", [2, 5])

@@ -16,6 +16,7 @@ from edgespec.export.drafters.mtp import read_mtp
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
+from tests.support.any_drafter import AnyDrafter
 from tests.support.eagle import Pair, Recorder, check_guesses, written
 from tests.support.mtp import MtpReference, write_mtp
 
@@ -103,28 +104,12 @@ def test_what_others_got_wrong_would_be_seen(native: None, opened: Callable[...,
         made.check(recorder, **broken)
 
 
-@pytest.mark.parametrize("count", [1, 2, 40])
-@pytest.mark.parametrize("chunk", [1, 7])
-def test_prompts_of_any_length_in_any_number_of_chunks(
-    native: None, opened: Callable[..., Made], count: int, chunk: int
-) -> None:
-    made = opened("gated, cut")
-    recorder = made.recorder()
-    assert isinstance(recorder.target, Slot)
-    recorder.target.chunk = chunk
-    made.write(recorder, prompt(count), 8)
-    made.check(recorder, 8)
+class TestAgain(AnyDrafter):
+    prompt = staticmethod(prompt)
 
-
-def test_a_slot_is_used_again(native: None, opened: Callable[..., Made]) -> None:
-    """Over a recurrent target: nothing, some, all of the last request's tokens again, and one less."""
-    made = opened("gated, cut")
-    recorder = made.recorder()
-    text, _ = made.write(recorder, prompt(20), 10)
-    for again in (text, text[:-1], text[:15], [*text[:15], 5, 6], prompt(9, 1), prompt(1), text[:2]):
-        written, _ = made.write(recorder, again, 5)
-        assert len(written) == len(again) + 5
-    made.check(recorder, 30)
+    @pytest.fixture
+    def made(self, native: None, opened: Callable[..., Made]) -> Made:
+        return opened("gated, cut")
 
 
 def test_entries_are_those_of_a_fresh_drafter(native: None, opened: Callable[..., Made]) -> None:

@@ -169,6 +169,36 @@ def test_the_deepest_passes_are_left_out_when_time_is_up(
     assert all(f"beyond depth {depths[-1]}" in note for note in made.notes)
 
 
+def test_a_busy_machine_is_tried_again_and_the_steadiest_try_counts(
+    opened: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibrating, "BUSY", 1.5)
+    now = [0.0]
+
+    def passes(*tries: float) -> list[float]:
+        """Milliseconds of one row, their spread, and the turns; every second turn of a try takes so many seconds."""
+        turns: Counter[int] = Counter()
+
+        def over(slot: Slot, rows: int) -> Callable[[], object]:
+            def run() -> None:
+                at, turn = divmod(turns[rows], 1 + LEAST)
+                now[0] += tries[at] if turn % 2 else 1.0
+                turns[rows] += 1
+
+            return run
+
+        monkeypatch.setattr(calibrating, "pass_over", over)
+        made = Calibrator(opened, **short(seconds=0.0), clock=lambda: now[0])
+        made.begun = now[0]
+        found, _ = made._passes(open_slot(made.engine.model), [10])
+        return [found[10][1], made.spread, turns[1]]
+
+    # of the turns of a try that are timed two are slow and one is not
+    assert passes(1.0) == [1000.0, 1.0, 1 + LEAST]
+    assert passes(4.0, 1.0) == [1000.0, 1.0, 2 * (1 + LEAST)]
+    assert passes(9.0, 4.0, 7.0) == pytest.approx([4000.0, 4 / 2.5, 3 * (1 + LEAST)])
+
+
 def test_later_parts_have_what_is_left(opened: Bundle) -> None:
     now = [0.0]
     made = Calibrator(opened, **short(seconds=10.0), clock=lambda: now[0])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from edgespec.reports.measuring import LEAST, MOST, take_turns
+from edgespec.reports.measuring import LEAST, MOST, spread, take_turns, time_turns
 from edgespec.reports.trials import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
 
 
@@ -48,6 +48,14 @@ def test_the_median_is_not_moved_by_one_slow_turn() -> None:
     now, slow = [0.0], iter([0, 0, 0, 50, 0, 0])
     times = take_turns({"a": lambda: now.__setitem__(0, now[0] + 1 + next(slow))}, 0, lambda: now[0], least=5)
     assert times == {"a": 1000.0}
+
+
+def test_times_of_each_turn_and_how_they_differ() -> None:
+    now, slow = [0.0], iter([0, 0, 1, 2, 3, 4])
+    times = time_turns({"a": lambda: now.__setitem__(0, now[0] + 1 + next(slow))}, 0, lambda: now[0], least=5)
+    assert times == {"a": [1000.0, 2000.0, 3000.0, 4000.0, 5000.0]}
+    assert spread(times["a"]) == 2  # 4 s over 2 s
+    assert spread([7.0]) == spread([7.0] * 9) == 1
 
 
 def test_texts_are_as_long_as_time_allows() -> None:

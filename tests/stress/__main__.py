@@ -13,6 +13,7 @@ from pathlib import Path
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.manifest import Operators
+from edgespec.runtimes.process import one_arena
 from tests.conftest import DRAFT, HEAD_METHODS, OPERATORS, TARGET
 from tests.stress.jobs import JOBS
 from tests.stress.kills import EVENTS, Place, disturb
@@ -30,6 +31,7 @@ def main() -> int:
     kills.add_argument("--event", choices=EVENTS, action="append")
     life = commands.add_parser("life", help="mixed requests, each text against plain decoding's")
     life.add_argument("--minutes", type=float, default=60)
+    life.add_argument("--every", type=float, default=30, help="seconds between two looks at memory")
     engines = commands.add_parser("engines", help="engines opened and closed")
     engines.add_argument("--count", type=int, default=200)
     options = parser.parse_args()
@@ -50,7 +52,8 @@ def main() -> int:
         else:
             bundles = [bundle(work / layout, layout) for layout in OPERATORS]
             if options.command == "life":
-                lived = live(bundles, options.seed, 60 * options.minutes, watch=tell)
+                one_arena()  # as edgespec serve does
+                lived = live(bundles, options.seed, 60 * options.minutes, every=options.every, watch=tell)
             else:
                 lived = open_and_close(bundles[1], options.count, time.monotonic())
             report, bad = lived.report(), len(lived.wrong)

@@ -80,7 +80,7 @@ def save_profile(profile: Profile) -> Path:
 
 
 def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[str]:
-    """Why a profile is not that of this machine and bundle run in this way, in words; empty = it is."""
+    """Why a profile does not say what this machine takes for a bundle run in this way, in words; empty = it does."""
     here = this_machine(run.device)
     reasons = [
         f"{what} {there}, here {mine}"
@@ -98,6 +98,8 @@ def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[
         reasons.append("other native operators are installed now")
     if profile.bundle != bundle:
         reasons.append(f"another bundle ({profile.name})")
+    if profile.busy:
+        reasons.append(profile.busy)
     theirs = _how(profile)
     return reasons + [f"{name} {theirs[name]}, here {mine}" for name, mine in _how(run).items() if theirs[name] != mine]
 

@@ -16,6 +16,7 @@ from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelF
 from edgespec.runtimes.files.staged import write_staged
 
 PROFILE_SCHEMA = 1
+BUSY = 1.5  # from this spread of equal passes on, something else ran on the machine
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
 
 
@@ -110,11 +111,19 @@ class Profile(_Part):
     prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
     prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
     bandwidth: float = Field(gt=0)
+    spread: float = Field(default=1.0, ge=1, description="of times of equal passes: upper quartile over the lower")
     rows_exact: bool
     process_bytes: int = Field(ge=0, description="resident bytes of the process before a bundle is loaded")
     seconds: float = Field(ge=0, description="what calibration took")
     notes: list[str] = Field(default_factory=list, description="what was not measured, and why")
     created: str = Field(description="UTC, ISO 8601")
+
+    @property
+    def busy(self) -> str:
+        """Why figures may be wild, in words; empty = the machine was steady."""
+        if self.spread < BUSY:
+            return ""
+        return f"the machine was busy: the middle half of equal passes differed by {self.spread:.1f} times"
 
 
 def manifest_hash(manifest: Manifest) -> str:

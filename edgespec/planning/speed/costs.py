@@ -133,8 +133,8 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
 
     def reading(rows: float) -> float:
         """Attention here over that of the profile."""
-        mine = attention_bytes(target.facts, kv, rows, use.operators)
-        return mine / attention_bytes(profile.facts, theirs, rows, profile.operators)
+        mine = attention_bytes(target.facts, kv, rows, use.operators, use.attention or default_attention(target))
+        return mine / attention_bytes(profile.facts, theirs, rows, profile.operators, profile.attention or "f16")
 
     def pass_ms(rows: float) -> float:
         # the curve of a mixture of experts is not that of matrices that all rows go through
@@ -175,7 +175,8 @@ def exported(manifest: Manifest, use: RunOptions, depth: float) -> Costs | None:
     weights, kv = read_bytes(target, use.operators), kv_token_bytes(target, use.operators, use.attention)
     points = rising(times)
     one = line(points, 1)
-    per_byte = one / (weights + attention_bytes(target.facts, kv, 1, use.operators) * before)
+    attention = use.attention or default_attention(target)
+    per_byte = one / (weights + attention_bytes(target.facts, kv, 1, use.operators, attention) * before)
     step = manifest.cost.get("plain_ms", one)
     padded = max(1.0, one / step) if use.operators == "stock" and use.strict else 1.0
 
@@ -224,11 +225,12 @@ def _moved(
     manifest: Manifest, use: RunOptions, points: Points, per_byte: float, before: float, depth: float
 ) -> Callable[[float], float]:
     """rows -> a pass at ``depth``, from those at depth ``before``."""
-    facts, kv = manifest.target.facts, kv_token_bytes(manifest.target, use.operators, use.attention)
+    facts, attention = manifest.target.facts, use.attention or default_attention(manifest.target)
+    kv = kv_token_bytes(manifest.target, use.operators, attention)
 
     def pass_ms(rows: float) -> float:
         known = line(points, rows)
-        grown = attention_bytes(facts, kv, rows, use.operators) * per_byte * (depth - before)
+        grown = attention_bytes(facts, kv, rows, use.operators, attention) * per_byte * (depth - before)
         return max(known + grown, known / 2)
 
     return pass_ms

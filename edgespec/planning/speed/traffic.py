@@ -11,10 +11,10 @@ from edgespec.runtimes.files.manifest import Attention, Format, HeadGroup, Model
 
 _LARGE = 4096  # rows and columns of a matrix whose padding does not count
 
-# What a multiplication of attention takes, in bytes read: at depth 8192 a pass of the 0.5B shape takes 4.9 ms more for
-# each row than at depth 200 (docs/measurements.md), 43008 multiplications a token, while 35 GB/s are read; ONNX
-# Runtime's attention takes 4.5 times as long.
-MULTIPLY_BYTES: dict[Operators, float] = {"native": 0.5, "stock": 2.2}
+# What a multiply-add of attention takes, in bytes read, by how keys are multiplied: what a row more takes at depth 8192
+# of the 1B shape while 21 GB/s are read (docs/measurements.md, several rows over a long context); that of ONNX
+# Runtime was 4.5 times as much as native float16 keys took on another machine.
+MULTIPLY_BYTES = {"float": 0.23, "integer": 0.10, "stock": 2.2}
 
 
 def weight_size(form: Format, operators: Operators) -> float:
@@ -85,14 +85,21 @@ def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention |
     return ATTENTION[attention or default_attention(part)].block_bytes(facts) // BLOCK
 
 
-def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators) -> float:
+def multiply_bytes(operators: Operators, attention: Attention) -> float:
+    """What a multiply-add of attention takes, in bytes read."""
+    if operators == "stock":
+        return MULTIPLY_BYTES["stock"]
+    return MULTIPLY_BYTES["float" if ATTENTION[attention].keys in ("f32", "f16") else "integer"]
+
+
+def attention_bytes(facts: ModelFacts, kv: float, rows: float, operators: Operators, attention: Attention) -> float:
     """What attention of a pass takes for each token before it, in bytes read.
 
     It reads keys and values once for all rows, or multiplies for each of them, whichever takes longer.
     """
     again = 1 + facts.shared / max(facts.kv_layers, 1)  # layers that read what others keep
     multiplies = 2 * facts.heads * sum(facts.dims) * again
-    return max(kv * again, rows * multiplies * MULTIPLY_BYTES[operators])
+    return max(kv * again, rows * multiplies * multiply_bytes(operators, attention))
 
 
 def kept_share(part: ModelPart, skip: SkipSetPart, operators: Operators) -> tuple[float, float]:
