@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, d
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import Format, Precision
+from edgespec.runtimes.files.manifest import Format, Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
 
 
@@ -67,6 +68,11 @@ class ExportOptions:
     target_kl: float | None = None
 
     @property
+    def layout(self) -> Layout:
+        """How weights are stored first."""
+        return "stock" if self.operators == "stock" else "native"
+
+    @property
     def its_drafter(self) -> str | None:
         """The drafter: as given, or the one that an embedded model comes with if ``eagle`` is wanted."""
         own = f"{self.model}-eagle"
@@ -91,6 +97,8 @@ class ExportOptions:
         given = [name for name, goal in goals.items() if goal is not None]
         if len(given) > 1:
             raise ExportError(f"{' and '.join(given)}: expected one of them")
+        if given and not 0 < (goals[given[0]] or 0) < math.inf:
+            raise ExportError(f"{given[0]} {goals[given[0]]}: expected a positive number")
         if given and self.format != "int4":
             raise ExportError(
                 f"{given[0]} and --format {self.format}: expected int4, of which parts become int8",

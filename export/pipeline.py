@@ -50,7 +50,7 @@ from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.planning.speed.cut import first_ids, paying_size
-from edgespec.runtimes.files.manifest import SCHEMA, Layout, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -176,8 +176,9 @@ class Exporter:
     def plan(self) -> dict[str, Any]:
         """What ``run`` would write, as a JSON object."""
         refuse_existing(self.options.output, self.options.overwrite)
-        plan = self._sizes()
-        return plan | {"model": str(self.path), "notes": self.notes}
+        if (mixer := self._mixer()) is not None:
+            self.notes.append(mixer.foretold(self.options.target_size))
+        return self._sizes() | {"model": str(self.path), "notes": self.notes}
 
     def run(self) -> Manifest:
         """Write the bundle; returns its manifest.
@@ -199,16 +200,19 @@ class Exporter:
 
     def _mix(self) -> None:
         """Choose the parts of the target that become int8."""
+        if (mixer := self._mixer()) is not None:
+            kl = self.options.target_kl
+            self.mix = mixer.down_to(kl) if kl is not None else mixer.within(self.options.target_size or 0)
+            self.notes.append(self.mix.note)
+
+    def _mixer(self) -> Mixer | None:
+        """What chooses them; None = nobody asked for a size or a divergence."""
         options, target = self.options, self.target
-        if (options.target_size is None and options.target_kl is None) or not isinstance(target, EmittedModel):
-            return
+        if options.target_size is options.target_kl is None or not isinstance(target, EmittedModel):
+            return None
         tokens = unmeasured(self.codec.encode(self.text))[: target.facts.context]
-        layout: Layout = "stock" if options.operators == "stock" else "native"
-        mixer = Mixer(target.arch, self.choice, layout, target.heads, tokens,
-                      lambda done, of: self.progress("mix", done, of, "each part in int4"))  # fmt: skip
-        kl = options.target_kl
-        self.mix = mixer.down_to(kl) if kl is not None else mixer.within(options.target_size or 0)
-        self.notes.append(self.mix.note)
+        return Mixer(target.arch, self.choice, options.layout, target.heads, tokens,
+                     lambda done, of: self.progress("mix", done, of, "each part in int4"))  # fmt: skip
 
     @property
     def _target_choice(self) -> WeightChoice:
@@ -324,8 +328,7 @@ class Exporter:
         operators = self.options.operators
         found = describe_export(self.target, self._target_choice, self.methods, self.draft, self.choice, operators)
         if self.drafter is not None:
-            layout: Layout = "stock" if operators == "stock" else "native"
-            found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, layout)
+            found["weight_bytes"]["drafter"] = drafter_bytes(self.drafter, self.choice, self.options.layout)
             found["kv_bytes_per_token"] += self.drafter.arch.facts.kv_bytes_per_token
         return found
 

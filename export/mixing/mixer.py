@@ -85,13 +85,7 @@ class Mixer:
         Raises:
             ExportError: int4 throughout is larger.
         """
-        smallest = self.bytes([])
-        if size < smallest:
-            raise ExportError(
-                f"--target-size {show_bytes(size)}: expected at least {show_bytes(smallest)}, "
-                "the weights of this model in int4",
-                "give more, or choose a smaller model",
-            )
+        self._check(size)
         if size >= self.bytes(self.parts):
             return self._made(self.parts, {})
         alone, fine = self._alone(1), list[str]()
@@ -99,6 +93,26 @@ class Mixer:
             if self.bytes([*fine, part]) <= size:
                 fine.append(part)
         return self._made(fine, alone)
+
+    def foretold(self, size: int | None) -> str:
+        """What can be said before anything is measured, in words; ``size`` as for ``within``, None = for ``down_to``.
+
+        Raises:
+            ExportError: as ``within``.
+        """
+        if size is not None:
+            self._check(size)
+        most = self.bytes(self.parts)
+        return f"parts become int8: up to {show_bytes(min(size or most, most))} of weights; sizes are those of int4"
+
+    def _check(self, size: int) -> None:
+        smallest = self.bytes([])
+        if size < smallest:
+            raise ExportError(
+                f"--target-size {show_bytes(size)}: expected at least {show_bytes(smallest)}, "
+                "the weights of this model in int4",
+                "give more, or choose a smaller model",
+            )
 
     def down_to(self, divergence: float) -> Mix:
         """The fewest bytes with a mean divergence of at most so many nats on the text."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from edgespec.export.quantization.quantizers.levels import dequantize_block
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
+from edgespec.planning.memory.budget import show_bytes
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import Layout
 from tests.conftest import TARGET
@@ -192,8 +194,22 @@ def test_options_that_do_not_fit(tmp_path: Path) -> None:
         ({"target_size": 1, "target_kl": 0.1}, "expected one of them"),
         ({"target_size": 1 << 30, "format": "int8"}, "expected int4"),
         ({"target_kl": 0.1, "format": "fp32"}, "expected int4"),
+        ({"target_kl": math.nan}, "expected a positive number"),
+        ({"target_kl": -1.0}, "expected a positive number"),
+        ({"target_size": 0}, "expected a positive number"),
     ):
         with pytest.raises(ExportError, match=message):
             Exporter(ExportOptions(TARGET, tmp_path / "out", **options))
     assert not (tmp_path / "out").exists()
     assert TOKENS < 512  # the source runs once for each part
+
+
+def test_a_dry_run_measures_nothing_and_refuses_what_cannot_be(tmp_path: Path) -> None:
+    arch = open_model(resolve(TARGET), None)
+    smallest, largest = weight_bytes(arch, "int4"), weight_bytes(arch, "int8")
+    made = Exporter(ExportOptions(TARGET, tmp_path / "out", target_size=10 * largest)).plan()
+    assert made["weight_bytes"]["target"] == smallest
+    assert show_bytes(largest) in made["notes"][-1]
+    assert "parts become int8" in Exporter(ExportOptions(TARGET, tmp_path / "out", target_kl=0.1)).plan()["notes"][-1]
+    with pytest.raises(ExportError, match="--target-size"):
+        Exporter(ExportOptions(TARGET, tmp_path / "out", target_size=smallest - 1)).plan()
