@@ -83,6 +83,7 @@ class Mtp(Architecture):
             return ops.norm(ops.given(hidden, hidden), self.norm(norm))
 
         token = ops.norm(ops.given(0, hidden), self.norm(EMBEDDED))
+
         def taken() -> X:
             return ops.given(hidden, hidden) if self.raw else normed(TARGET_NORM)
 
