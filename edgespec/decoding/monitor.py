@@ -172,10 +172,11 @@ class Monitor:
         """Count a round."""
         self.recent.append(seen)
         self.tokens += seen.tokens
-        self.work += seen.rows + self._draft_work(seen)
+        self.work += seen.rows
         if not seen.drafted:
             self.plain_rounds += 1
             return
+        self.work += self._draft_work(seen)
         self.drafted_rounds += 1
         control = self.control
         # the clock of a pass that other requests share says nothing of this one
@@ -186,8 +187,6 @@ class Monitor:
             self._measured = self._measured[0] + seen.tokens, self._measured[1] + taken
 
     def _draft_work(self, seen: RoundRecord) -> float:
-        if not seen.drafted:
-            return 0.0
         if self.control.step_cost is not None:
             return self.control.steps * self.control.step_cost
         # without control nothing has measured a draft step: drafting is weighed by its time against that of a row
