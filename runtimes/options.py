@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, SupportsIndex, get_args
 
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.devices.webgpu import DeviceName
@@ -56,6 +56,19 @@ class LoadOptions:
     draft_attention: Attention | None = None
     ngram_store: str | os.PathLike[str] | None = None
     budget: str | int | None = None
+
+    def __post_init__(self) -> None:
+        for name, number in (("threads", self.threads), ("context", self.context)):
+            if not (number is None or isinstance(number, SupportsIndex)):
+                raise InvalidRequest(f"{name} is {number!r}: expected a whole number")
+        if self.operators not in get_args(WantedOperators):
+            raise InvalidRequest(
+                f"operators {self.operators!r}: expected one of {', '.join(get_args(WantedOperators))}"
+            )
+        if not isinstance(self.device, str):
+            raise InvalidRequest(f"device is {self.device!r}: expected a name", "`edgespec devices` shows them")
+        if not (self.ngram_store is None or isinstance(self.ngram_store, (str, os.PathLike))):
+            raise InvalidRequest(f"ngram_store is {self.ngram_store!r}: expected a file")
 
     def changed(self, **changes: Any) -> LoadOptions:
         """A copy with changes on top.

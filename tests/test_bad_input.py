@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, InvalidRequest
@@ -179,6 +180,32 @@ def test_fewer_threads_than_one_are_refused_and_so_are_too_many(
     with pytest.raises(InvalidRequest, match=f"threads {threads}: expected 1 to 512"):
         Exporter(ExportOptions("builtin:shakespeare", tmp_path / "out", threads=threads)).run()
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("threads", 10**12), ("threads", "2"), ("threads", 1.5), ("context", "9"), ("operators", "x"), ("device", []),
+     ("ngram_store", 3)],
+)  # fmt: skip
+def test_ways_to_load_of_other_types_are_refused(bundle: Callable[..., Path], name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} .*expected"):
+        load(bundle("int4"), **{name: value})
+
+
+@pytest.mark.parametrize("folder", [None, 3, b"x", []])
+def test_what_is_no_folder_is_refused(folder: Any) -> None:
+    with pytest.raises(InvalidRequest, match="expected a folder"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", "x"), ("temperature", 10**400), ("top_p", None), ("min_p", []), ("repetition_penalty", "x"),
+     ("logit_bias", 3), ("logit_bias", {1: "a"}), ("stop", 3), ("stop", [3]), ("method", []), ("accept", 3)],
+)  # fmt: skip
+def test_settings_of_other_types_are_named(name: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest, match=f"{name} is"):
+        Settings().changed(**{name: value})
 
 
 def test_an_unknown_device_is_refused(bundle: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,6 +72,8 @@ def command(
     from edgespec.reports.calibrate import SECONDS, calibrate
     from edgespec.runtimes.files.bundle import Bundle
 
+    if options["seconds"] is not None and math.isnan(options["seconds"]):  # in no range, and yet click takes it
+        raise click.UsageError("--seconds nan: expected a number from 0.1 to 3600")
     load = make_load_options(options)
     opened = Bundle.open(bundle, check=load.check)
     where = manifest_hash(opened.manifest), load.resolve(opened.manifest)

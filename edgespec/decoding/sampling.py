@@ -7,7 +7,7 @@ A token is drawn by the Gumbel-max trick, ``argmax(log p + gumbel(position, toke
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Literal
@@ -60,24 +60,34 @@ class SamplingParams:
     constraint: Constraint | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        def need(valid: bool, name: str, allowed: str) -> None:
-            if not valid:
+        def need(valid: Callable[[], bool], name: str, allowed: str) -> None:
+            try:
+                found = valid()
+            except (AttributeError, OverflowError, TypeError):  # of another type, or an integer beyond every float
+                found = False
+            if not found:
                 raise InvalidRequest(f"{name} is {getattr(self, name)!r}; allowed: {allowed}")
 
-        need(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "a number >= 0 (0 = greedy)")
-        need(isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "an integer >= 0 (0 = off)")
-        need(0 < self.top_p <= 1, "top_p", "0 < top_p <= 1 (1 = off)")
-        need(0 <= self.min_p <= 1, "min_p", "0 <= min_p <= 1 (0 = off)")
-        # logits are float32: a factor beyond this would make infinities of them
-        need(1e-6 <= self.repetition_penalty <= 1e6, "repetition_penalty", "a number from 0.000001 to 1000000")
         need(
-            all(token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in self.logit_bias.items()),
+            lambda: math.isfinite(self.temperature) and self.temperature >= 0,
+            "temperature",
+            "a number >= 0 (0 = greedy)",
+        )
+        need(lambda: isinstance(self.top_k, int) and self.top_k >= 0, "top_k", "an integer >= 0 (0 = off)")
+        need(lambda: 0 < self.top_p <= 1, "top_p", "0 < top_p <= 1 (1 = off)")
+        need(lambda: 0 <= self.min_p <= 1, "min_p", "0 <= min_p <= 1 (0 = off)")
+        # logits are float32: a factor beyond this would make infinities of them
+        need(lambda: 1e-6 <= self.repetition_penalty <= 1e6, "repetition_penalty", "a number from 0.000001 to 1000000")
+        need(
+            lambda: all(
+                token >= 0 and (bias == -math.inf or abs(bias) <= 1e30) for token, bias in self.logit_bias.items()
+            ),
             "logit_bias",
             "{token >= 0: number up to 1e30, or -inf}",
         )
-        need(self.seed is None or isinstance(self.seed, int), "seed", "an integer or None")
-        need(self.acceptance in ("rejection", "coupled"), "acceptance", "'rejection' or 'coupled'")
-        need(self.verification in ("token", "block"), "verification", "'token' or 'block'")
+        need(lambda: self.seed is None or isinstance(self.seed, int), "seed", "an integer or None")
+        need(lambda: self.acceptance in ("rejection", "coupled"), "acceptance", "'rejection' or 'coupled'")
+        need(lambda: self.verification in ("token", "block"), "verification", "'token' or 'block'")
 
     @property
     def greedy(self) -> bool:

@@ -115,6 +115,12 @@ class Settings:
         for name, value in counts.items():
             if not isinstance(value, int):
                 raise InvalidRequest(f"{name} is {value!r}: expected an integer")
+        if not (self.method is None or isinstance(self.method, str)):
+            raise InvalidRequest(f"method is {self.method!r}: expected a name, or None")
+        if not (isinstance(self.stop, (tuple, list)) and all(isinstance(text, str) for text in self.stop)):
+            raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
+        if not isinstance(self.accept, Accept):
+            raise InvalidRequest(f"accept is {self.accept!r}: expected a rule of acceptance, or its text")
         if self.batch < 1:
             raise InvalidRequest(f"batch {self.batch}: expected at least one sequence at once")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):

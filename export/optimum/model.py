@@ -195,6 +195,12 @@ class ForeignModel:
         known = {"layers": ports.layers, "kv_heads": ports.kv_heads, "head_dim": ports.head_dim}
         if ports.vocab is not None:
             known["vocab"] = ports.vocab
+        if self.facts.heads % ports.kv_heads:
+            raise ExportError(
+                f"{self.file}: has {ports.kv_heads} KV heads, and config.json {self.facts.heads} heads: "
+                "expected a multiple",
+                "give the config.json that the graph was exported with",
+            )
         self.facts = self.facts.model_copy(update=known)
         return graph
 

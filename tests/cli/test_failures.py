@@ -96,3 +96,13 @@ def test_what_the_system_ends_is_said(
     error = command("info", "somewhere", "--json").failed(code)
     assert error["type"] == kind
     assert said in error["message"]
+
+
+def test_a_time_that_is_no_number_is_refused(command: Command) -> None:
+    """NaN is in no range, and yet in none is it out of it."""
+    assert "--seconds nan" in command("calibrate", "Missing", "--seconds", "nan", "--json").failed(2)["message"]
+
+
+def test_more_threads_than_a_machine_has_are_refused(command: Command) -> None:
+    for arguments in (("run", "Missing", "--prompt", "x"), ("export", NONE)):
+        assert "512" in command(*arguments, "--threads", str(10**12), "--json").failed(2)["message"]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,21 @@ def test_bodies_are_limited_with_and_without_a_length(client: TestClient) -> Non
         answer = client.post("/v1/completions", content=content)
         assert answer.status_code == 413
         assert "5000 bytes" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_hangs_up_within_its_body_is_no_failure(client: TestClient) -> None:
+    async def receive() -> dict[str, str]:
+        return {"type": "http.disconnect"}
+
+    async def send(_: MutableMapping[str, Any]) -> None:
+        pass
+
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+
+    async def asked() -> None:
+        await client.app(scope, receive, send)
+
+    asyncio.run(asked())
 
 
 def test_a_key_is_asked_for(chat_bundle: Path) -> None:
