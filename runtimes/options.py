@@ -12,11 +12,10 @@ from edgespec.runtimes.files.attention import choose_attention
 from edgespec.runtimes.files.kv import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Attention, Manifest, Operators, Precision
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators
-from edgespec.runtimes.ort.session import default_threads
+from edgespec.runtimes.ort.session import check_threads, default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK
 
 LONGEST_ON_DEVICE = 4096  # tokens of a slot on a device where no context is asked for: its buffers do not grow
-MOST_THREADS = 1024  # each has a stack of its own
 GAMMA = 8  # most guesses a round that adaptive control takes
 
 
@@ -87,13 +86,12 @@ class LoadOptions:
 
         Raises:
             BundleError: operators that cannot run.
-            InvalidRequest: a context or an attention that the bundle does not have, or no threads.
+            InvalidRequest: a context or an attention that the bundle does not have, no threads, or too many.
         """
         most, on_cpu = manifest.target.facts.context, self.device == "cpu"
         if self.context is not None and not 1 < self.context <= most:
             raise InvalidRequest(f"context {self.context}: expected 2 to {most}, what the bundle was exported for")
-        if self.threads is not None and not 1 <= self.threads <= MOST_THREADS:
-            raise InvalidRequest(f"threads {self.threads}: expected at least one, and at most {MOST_THREADS}")
+        check_threads(self.threads)
         if on_cpu and self.device_precision is not None:
             raise InvalidRequest(f"device precision {self.device_precision}: device cpu has none", "leave it out")
         kind = choose_operators(self.operators if on_cpu else "stock", manifest.target).kind

@@ -35,6 +35,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import hf
+from tests.support.alone import alone
 
 settings.register_profile("edgespec", deadline=None)  # no test asserts a time
 settings.load_profile("edgespec")
@@ -112,14 +113,21 @@ class Reference:
 
 
 LONGEST = (
-    "runtimes/devices/test_webgpu.py",
     "lossless/test_architectures.py",
-    "lossless/test_matrix.py",
-    "lossless/test_sampled.py",
-    "decoding/test_distribution.py",
     "runtimes/native/test_kernels.py",
-    "planning/memory/test_limits.py",
+    "runtimes/devices/test_webgpu.py",
+    "decoding/test_distribution.py",
+    "lossless/test_sampled.py",
+    "lossless/test_matrix.py",
+    "android/test_kotlin.py",
     "test_packaging.py",
+    "export/training/test_processes.py",
+    "benchmarks/test_benchmarks.py",
+    "fuzz/test_fuzz.py",
+    "runtimes/slots/test_slot.py",
+    "planning/memory/test_limits.py",
+    "planning/memory/test_peak.py",
+    "stress/test_stress.py",
 )
 
 
@@ -248,13 +256,20 @@ def method_parts(target: str) -> tuple[list[str], list[str]]:
 
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock."""
-    made: dict[tuple[Operators, str, str, Format], Path] = {}
+    """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock.
+
+    All processes of a run share it: nobody may change it.
+    """
+    place = tmp_path_factory.getbasetemp()
+    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
 
     def get(operators: Operators, form: Format = "int4", target: str = TARGET, draft: str = DRAFT) -> Path:
-        key = operators, target, draft, form
-        if key not in made:
-            folder = tmp_path_factory.mktemp("bundle")
+        names = [operators, form, *(Path(name).name.replace(":", "-") for name in (target, draft))]
+        folder = place / "-".join(["bundle", *names])
+        folder.mkdir(exist_ok=True)
+        with alone(folder / "lock"):
+            if (folder / "bundle").exists():
+                return folder / "bundle"
             methods, heads = method_parts(target)
             options = ExportOptions(
                 target,
@@ -268,8 +283,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
                 operators=operators,
             )
             Exporter(options).run()
-            made[key] = options.output
-        return made[key]
+            return options.output
 
     return get
 

@@ -19,6 +19,8 @@ from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.export.bundle.model import open_model
 from edgespec.export.measuring.skip_sets import read_skip_set
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.text.codec import TextCodec
@@ -169,10 +171,15 @@ def test_what_is_no_prompt_is_refused(engine: Callable[..., Engine], prompt: Any
         engine("int4").generate(prompt)
 
 
-@pytest.mark.parametrize("threads", [0, -2])
-def test_fewer_threads_than_one_are_refused(bundle: Callable[..., Path], threads: int) -> None:
-    with pytest.raises(InvalidRequest, match=f"threads {threads}: expected at least one"):
+@pytest.mark.parametrize("threads", [0, -2, 513, 10**9])
+def test_fewer_threads_than_one_are_refused_and_so_are_too_many(
+    bundle: Callable[..., Path], tmp_path: Path, threads: int
+) -> None:
+    with pytest.raises(InvalidRequest, match=f"threads {threads}: expected 1 to 512"):
         load(bundle("int4"), threads=threads)
+    with pytest.raises(InvalidRequest, match=f"threads {threads}: expected 1 to 512"):
+        Exporter(ExportOptions("builtin:shakespeare", tmp_path / "out", threads=threads)).run()
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,15 @@
 // llama MODEL THREADS CONTEXT [STATES]: llama.cpp, or with -DIK ik_llama.cpp, as a process of benchmarks.rivals.
 // Reads lines "DEPTH ROWS", answers with milliseconds.  All rows give logits.  The keys and values of a depth are
 // computed once, and kept in files whose names begin with STATES.
+#include "llama.h"
+
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 
-#include "llama.h"
-
-static llama_context *context;
+static llama_context* context;
 static int held = 0;  // tokens whose keys and values are there
 
 static void cut(int depth) {
@@ -42,12 +42,12 @@ static double pass(int rows, bool all) {
   return ms;
 }
 
-static void fill(int depth, const char *states) {
+static void fill(int depth, const char* states) {
   std::string file = states ? states + std::to_string(depth) : "";
   cut(0);
   llama_token tokens[8];
   size_t count;
-  if (FILE *there = states ? fopen(file.c_str(), "rb") : nullptr) {
+  if (FILE* there = states ? fopen(file.c_str(), "rb") : nullptr) {
     fclose(there);
     if (!llama_state_load_file(context, file.c_str(), tokens, 8, &count)) exit(4);
     held = depth;
@@ -57,15 +57,15 @@ static void fill(int depth, const char *states) {
   if (states && depth > 1000) llama_state_save_file(context, file.c_str(), nullptr, 0);
 }
 
-int main(int count, char **words) {
+int main(int count, char** words) {
   if (count < 4) return 1;
-  llama_log_set([](ggml_log_level, const char *, void *) {}, nullptr);
+  llama_log_set([](ggml_log_level, const char*, void*) {}, nullptr);
   llama_backend_init();
   auto model_options = llama_model_default_params();
 #ifdef IK
   model_options.repack_tensors = true;
 #endif
-  auto *model = llama_model_load_from_file(words[1], model_options);
+  auto* model = llama_model_load_from_file(words[1], model_options);
   if (!model) return 2;
   auto options = llama_context_default_params();
   options.n_ctx = atoi(words[3]);

@@ -39,9 +39,7 @@ def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
 
 json_option = group(OUTPUT, click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
-threads_option = click.option(
-    "--threads", type=click.IntRange(1, 1024), help="Threads of ONNX Runtime.  [default: all]"
-)
+threads_option = click.option("--threads", type=click.IntRange(1, 512), help="Threads of ONNX Runtime.  [default: all]")
 operators_option = click.option(
     "--operators",
     type=click.Choice(["auto", "native", "stock"]),

@@ -97,7 +97,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 )
 @group(
     "Devices",
-    click.option("--threads", type=click.IntRange(1, 1024), help="For the measurements.  [default: all]"),
+    click.option("--threads", type=click.IntRange(1, 512), help="For the measurements.  [default: all]"),
     click.option(
         "--operators",
         type=click.Choice(["auto", "native", "stock"]),

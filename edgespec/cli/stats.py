@@ -6,8 +6,6 @@ from edgespec.decoding.monitor import WINDOW, Monitor
 from edgespec.decoding.stats import Stats
 from edgespec.engine.result import Result
 
-ENOUGH = 8  # plain rounds that make a plain step's time a measurement
-
 
 def summary(result: Result) -> str:
     """One line: how much, how fast, the same text or not, and by which method."""
@@ -29,10 +27,8 @@ def summary(result: Result) -> str:
 
 def measured_speed(stats: Stats) -> float | None:
     """Times plain decoding, by the plain steps of this very request; None = it had too few to tell."""
-    plain_ms = stats.monitor.control.plain_ms
-    if plain_ms is None or stats.monitor.plain_rounds < ENOUGH or not stats.decode_ms:
-        return None
-    return stats.tokens * plain_ms / stats.decode_ms
+    step_ms = stats.monitor.step_ms
+    return stats.tokens * step_ms / stats.decode_ms if step_ms and stats.decode_ms else None
 
 
 def _same(result: Result) -> str:

@@ -101,7 +101,7 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
         help="no is float32; fp16 needs a GPU.",
     ),
     click.option("--gradient-checkpointing", is_flag=True, help="Less memory for more time."),
-    click.option("--threads", type=int, help="Of torch on a CPU.  [default: torch's choice]"),
+    click.option("--threads", type=click.IntRange(1, 512), help="Of torch on a CPU.  [default: torch's choice]"),
 )
 @group(
     OUTPUT,

@@ -11,7 +11,7 @@ from edgespec.decoding.drafter import Drafter, RoundTime, Wrapper
 from edgespec.decoding.monitor import PLAIN, Drop
 from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import LayeredTarget, Pass, Resume, Target
+from edgespec.decoding.target import Pass, Resume, Target
 
 
 class Guard(Wrapper):
@@ -25,7 +25,7 @@ class Guard(Wrapper):
         self._stats = stats
         self._eos = eos
         self._vocab = target.vocab_size
-        self._layered = isinstance(target, LayeredTarget)
+        self._target = target
         self._trees = getattr(target, "trees", True)
         self._proposer = PLAIN  # of the last proposal
 
@@ -103,7 +103,7 @@ class Guard(Wrapper):
                 ends = [i for i, token in enumerate(proposal.tokens.tolist()) if token in self._eos]
                 proposal = proposal.pruned(ends) if ends else proposal
             if proposal.resume is not None:
-                if not self._layered:
+                if not hasattr(self._target, "forward_resumed"):
                     raise ValueError("layers have run ahead, but the target cannot resume a pass")
                 _check_resume(proposal, proposal.resume)
             return proposal

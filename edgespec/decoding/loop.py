@@ -20,7 +20,7 @@ from edgespec.decoding.request import DecodeOptions, Finish, PassRequest, Prefil
 from edgespec.decoding.rows import RowSampler
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import GreedyTarget, HeadTarget, LayeredTarget, Pass, TappedTarget, Target
+from edgespec.decoding.target import GreedyTarget, HeadTarget, Pass, TappedTarget, Target
 from edgespec.decoding.verify import keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
@@ -59,8 +59,7 @@ def run_pass(target: Target, request: PassRequest) -> Pass:
     """Run a pass by itself, and time it."""
     start = perf_counter()
     if request.resume is not None:
-        assert isinstance(target, LayeredTarget)
-        output = target.forward_resumed(request.tokens, request.resume, best=request.best)
+        output = target.forward_resumed(request.tokens, request.resume, best=request.best)  # type: ignore[attr-defined]
     elif request.best:
         output = target.forward_best(request.tokens, request.parents)  # type: ignore[attr-defined]
     else:
@@ -127,13 +126,13 @@ def check_prompt(tokens: Sequence[int], sampling: SamplingParams, vocab: int, co
 Reading = Generator[PrefillRequest, int | Pass | None, int]
 
 
-def _read(target: Target, tokens: list[int], guard: Guard) -> Reading:
+def _read(target: Target, tapped: TappedTarget | None, tokens: list[int], guard: Guard) -> Reading:
     """Read the prompt, but for its last token, into the slot; returns how many tokens were there already.
 
     A drafter that looks at what is tapped of the target is shown it of every token that it does not know yet: those
     are read again, if need be.
     """
-    tapped = target if isinstance(target, TappedTarget) and guard.wants_taps else None
+    tapped = tapped if guard.wants_taps else None
     held = reused = target.follow(tokens[: min(len(tokens) - 1, guard.known(tokens) if tapped else len(tokens))])
     while left := len(tokens) - 1 - held:
         most = yield PrefillRequest(left)
@@ -168,10 +167,10 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
     guard.bind(params, noise)
     guard.begin(tokens)
     observer.begun()
-    reused = yield from _read(target, tokens, guard)
-    observer.prefilled(len(tokens), reused)
     heads = target if isinstance(target, HeadTarget) else None
     tapped = target if isinstance(target, TappedTarget) else None
+    reused = yield from _read(target, tapped, tokens, guard)
+    observer.prefilled(len(tokens), reused)
 
     # where greedy decoding looks at nothing else, the logits need not leave the LM head
     bare = params.plain_greedy and not options.logprobs and options.accept.rule != "top-k"
@@ -211,7 +210,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
             del emitted[end:]
         # The row that each emitted token was chosen from.  The last token is the new pending one: its own row is not
         # kept, and it never enters the slot, not even as an accepted EOS.
-        kept = [0, *(node + 1 for node in verdict.path)][: len(emitted)]
+        kept = [0, *(node + 1 for node in verdict.path)][: len(emitted)] if guesses else [0]
         target.keep(kept)
         logprobs = [sampler.logprob(*at) for at in zip(kept, emitted, strict=True)] if options.logprobs else None
         if options.shadow:
@@ -223,7 +222,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: Decode
         made = Round(emitted, [], 0, verdict.path, [], logprobs, finish)
         if guesses:
             made.add_guesses(proposal)
-        observer.verified(made, proposal, keeps_text(proposal, sampler, options.accept))
+        observer.verified(made, proposal, not guesses or keeps_text(proposal, sampler, options.accept))
         guard.observe(proposal, verdict, output)
         guard.timed(proposal, observer.observed())
         observer.ended(made)

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import NamedTuple
 
+ENOUGH = 8  # plain rounds that make a plain step's time a measurement
 WINDOW = 64  # rounds that "of late" means
 PLAIN = "plain"
 
@@ -151,7 +152,7 @@ class Monitor:
         shadow: comparison with plain decoding.
         drops: drafters that failed.
         recent: the last ``WINDOW`` rounds.
-        plain_rounds: rounds without a guess.
+        plain_rounds: rounds without a guess; plain_ms: what their passes took.
         drafted_rounds: rounds with guesses.
         tokens: tokens written.
         work: rows of the target, and draft steps in such rows.
@@ -162,6 +163,7 @@ class Monitor:
     drops: list[Drop] = field(default_factory=list)
     recent: deque[RoundRecord] = field(default_factory=lambda: deque(maxlen=WINDOW), repr=False)
     plain_rounds: int = 0
+    plain_ms: float = 0.0
     drafted_rounds: int = 0
     tokens: int = 0
     work: float = 0.0
@@ -172,22 +174,27 @@ class Monitor:
         """Count a round."""
         self.recent.append(seen)
         self.tokens += seen.tokens
-        self.work += seen.rows + self._draft_work(seen)
+        self.work += seen.rows
         if not seen.drafted:
             self.plain_rounds += 1
+            self.plain_ms += seen.verify_ms
             return
+        self.work += self._draft_work(seen)
         self.drafted_rounds += 1
         control = self.control
         # the clock of a pass that other requests share says nothing of this one
-        if seen.alone and control.expected is not None and control.plain_ms:
+        if seen.alone and control.expected is not None and (plain_ms := self.step_ms or control.plain_ms):
             tokens, steps = control.expected
             self._expected = self._expected[0] + tokens, self._expected[1] + steps
-            taken = (seen.draft_ms + seen.verify_ms) / control.plain_ms
+            taken = (seen.draft_ms + seen.verify_ms) / plain_ms
             self._measured = self._measured[0] + seen.tokens, self._measured[1] + taken
 
+    @property
+    def step_ms(self) -> float | None:
+        """What a plain step took in this request; None = it had too few to tell."""
+        return self.plain_ms / self.plain_rounds if self.plain_rounds >= ENOUGH else None
+
     def _draft_work(self, seen: RoundRecord) -> float:
-        if not seen.drafted:
-            return 0.0
         if self.control.step_cost is not None:
             return self.control.steps * self.control.step_cost
         # without control nothing has measured a draft step: drafting is weighed by its time against that of a row

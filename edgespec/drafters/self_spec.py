@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +78,7 @@ class SelfSpec(Drafter):
 
     def _choices(self, tokens: list[int]) -> Callable[[int | None], tuple[int, float]]:
         """The same where the target chooses: a guess -> the likeliest token after it, and its probability."""
-        target, skip = self.target, self.skip
-        assert isinstance(target, ChoosingTarget)
+        target, skip = cast(ChoosingTarget, self.target), self.skip
         offset = 0
 
         def step(guess: int | None) -> tuple[int, float]:

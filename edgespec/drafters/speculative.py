@@ -56,6 +56,8 @@ class DraftModel(Drafter):
         if isinstance(model, Revocable):
             model.revocable = True
         self.vocab_size = vocab_size
+        # its likeliest token may not be one of its padding, which the target does not know
+        self._greedy = model if isinstance(model, GreedyTarget) and model.vocab_size <= vocab_size else None
         self.branch = branch or (1,)
         columns: int = getattr(model, "columns", model.vocab_size)
         self._columns: NDArray[np.int64] | None = None  # [columns]: the token of each, where some have none
@@ -114,23 +116,22 @@ class DraftModel(Drafter):
 
     def _chain(self, tokens: list[int], known: int, length: int) -> Proposal:
         """Guesses one below the other; the slot holds ``known`` tokens."""
-        model = self.model
+        greedy = self._greedy
 
         def step(guess: int | None) -> NDArray[np.float32]:
             feed = tokens[known:] if guess is None else [guess]
             return self._run(feed, len(feed))[0]
 
         def best(guess: int | None) -> tuple[int, float]:
-            assert isinstance(model, GreedyTarget)
+            assert greedy is not None
             feed = np.array(tokens[known:] if guess is None else [guess], np.int64)  # [n]
-            found = model.forward_best(feed).best
+            found = greedy.forward_best(feed).best
             assert found is not None
-            model.keep(range(len(feed)))
+            greedy.keep(range(len(feed)))
             return int(found[0][-1]), float(found[1][-1])
 
-        # the likeliest token may not be one of the draft's padding, which the target does not know
-        direct = isinstance(model, GreedyTarget) and model.vocab_size <= self.vocab_size
-        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise, best=best if direct else None)
+        likeliest = None if greedy is None else best
+        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise, best=likeliest)
 
     def _tree(self, tokens: list[int], known: int, length: int) -> Proposal:
         """A comb, at the cost of its chain of first choices, or a full tree, whose nodes run again at every depth."""

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,9 +19,12 @@ from numpy.typing import NDArray
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.probe import best_setting
+from edgespec.export.drafters.mtp import Mtp
+from edgespec.export.drafters.probe import HELPS, best_setting
+from edgespec.export.drafters.write import write_drafter
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.skip_search import StepCosts
+from edgespec.export.quantization.weights import WeightChoice
 from edgespec.formulas.cost import measure
 from edgespec.runtimes.files.manifest import DecoderPart, Measured, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
@@ -28,6 +33,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 GAMMA, TEXTS, PROMPT, WRITTEN = 5, 4, 24, 64  # guesses of a chain; texts, given tokens and written ones of each
+Text = tuple[list[int], NDArray[np.float32]]  # tokens, and what was tapped [tokens - 1, k * hidden]
 LEAST = 0.2  # first guesses of a drafter that fits are right far more often
 
 
@@ -77,24 +83,12 @@ def measure_drafter(
     Raises:
         ExportError: the target accepts next to nothing.
     """
-    graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
-    slot = open_slot(Model(folder, part, graph, threads))
+    slot = _opened(folder, part, target, threads)
     block, reads = _decoder(part).block, bool(_decoder(part).reads)
-    gamma = min(GAMMA, block - 1) if block else GAMMA
-    offered, accepted = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
-    written: list[list[int]] = []
-    for at in np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int):
-        text, taps = _written(target, tokens[at : at + PROMPT])
-        written.append(text)
-        del slot.tokens[:]
-        if not reads:
-            slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
-        for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
-            given = target, slot, part, text[end - 1], taps[end - 2], gamma
-            guesses = _block(*given) if block else _chain(*given, end - 1)
-            right = int(np.cumprod(np.equal(guesses, text[end : end + gamma])).sum())
-            offered[: right + 1] += 1
-            accepted[:right] += 1
+    starts = np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int)
+    texts = [_written(target, tokens[at : at + PROMPT]) for at in starts]
+    written = [text for text, _ in texts]
+    found = _accepted(target, slot, part, texts)
     blank = np.zeros((block or 1, _decoder(part).columns), np.float32)
     once = slot.forward_block if block else partial(slot.forward_given, recycled=True)
     once = partial(slot.forward_over, target, PROMPT, recycled=True) if reads else once
@@ -104,8 +98,9 @@ def measure_drafter(
     notes = []
     if drafter.tokens is not None:
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
-    found = Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
     better = best_setting(drafter, target, written, PROMPT) if drafter.method == EAGLE else ""
+    if isinstance(drafter.arch, Mtp) and found.rates[0] < LEAST:
+        better = _better_layer(drafter, drafter.arch, folder, target, texts, found.rates[0], threads)
     if found.rates[0] < LEAST:
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
@@ -115,6 +110,57 @@ def measure_drafter(
     if better:
         notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
     return MeasuredDrafter(found, step_ms, covered, block is not None, notes)
+
+
+def _opened(folder: Path, part: ModelPart, target: Slot, threads: int | None) -> Slot:
+    graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
+    return open_slot(Model(folder, part, graph, threads))
+
+
+def _accepted(target: Slot, slot: Slot, part: ModelPart, texts: Sequence[Text]) -> Acceptance:
+    """Of chains or blocks along texts that the target wrote."""
+    block, reads = _decoder(part).block, bool(_decoder(part).reads)
+    gamma = min(GAMMA, block - 1) if block else GAMMA
+    offered, accepted = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
+    for text, taps in texts:
+        del slot.tokens[:]
+        if reads:  # the target's keys, of this text
+            target.follow([])
+            target.prefill(text[:-1])
+        else:
+            slot.absorb_given(_given(target, part, text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+        for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
+            given = target, slot, part, text[end - 1], taps[end - 2], gamma
+            guesses = _block(*given) if block else _chain(*given, end - 1)
+            right = int(np.cumprod(np.equal(guesses, text[end : end + gamma])).sum())
+            offered[: right + 1] += 1
+            accepted[:right] += 1
+    return Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
+
+
+def _better_layer(
+    drafter: Drafter, arch: Mtp, bundle: Path, target: Slot, texts: Sequence[Text], known: float, threads: int | None
+) -> str:
+    """What a checkpoint may have meant whose layer guesses next to nothing, in words; "" = none of what is tried."""
+    said, operators = (arch.hidden_first, arch.raw), target.model.graph.operators
+    shares: dict[tuple[bool, bool], float] = {}
+    try:
+        for arch.hidden_first, arch.raw in product((False, True), (False, True)):
+            if (arch.hidden_first, arch.raw) == said:
+                continue
+            with TemporaryDirectory(dir=bundle) as folder:
+                part = write_drafter(Path(folder), drafter, WeightChoice.of("fp32", None, None), operators)
+                slot = _opened(Path(folder), part, target, threads)
+                shares[arch.hidden_first, arch.raw] = _accepted(target, slot, part, texts).rates[0]
+    finally:
+        arch.hidden_first, arch.raw = said
+    best = max(shares, key=lambda each: shares[each])
+    if shares[best] < known + HELPS:
+        return ""
+    words = [f"the {'hidden state before the embedding' if best[0] else 'embedding before the hidden state'}"]
+    words = words if best[0] != said[0] else []
+    words += ["the hidden state before the model's final norm"] if best[1] else []
+    return f"{shares[best]:.0%} would be right with {' and '.join(words)}, which this layout does not have"
 
 
 def _remedy(drafter: Drafter) -> str:

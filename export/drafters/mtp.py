@@ -62,10 +62,13 @@ class Mtp(Architecture):
         source: tensors by Llama's names, and ``fc``, ``embedding_norm``, ``hidden_norm`` and ``target_norm``.
         context: most tokens, the target's.
         hidden_first: the hidden state stands before the embedding.
+
+    Attributes:
+        raw: the target's hidden state is taken before its final norm, which no known layout says.
     """
 
     drafts = "mtp"
-    hidden_first = False
+    hidden_first = raw = False
 
     def __init__(self, source: Checkpoint, context: int, hidden_first: bool) -> None:
         super().__init__(source)
@@ -80,7 +83,11 @@ class Mtp(Architecture):
             return ops.norm(ops.given(hidden, hidden), self.norm(norm))
 
         token = ops.norm(ops.given(0, hidden), self.norm(EMBEDDED))
-        state = ops.either(lambda: normed(TARGET_NORM), lambda: normed(FINAL_NORM))
+
+        def taken() -> X:
+            return ops.given(hidden, hidden) if self.raw else normed(TARGET_NORM)
+
+        state = ops.either(taken, lambda: normed(FINAL_NORM))
         state = ops.norm(state, self.norm(STATE))
         (x,) = ops.linear(ops.join(*((state, token) if self.hidden_first else (token, state))), Linear(FUSE))
         return ops.head(self.layer(ops, x, 0), self.final_norm, self.head)

@@ -6,11 +6,24 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from edgespec.errors import BundleError
+from edgespec.errors import BundleError, InvalidRequest
 from edgespec.runtimes.ort.native_library import native_library
 
 if TYPE_CHECKING:
     import onnxruntime
+
+
+MOST_THREADS = 512  # more than these machines have cores; ONNX Runtime would start as many as it is told
+
+
+def check_threads(threads: int | None) -> None:
+    """Refuse a pool that cannot be.
+
+    Raises:
+        InvalidRequest: no threads, or too many.
+    """
+    if threads is not None and not 1 <= threads <= MOST_THREADS:
+        raise InvalidRequest(f"threads {threads}: expected 1 to {MOST_THREADS}")
 
 
 def default_threads() -> int:

@@ -18,7 +18,7 @@ from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.files.repack import usable_graph
 from edgespec.runtimes.ort.hugepages import huge_pages
-from edgespec.runtimes.ort.session import default_threads, make_session
+from edgespec.runtimes.ort.session import check_threads, default_threads, make_session
 
 MOST_VIEWS = 128  # of buffers, that are kept
 LEAST_PAGES = 1 << 16  # bytes of an array that gets pages of its own
@@ -70,6 +70,7 @@ class Model:
     def __init__(
         self, folder: Path, part: ModelPart, graph: str, threads: int | None = None, kv: KvFormat | None = None
     ) -> None:
+        check_threads(threads)
         self.folder, self.part, self.facts = folder, part, part.facts
         self.graph = part.graphs[graph]
         self.kv = kv or ATTENTION[exact_attention(part)]

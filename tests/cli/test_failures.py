@@ -105,4 +105,4 @@ def test_a_time_that_is_no_number_is_refused(command: Command) -> None:
 
 def test_more_threads_than_a_machine_has_are_refused(command: Command) -> None:
     for arguments in (("run", "Missing", "--prompt", "x"), ("export", NONE)):
-        assert "1024" in command(*arguments, "--threads", str(10**12), "--json").failed(2)["message"]
+        assert "512" in command(*arguments, "--threads", str(10**12), "--json").failed(2)["message"]

@@ -40,7 +40,8 @@ def test_paths(page: str) -> None:
         if re.fullmatch(rf"(?:{FOLDERS})/[\w./-]*", code) and "NAME" not in code:
             assert (ROOT / code).exists() or code in MADE, f"{page}: no {code}"
     for module in re.findall(r"python -m ((?:benchmarks|tools)\.\w+)", text_of(page)):
-        assert (ROOT / f"{module.replace('.', '/')}.py").is_file(), f"{page}: no {module}"
+        path = ROOT / module.replace(".", "/")
+        assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file(), f"{page}: no {module}"
     for script in re.findall(r"python (tools/\w+\.py)", text_of(page)):
         assert (ROOT / script).is_file(), f"{page}: no {script}"
 

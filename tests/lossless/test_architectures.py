@@ -30,6 +30,8 @@ from tests.support.heads import make_heads
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had")
 TOKENS = 40
+# a short text: what acceptance is does not matter
+MEASURED = "There was nothing left to do but wait, and so she sat down beside the boat. " * 4
 HEADS = ("medusa", "blockwise", "paradecode")
 ALWAYS = ("self-spec", "speculative", "paradecode")
 IN_TURN = ("medusa", "ngram", "swift", "blockwise", "chain")
@@ -75,6 +77,7 @@ def maker(
         if (operators, model_type) not in known:
             folder, source = tmp_path_factory.mktemp("bundle"), str(checkpoint(name))
             heads = [kind for kind in HEADS if kind in METHODS[model_type]]
+            (folder / "text.txt").write_text(MEASURED, "utf-8")
             options = ExportOptions(
                 source,
                 folder / "bundle",
@@ -83,6 +86,7 @@ def maker(
                 heads=[str(make_heads(folder / kind, kind, source)) for kind in heads],
                 draft=source,
                 context=hf.CONTEXTS.get(name),
+                calibration=folder / "text.txt",
                 skip_set=fixed_skip_set(folder, source),
                 threads=THREADS,
                 operators=operators,

@@ -91,34 +91,50 @@ def assert_equals_plain(
         drafted, accepted = drafted + result.stats.drafted, accepted + result.stats.accepted
     if method == "ar":
         assert drafted == 0
-    else:
+    elif method != "auto":  # which may find that nothing pays
         assert 0 < accepted < drafted
 
 
 # -- greedy: the same tokens -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("form", FORMATS)
+# no method knows a format: with native int4 each is here, with the others in turn; that the rows of any pass are those
+# of plain decoding, in every format, is shown by tests/runtimes/slots
+@pytest.mark.parametrize(
+    "operators, form, method",
+    [
+        (kind, form, method)
+        for shift, kind in enumerate(OPERATORS)
+        for place, form in enumerate(FORMATS)
+        for at, method in enumerate(METHODS)
+        if (kind, form) == ("native", "int4") or at % 3 == (place + shift) % 3
+    ],
+    indirect=["operators"],
+)
 def test_greedy_equals_plain(engine: Callable[..., Engine], plainly: Greedy, form: str, method: str) -> None:
     made = engine(form)
     expected = plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])
     assert_equals_plain(made, method, CHOSEN, expected, fallback=False)
 
 
-@pytest.mark.parametrize("gamma", [1, 3, 8])
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(
+    "operators, form, gamma",
+    [
+        *(("native", "int4", gamma) for gamma in (1, 3, 8)),
+        *(("stock", form, gamma) for form, gamma in (("fp32", 8), ("w8a8", 3), ("int4", 1))),
+    ],
+    indirect=["operators"],
+)
 def test_greedy_equals_plain_at_fixed_gamma(
     engine: Callable[..., Engine], plainly: Greedy, form: str, gamma: int
 ) -> None:
     made = engine(form)
-    expected = [tokens[:60] for tokens in plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])[2:4]]
+    expected = plainly(made, TARGET, CHOSEN, [*LENGTHS.values()])[2:3]  # of 200 tokens: some guesses are refused
     for method in DRAFTING:
-        assert_equals_plain(made, method, CHOSEN[2:4], expected, adaptive=False, gamma=gamma)
+        assert_equals_plain(made, method, CHOSEN[2:3], expected, fallback=False, adaptive=False, gamma=gamma)
 
 
-@pytest.mark.parametrize("branch", [(2,), (3, 2, 1)])
-@pytest.mark.parametrize("form", ["int4", "fp32"])
+@pytest.mark.parametrize("form, branch", [("int4", (2,)), ("fp32", (3, 2, 1))])
 def test_trees_differ_from_plain_decoding_at_near_ties_only(
     engine: Callable[..., Engine], form: str, branch: tuple[int, ...]
 ) -> None:
@@ -136,7 +152,7 @@ def test_trees_differ_from_plain_decoding_at_near_ties_only(
     assert not result.exact
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("operators, form", [("stock", "fp32"), ("native", "int4")], indirect=["operators"])
 def test_greedy_equals_plain_on_stories(
     engine: Callable[..., Engine], plainly: Greedy, shared: Path, form: str
 ) -> None:
@@ -147,7 +163,7 @@ def test_greedy_equals_plain_on_stories(
         assert_equals_plain(made, method, STORIES, expected, fallback=False)
 
 
-@pytest.mark.parametrize("form, nodes", [("fp32", 3), ("int8", 12), ("int4", 3), ("int4", 12), ("w8a8", 12)])
+@pytest.mark.parametrize("form, nodes", [("fp32", 3), ("int4", 12), ("w8a8", 12)])
 def test_trees_differ_only_at_near_ties(engine: Callable[..., Engine], form: str, nodes: int) -> None:
     made = engine(form)
     settings = Settings(max_new_tokens=60, ignore_eos=True, fallback=False).changed(nodes=nodes)
@@ -170,7 +186,7 @@ def test_stories_equal_transformers(engine: Callable[..., Engine], shared: Path,
     assert result.tokens == known["tokens"]
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", ["int4", "fp32"])
 def test_greedy_equals_plain_while_swift_searches(
     engine: Callable[..., Engine], plainly: Greedy, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

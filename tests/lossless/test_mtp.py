@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
@@ -62,6 +65,26 @@ def test_a_cut_head(native: None, tmp_path: Path) -> None:
         assert engine.generate(PROMPTS[0], settings, method="mtp").tokens == engine.generate(
             PROMPTS[0], settings, method="ar"
         ).tokens  # fmt: skip
+
+
+def test_the_other_order_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
+    """A layer that was trained with the hidden state first, in the layout of those that have the embedding first."""
+    model = write_mtp(tmp_path / "model", DENSE, agrees=True)
+    config = json.loads((model / "config.json").read_text("utf-8")) | {"tie_word_embeddings": False}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    tensors = load_file(model / "model.safetensors")
+    for name, values in tensors.items():  # layers add nothing, and after each token comes the next one
+        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+            values[:] = 0
+    tensors["model.norm.weight"][:] = tensors["mtp.norm.weight"][:] = 1
+    tensors["lm_head.weight"] = np.roll(tensors["model.embed_tokens.weight"], 1, 0)
+    half = tensors["mtp.fc.weight"].shape[0]
+    tensors["mtp.fc.weight"] = np.roll(tensors["mtp.fc.weight"], half, 1)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1)).run()
+    assert "would be right with the hidden state before the embedding" in str(refused.value.hint)
+    assert not (tmp_path / "bundle").exists()
 
 
 @pytest.mark.parametrize(

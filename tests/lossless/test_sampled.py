@@ -71,7 +71,7 @@ SEEDED = {
 def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, method: str) -> None:
     made = engine(form)
     accepted, texts = 0, set()
-    for seed, prompt in enumerate(PROMPTS[:3]):
+    for seed, prompt in enumerate(PROMPTS[:2]):
         settings: dict[str, Any] = {
             "temperature": 0.8,
             "top_k": 40,
@@ -91,7 +91,7 @@ def test_seeded_sampling_equals_plain(engine: Callable[..., Engine], form: str, 
     other = made.generate(prompt, method="ar", **{**settings, "seed": seed + 100})
     assert other.tokens != plain.tokens, "the seed is not used"
     assert accepted > 0
-    assert len(texts) == 3
+    assert len(texts) == 2
 
 
 def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine]) -> None:
@@ -107,7 +107,7 @@ def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine])
 
 # -- sampled: the same distribution ------------------------------------------------------------------------------------
 
-DRAWS = 6000
+DRAWS = 3000
 ALTERNATIVES = 4  # top_k: two tokens have 4 x 4 texts
 
 
@@ -200,16 +200,14 @@ def outcomes(target: RememberedTarget, prefix: list[int]) -> list[tuple[int, flo
     return [(int(token), float(probs[token])) for token in np.flatnonzero(probs)]
 
 
-# the rule knows no format, and neither do the drafters: each of both is here once with each kind of operators
+# the rule knows no format, and neither do the drafters
 @pytest.mark.parametrize(
     "operators, form, method",
     [
         ("stock", "int4", "self-spec"),
-        ("stock", "fp32", "speculative"),
         ("stock", "w8a8", "swift"),
-        ("native", "int8", "self-spec"),
         ("native", "int4", "speculative"),
-        ("native", "w8a8", "swift"),
+        ("native", "int8", "self-spec"),
     ],
     indirect=["operators"],
 )

@@ -146,7 +146,11 @@ def test_a_client_that_hangs_up_within_its_body_is_no_failure(client: TestClient
         pass
 
     scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
-    asyncio.run(client.app(scope, receive, send))
+
+    async def asked() -> None:
+        await client.app(scope, receive, send)
+
+    asyncio.run(asked())
 
 
 def test_a_key_is_asked_for(chat_bundle: Path) -> None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import onnxruntime
 import pytest
+
+from tests.support.alone import alone
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "android_demo"
@@ -50,13 +50,10 @@ def maven(*arguments: str) -> subprocess.CompletedProcess[str]:
     return found
 
 
-@contextmanager
-def alone() -> Iterator[None]:
+def folder_alone() -> AbstractContextManager[None]:
     """Maven's outputs are this process's: tests of several processes share the folder."""
     (DEMO / "target").mkdir(exist_ok=True)
-    with (DEMO / "target" / "lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    return alone(DEMO / "target" / "lock")
 
 
 def _sources() -> str:
@@ -78,7 +75,7 @@ def _build(*arguments: str) -> str:
 def build(folder: Path) -> Path:
     """Build, where sources are newer -> ``folder`` with a copy: classes, tests and jars of both modules."""
     stamp = DEMO / "target" / "built"
-    with alone():
+    with folder_alone():
         if not stamp.is_file() or stamp.read_text("utf-8") != _sources():
             _build("package", "-DskipTests")
         for module in ("edgespec", "app"):
@@ -100,7 +97,7 @@ def environment(classes: str) -> dict[str, str]:
 
 def run_tests(**properties: str) -> Ran:
     """``mvn verify`` with system properties; fails with what Maven said."""
-    with alone():
+    with folder_alone():
         for reports in DEMO.glob("*/target/surefire-reports"):
             shutil.rmtree(reports)
         said = _build("verify", *(f"-Dedgespec.{name}={value}" for name, value in properties.items()))

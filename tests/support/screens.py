@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.conftest import DRAFT, TARGET
 from tests.support import apk
-from tests.support.jvm import DEMO, alone, environment, maven, same_onnxruntime
+from tests.support.jvm import DEMO, environment, folder_alone, maven, same_onnxruntime
 
 ARCHIVES = ("androidx.test:monitor:1.8.0:aar", "androidx.test.espresso:espresso-idling-resource:3.7.0:aar")
 ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
@@ -25,7 +25,7 @@ ANDROID = "org.robolectric:android-all-instrumented:14-robolectric-10818077-i7"
 
 def built() -> list[str]:
     """The class path of what draws."""
-    with alone():
+    with folder_alone():
         to = "-Dmdep.outputFile=target/classpath.txt"
         done = maven("-Pscreens", "package", "-DskipTests", "dependency:build-classpath", to)
         assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]

@@ -200,5 +200,6 @@ def test_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
         assert not differences(hashes, arm.run("hash", isa)), isa
 
 
+@pytest.mark.parametrize("arm", ["dot products"], indirect=True)
 def test_arm_passes(arm: Program) -> None:
     assert arm.run("pass", "brief", EDGESPEC_ISA="neon") == "ok (neon)\n"  # emulated: 50 times slower

@@ -17,6 +17,7 @@ import dev.edgespec.runtimes.RunOptions
 import dev.edgespec.runtimes.TextCodec
 import dev.edgespec.runtimes.chooseAttention
 import dev.edgespec.runtimes.chooseOperators
+import dev.edgespec.runtimes.MOST_THREADS
 import dev.edgespec.runtimes.defaultThreads
 import dev.edgespec.runtimes.probeRows
 import java.io.File
@@ -85,7 +86,7 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     init {
         val most = manifest.target.facts.context
         if (context !in 2..most) throw InvalidRequest("context $context: expected 2 to $most, what the bundle was exported for")
-        options.threads?.let { if (it < 1) throw InvalidRequest("threads $it: expected at least one") }
+        options.threads?.let { if (it !in 1..MOST_THREADS) throw InvalidRequest("threads $it: expected 1 to $MOST_THREADS") }
         attention = chooseAttention(manifest.target, operators.kind, options.attention, options.draftAttention)
         if (attention.draft != null && listOf("self-spec", "swift").none { it in manifest.methods }) {
             throw InvalidRequest(

@@ -80,6 +80,9 @@ internal class Binding(private val session: OrtSession) {
     }
 }
 
+/** More than these machines have cores; ONNX Runtime would start as many as it is told. */
+const val MOST_THREADS = 512
+
 /** Threads a session gets when none are asked for: as many as there are, from two to four: the large cores of a phone. */
 fun defaultThreads(): Int = Runtime.getRuntime().availableProcessors().coerceIn(1, 4)
 

@@ -1,0 +1,20 @@
+"""What processes of one run do one after the other."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+if sys.platform != "win32":
+    from fcntl import LOCK_EX, flock
+
+
+@contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Wait until no other process holds the lock of this file; it ends with the process at the latest."""
+    with path.open("w") as file:
+        if sys.platform != "win32":
+            flock(file, LOCK_EX)
+        yield
