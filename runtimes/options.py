@@ -61,6 +61,9 @@ class LoadOptions:
         for name, number in (("threads", self.threads), ("context", self.context)):
             if not (number is None or isinstance(number, SupportsIndex)):
                 raise InvalidRequest(f"{name} is {number!r}: expected a whole number")
+        for name, switch in (("strict", self.strict), ("check", self.check)):
+            if not isinstance(switch, bool):
+                raise InvalidRequest(f"{name} is {switch!r}: expected True or False")
         if self.operators not in get_args(WantedOperators):
             raise InvalidRequest(
                 f"operators {self.operators!r}: expected one of {', '.join(get_args(WantedOperators))}"

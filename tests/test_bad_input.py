@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.errors import EdgespecError, InvalidRequest, StoreError
 from edgespec.export.bundle.model import open_model
 from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.export.options import ExportOptions
@@ -185,7 +185,7 @@ def test_fewer_threads_than_one_are_refused_and_so_are_too_many(
 @pytest.mark.parametrize(
     ("name", "value"),
     [("threads", 10**12), ("threads", "2"), ("threads", 1.5), ("context", "9"), ("operators", "x"), ("device", []),
-     ("ngram_store", 3)],
+     ("ngram_store", 3), ("strict", "no"), ("check", 1)],
 )  # fmt: skip
 def test_ways_to_load_of_other_types_are_refused(bundle: Callable[..., Path], name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} .*expected"):
@@ -201,11 +201,27 @@ def test_what_is_no_folder_is_refused(folder: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [("temperature", "x"), ("temperature", 10**400), ("top_p", None), ("min_p", []), ("repetition_penalty", "x"),
-     ("logit_bias", 3), ("logit_bias", {1: "a"}), ("stop", 3), ("stop", [3]), ("method", []), ("accept", 3)],
+     ("logit_bias", 3), ("logit_bias", {1: "a"}), ("stop", 3), ("stop", [3]), ("method", []), ("accept", 3),
+     ("grammar", "(")],
 )  # fmt: skip
 def test_settings_of_other_types_are_named(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest, match=f"{name} is"):
         Settings().changed(**{name: value})
+
+
+def test_requests_that_cannot_be_are_refused(engine: Callable[..., Engine], bundle: Callable[..., Path]) -> None:
+    model: Any = engine("int4")
+    for prompts in (None, 3, b"ab", {"a"}):
+        with pytest.raises(InvalidRequest, match="expected a list of prompts"):
+            model.generate_batch(prompts)
+    with pytest.raises(InvalidRequest, match="cancel is 3: expected"):
+        model.generate("a", cancel=3)
+    with pytest.raises(InvalidRequest, match="cancel is 3: expected"):
+        model.generate_batch(["a"], cancel=3)
+    with pytest.raises(InvalidRequest, match=r"cannot be encoded: character 1, '\\udcff', is no text"):
+        model.generate("a\udcff")
+    with pytest.raises(StoreError, match="cannot read it: embedded null byte"):
+        load(bundle("int4"), ngram_store="a\0b")
 
 
 def test_an_unknown_device_is_refused(bundle: Callable[..., Path]) -> None:

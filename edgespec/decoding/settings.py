@@ -121,6 +121,8 @@ class Settings:
             raise InvalidRequest(f"stop is {self.stop!r}: expected text, or several texts")
         if not isinstance(self.accept, Accept):
             raise InvalidRequest(f"accept is {self.accept!r}: expected a rule of acceptance, or its text")
+        if not (self.grammar is None or isinstance(self.grammar, Grammar)):
+            raise InvalidRequest(f"grammar is {self.grammar!r}: expected a Grammar")
         if self.batch < 1:
             raise InvalidRequest(f"batch {self.batch}: expected at least one sequence at once")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):

@@ -15,7 +15,7 @@ from edgespec.decoding.stats import Stats
 from edgespec.engine.batch import Batches
 from edgespec.engine.conversation import Conversation
 from edgespec.engine.loaded import LoadedBundle
-from edgespec.engine.request import Stream
+from edgespec.engine.request import Stream, check_cancel
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.saved import restore_session, save_session
 from edgespec.errors import InvalidRequest
@@ -123,10 +123,12 @@ class Engine(LoadedBundle):
         Raises:
             InvalidRequest: as for ``stream``, or seeds that are not one for each prompt.
         """
-        if isinstance(prompts, str):
+        if isinstance(prompts, (str, bytes)) or not isinstance(prompts, Sequence):
             raise InvalidRequest(
-                "generate_batch got one text: expected a list of prompts", "use generate for one prompt"
+                f"generate_batch got {type(prompts).__name__}: expected a list of prompts",
+                "use generate for one prompt",
             )
+        check_cancel(cancel)
         encoded = [self._encode(prompt) for prompt in prompts]
         common = (settings or Settings()).changed(**changes)
         if seeds is not None and len(seeds) != len(encoded):

@@ -21,13 +21,23 @@ from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.pace import FIRST
 from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sessions import SessionPool
-from edgespec.errors import DeviceError
+from edgespec.errors import DeviceError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.checkpoints import ends_of_turns
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
 
 _HANDOVER = 1e-4  # seconds
+
+
+def check_cancel(cancel: object) -> None:
+    """Refuse what cannot be asked whether it was set.
+
+    Raises:
+        InvalidRequest: no event.
+    """
+    if not (cancel is None or (hasattr(cancel, "is_set") and hasattr(cancel, "set"))):
+        raise InvalidRequest(f"cancel is {cancel!r}: expected a threading.Event")
 
 
 class Stream:
@@ -50,6 +60,7 @@ class Stream:
     ) -> None:
         self._engine, self._settings = engine, settings
         self._prompt = list(prompt)
+        check_cancel(cancel)
         self._cancel = cancel or threading.Event()
         choice = engine.choose_for(settings)
         self._choice, self._admission = admit(engine, choice, len(self._prompt), settings)

@@ -67,7 +67,14 @@ class TextCodec:
 
     def encode(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; with ``special`` whatever the tokenizer puts around it (BOS)."""
-        with _library(InvalidRequest, "the prompt cannot be encoded"):  # lone surrogates: not text
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # how Python holds bytes that are no text
+            raise InvalidRequest(
+                f"the prompt cannot be encoded: character {error.start}, {text[error.start]!r}, is no text",
+                "expected UTF-8",
+            ) from error
+        with _library(InvalidRequest, "the prompt cannot be encoded"):
             return list(self.tokenizer.encode(text, add_special_tokens=special).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:

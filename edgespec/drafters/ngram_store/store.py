@@ -132,8 +132,9 @@ class NGramStore:
                     word = "truncated" if size < self.facts.file_bytes else "altered"
                     raise StoreError(f"{path}: {word}: expected {self.facts.file_bytes} bytes, got {size}", _AGAIN)
                 mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise StoreError(f"{path}: cannot read it: {error.strerror}", "expected an n-gram store") from error
+        except (OSError, ValueError) as error:  # a NUL in its name
+            why = error.strerror if isinstance(error, OSError) else error
+            raise StoreError(f"{path}: cannot read it: {why}", "expected an n-gram store") from error
         if check and (got := hashlib.sha256(memoryview(mapped)[HEADER_BYTES:]).digest()) != body:
             raise StoreError(
                 f"{path}: altered: expected SHA-256 {body.hex()[:12]}..., got {got.hex()[:12]}...",

@@ -219,7 +219,7 @@ def test_pieces_are_for_display(codecs: dict[str, TextCodec]) -> None:
 
 
 def test_text_that_is_no_text_is_refused(codecs: dict[str, TextCodec]) -> None:
-    with pytest.raises(InvalidRequest, match="cannot be encoded"):
+    with pytest.raises(InvalidRequest, match="the prompt cannot be encoded: character 0,"):
         codecs["bytes"].encode("\ud800")
 
 
