@@ -14,6 +14,7 @@ from edgespec.export.planned import planned_bundle
 PARAMETERS = {
     "qwen2.5-0.5b": (494_032_768, 64),
     "llama-3.2-1b": (1_235_814_400, 64),
+    "llama-3.2-3b": (3_212_749_824, 128),
     "qwen3.5-0.8b": (752_393_024, 64),
     "qwen3.5-2b": (1_881_825_088, 64),
     "lfm2-350m": (354_483_968, 64),
