@@ -39,11 +39,14 @@ class Timed:
 
 
 class TimedSession:
-    """A session whose runs are timed."""
+    """A session whose runs are timed; all else is the session's own."""
 
     def __init__(self, session: Any) -> None:
-        self.io_binding = session.io_binding
+        self._session = session
         self.run_with_iobinding = Timed(session.run_with_iobinding)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
 
 
 def main() -> None:
