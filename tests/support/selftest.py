@@ -61,12 +61,24 @@ class Program:
         return self.run("isas").split()
 
 
+def of_the_library(name: str) -> str | None:
+    """The object that the installed library was linked of, where ``EDGESPEC_OBJECTS`` names its build folder."""
+    folder = os.environ.get("EDGESPEC_OBJECTS")
+    found = Path(folder or ".") / "CMakeFiles" / "edgespec.dir" / "runtimes" / "native" / f"{name}.cpp.o"
+    if not folder or not found.exists():
+        return None
+    newest = max(file.stat().st_mtime for file in NATIVE.iterdir() if file.suffix in (".cpp", ".h", ".inl"))
+    return str(found) if found.stat().st_mtime > newest else None
+
+
 def compiled(folder: Path, compiler: str, names: tuple[str, ...], isas: tuple[str, ...],
              flags: tuple[str, ...]) -> list[str]:  # fmt: skip
     """Objects of sources, each with its flags, two at a time; ``isas``: the files that get theirs."""
 
     def compile_one(name: str) -> str:
         target, source = folder / f"{name}.o", NATIVE / f"{name}.cpp"
+        if flags == COMMON and isas == host_isas() and (found := of_the_library(name)):
+            return found
         own = ISA_FLAGS.get(name, ()) if name in isas else ()
         if not source.exists():  # a test program gains little from being optimized, and a fuzzer nothing
             source, own = TESTS / f"{name}.cpp", ("-O0" if name in FUZZERS else "-O1",)
