@@ -97,7 +97,8 @@ def manifests() -> Iterator[dict[str, Any]]:
             "cut": True,
         }
         measured = {"acceptance": [0.5, 0.25], "positions": 8, "text": "a text", "text_sha256": HASH}
-        method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "predicted_speedup": 1.5, "notes": "none"}
+        method = {"gamma": 5, "measured": [measured], "draft_cost": 0.25, "first_cost": 0.5, "predicted_speedup": 1.5,
+                  "notes": "none"}  # fmt: skip
         more: dict[str, dict[str, Any]] = {
             "self-spec": {"skip": {"attention": [1], "mlp": [2, 3]}},
             "speculative": {"branch": [2, 1]},

@@ -106,6 +106,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         if part.threshold is not None:
             parts += f" where {part.threshold:.0%} sure"
         cost = f"{part.draft_cost:.2f}" if part.draft_cost is not None else "-"
+        cost = cost if part.first_cost is None else f"{part.first_cost:.2f}, then {cost}"
         gain = f"{part.predicted_speedup:.2f}x" if part.predicted_speedup else "-"
         methods.add_row(name, measured, cost, gain, parts or "-")
     console.print(methods)

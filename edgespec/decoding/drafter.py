@@ -142,6 +142,10 @@ class Drafter:
         """Run one draft step, which is timed before the first request; False = it has none to be timed."""
         return False
 
+    def first_once(self) -> bool:
+        """Run the first step of a round, as ``step_once``; False = it takes what any other does."""
+        return False
+
     def lose(self, why: str) -> bool:
         """The drafter inside that is in use has failed: go on without it; False = there is none left."""
         return False

@@ -22,7 +22,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Pass, TappedTarget, common_prefix
 from edgespec.drafters.drawing.tree import rows_of
-from edgespec.drafters.entries import entries_of
+from edgespec.drafters.kinds import entries_of
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
@@ -62,8 +62,7 @@ class DraftDecoder(Drafter):
         """Draft as this request samples."""
         self.params, self.noise = params, noise
 
-    def rows(self, budget: int) -> list[int]:
-        """[budget + 1]: rows of the pass that verifies a proposal of each depth."""
+    def rows(self, budget: int) -> list[int]:  # [budget + 1]
         return rows_of(self.branch, budget)
 
     # -- the prompt ----------------------------------------------------------------------------------------------------
@@ -114,13 +113,14 @@ class DraftDecoder(Drafter):
 
     @property
     def reason(self) -> str:
-        """Why it is silent."""
         return "" if self._sound else "the drafter was not shown this text from its beginning"
 
     def step_once(self) -> bool:
-        """One step; nothing is kept."""
         self.entries.try_once()
         return True
+
+    def first_once(self) -> bool:
+        return self.entries.try_first()
 
     def _complete(self, tokens: list[int]) -> bool:
         """Whether entries and taps reach up to the pending token."""

@@ -191,18 +191,23 @@ class Session:
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
         """
-        cost = self._verify_costs(0.0 if inner.cheap else choice.part.draft_cost)
+        part = choice.part
+        cost = self._verify_costs(*((0.0, None) if inner.cheap else (part.draft_cost, part.first_cost)))
         if inner.step_once():
             (ms,) = self._measured(choice.name, lambda _: inner.step_once(), (1,)).values()
-            cost.observe_draft(1, ms, ENOUGH)
+            first = ms
+            if inner.first_once():
+                (first,) = self._measured(f"{choice.name}, first", lambda _: inner.first_once(), (1,)).values()
+                cost.observe_draft(2, first + ms, ENOUGH)
+            cost.observe_draft(1, first, ENOUGH)
         elif choice.name in self._calibrated.draft:
             cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
         return cost
 
-    def _verify_costs(self, draft_cost: float | None) -> CostModel:
+    def _verify_costs(self, draft_cost: float | None, first_cost: float | None = None) -> CostModel:
         saved = self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
-        cost = CostModel(verify, draft_cost)
+        cost = CostModel(verify, draft_cost, first_cost)
         measured = self._measured("verify", self._verify_once, VERIFY_SIZES)
         # the machine may be slower or faster now than when it was calibrated, but not in proportion
         wide = {rows: v * self._one_ms() for rows, v in self._calibrated.verify.items() if rows not in measured}

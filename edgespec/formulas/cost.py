@@ -57,13 +57,14 @@ def speedup(acceptance: float | Sequence[float], gamma: int, c: float, v: Curve)
 class CostModel:
     """d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.
 
-    Both are linear between their points and continue with the last slope; d(0) = 0 and v(1) = 1 by definition.  d(k) is
-    k c until two numbers of steps were seen: a drafter that first reads what the target wrote pays most for its first
-    guess.  v grows a little with the depth of the context; observations come from the depth at hand.
+    Both are linear between their points and continue with the last slope; d(0) = 0 and v(1) = 1 by
+    definition.  A drafter that first reads what the target wrote pays most for its first guess.  v grows a little with
+    the depth of the context; observations come from the depth at hand.
 
     Args:
         verify: points {rows: v}, or any times in proportion to them; None = ``ASSUMED_VERIFY``.
         draft: c; None = ``ASSUMED_DRAFT``.
+        first: of the first step of a round; None = ``draft``.
 
     Attributes:
         assumed: whether these numbers are still the assumptions of this module.
@@ -72,12 +73,14 @@ class CostModel:
         ValueError: no point, or one that is not a positive number of rows with a positive cost.
     """
 
-    def __init__(self, verify: Mapping[int, float] | None = None, draft: float | None = None) -> None:
+    def __init__(
+        self, verify: Mapping[int, float] | None = None, draft: float | None = None, first: float | None = None
+    ) -> None:
         points = dict(ASSUMED_VERIFY if verify is None else verify)
-        if not points or min(points) < 1 or min(points.values()) <= 0 or (draft is not None and draft < 0):
-            raise ValueError(f"expected {{rows >= 1: cost > 0}} and draft cost >= 0, got {points} and {draft}")
+        if not points or min(points) < 1 or min(points.values()) <= 0 or min(draft or 0.0, first or 0.0) < 0:
+            raise ValueError(f"expected {{rows >= 1: cost > 0}} and draft cost >= 0, got {points}, {draft} and {first}")
         self.assumed = verify is None and draft is None
-        self._given_c = ASSUMED_DRAFT if draft is None else draft
+        self._given_c, self._given_first = ASSUMED_DRAFT if draft is None else draft, first
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
         self._verify_ms: dict[int, array[float]] = {}  # the size observed last is last
@@ -85,12 +88,14 @@ class CostModel:
         self._unread = 0
         self._points = list(self._given.items())
         self._steps = [(0, 0.0), (1, self._given_c)]
+        if first is not None:
+            self._steps[1:] = [(1, first), (2, first + self._given_c)]
         self._table, self._draft_table = array("d"), array("d")
         self._plain_ms: float | None = None
 
     def given(self) -> CostModel:
         """A model of the numbers this one was made of, without what it observed since: the same in every run."""
-        return CostModel(self._given, self._given_c)
+        return CostModel(self._given, self._given_c, self._given_first)
 
     @property
     def c(self) -> float:

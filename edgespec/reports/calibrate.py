@@ -108,7 +108,7 @@ class Calibrator:
         depths = list(passes)
         prefill = self._prefill(slot, depths)
         del slot  # its cache may be as long as the context: one at a time
-        drafts = self._drafts(depths)
+        drafts, first_drafts = self._drafts(depths)
         tried = self._trials(plain[depths[0]]) if trials else {}
         target, kind = manifest.target, engine.operators.kind
         weights = read_bytes(target, kind)
@@ -130,6 +130,7 @@ class Calibrator:
             passes=passes,
             plain=plain,
             drafts=drafts,
+            first_drafts=first_drafts,
             trials=tried,
             prompts=prompts_digest(self.prompts),
             prefill=prefill,
@@ -197,15 +198,16 @@ class Calibrator:
         self.spread = max(self.spread, least)
         return {name: median(taken) for name, taken in best.items()}
 
-    def _drafts(self, depths: list[int]) -> dict[str, dict[int, float]]:
-        """One draft step of every method that has one, at the first and at the last depth."""
+    def _drafts(self, depths: list[int]) -> tuple[dict[str, dict[int, float]], dict[str, dict[int, float]]]:
+        """One draft step of every method that has one, and a round's first, at the first and at the last depth."""
         wanted = sorted({depths[0], depths[-1]})
         with self._session() as session:
             names = [name for name in self.engine.methods if self._usable(name)]
             drafters = [drafter for name in names if (drafter := self._drafter(session, name))]
-            steps = {one.name: one.step_once for one in drafters}
+            steps = {(one.name, False): one.step_once for one in drafters}
+            steps |= {(one.name, True): one.first_once for one in drafters if one.first_once()}
             slots = [one.model for one in drafters if isinstance(getattr(one, "model", None), Slot)]
-            found: dict[str, dict[int, float]] = {name: {} for name in steps}
+            found: dict[bool, dict[str, dict[int, float]]] = {False: {}, True: {}}  # by whether it is the first
             seconds = self._seconds("drafts") / len(wanted)
             for number, depth in enumerate(wanted):
                 self.progress("drafts", number, len(wanted), f"depth {depth}")
@@ -213,10 +215,10 @@ class Calibrator:
                 for slot in slots:  # of draft models
                     slot.stand_in(min(depth, slot.context - 2))
                 times = take_turns(steps, seconds, self.clock)
-                for name, ms in times.items():
-                    found[name][depth] = ms
+                for (name, first), ms in times.items():
+                    found[first].setdefault(name, {})[depth] = ms
         self.progress("drafts", len(wanted), len(wanted), "done")
-        return found
+        return found[False], found[True]
 
     @contextmanager
     def _session(self) -> Iterator[Session]:

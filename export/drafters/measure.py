@@ -6,7 +6,7 @@ measured, and one near chance is refused, with what would help among the setting
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -16,6 +16,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.drafters.kinds import entries_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
@@ -44,6 +45,7 @@ class MeasuredDrafter:
     Attributes:
         acceptance: of chains.
         step_ms: of a draft step.
+        first_ms: of a round's first, which reads what was accepted before, too.
         covered: share of the target's own tokens that the drafter can guess.
         at_once: all guesses are made in one step.
         notes: for people.
@@ -51,6 +53,7 @@ class MeasuredDrafter:
 
     acceptance: Acceptance
     step_ms: float
+    first_ms: float
     covered: float
     at_once: bool = False
     notes: list[str] = field(default_factory=list)
@@ -58,13 +61,15 @@ class MeasuredDrafter:
     def method(self, costs: StepCosts, text: str, sha256: str) -> MethodPart:
         """The manifest's entry."""
         longest = len(self.acceptance.rates)
-        shares = {g: 1 / g if self.at_once else 1.0 for g in range(1, longest + 1)}  # of the cost of a step
-        gains = {g: costs.speedups(self.acceptance, self.step_ms * shares[g])[g] for g in shares}
+        more = {g: 0 if self.at_once else g - 1 for g in range(1, longest + 1)}  # steps after the first
+        means = {g: (self.first_ms + more[g] * self.step_ms) / g for g in more}  # of a guess
+        gains = {g: costs.speedups(self.acceptance, means[g])[g] for g in means}
         gamma = max(gains, key=lambda g: gains[g])
         measured = Measured(acceptance=self.acceptance.rates, positions=self.acceptance.offered[0], text=text,
                             text_sha256=sha256)  # fmt: skip
-        return MethodPart(gamma=gamma, draft_cost=self.step_ms / costs.plain, predicted_speedup=gains[gamma],
-                          measured=[measured], notes="; ".join(self.notes) or None)  # fmt: skip
+        return MethodPart(gamma=gamma, draft_cost=self.step_ms / costs.plain, first_cost=self.first_ms / costs.plain,
+                          predicted_speedup=gains[gamma], measured=[measured],
+                          notes="; ".join(self.notes) or None)  # fmt: skip
 
 
 def measure_drafter(
@@ -84,15 +89,11 @@ def measure_drafter(
         ExportError: the target accepts next to nothing.
     """
     slot = _opened(folder, part, target, threads)
-    block, reads = _decoder(part).block, bool(_decoder(part).reads)
     starts = np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int)
     texts = [_written(target, tokens[at : at + PROMPT]) for at in starts]
     written = [text for text, _ in texts]
     found = _accepted(target, slot, part, texts)
-    blank = np.zeros((block or 1, _decoder(part).columns), np.float32)
-    once = slot.forward_block if block else partial(slot.forward_given, recycled=True)
-    once = partial(slot.forward_over, target, PROMPT, recycled=True) if reads else once
-    (step_ms,) = measure(lambda _: _discard(once(blank, best=True)), (1,), 5).values()
+    step_ms, first_ms = _times(slot, target)
     own = np.array([token for text in written for token in text[PROMPT:]])
     covered = 1.0 if drafter.tokens is None else float(np.isin(own, drafter.tokens).mean())
     notes = []
@@ -109,7 +110,15 @@ def measure_drafter(
         )
     if better:
         notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
-    return MeasuredDrafter(found, step_ms, covered, block is not None, notes)
+    return MeasuredDrafter(found, step_ms, first_ms, covered, _decoder(part).block is not None, notes)
+
+
+def _times(slot: Slot, target: Slot) -> tuple[float, float]:
+    """Milliseconds of a draft step, and of a round's first."""
+    entries = entries_of(target, slot)
+    tries: tuple[Callable[[], object], ...] = entries.try_once, entries.try_first
+    found = measure(lambda which: _discard(tries[which]()), (0, 1), 5)
+    return found[0], found[1] if entries.try_first() else found[0]
 
 
 def _opened(folder: Path, part: ModelPart, target: Slot, threads: int | None) -> Slot:

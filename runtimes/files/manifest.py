@@ -185,6 +185,7 @@ class MethodPart(Part):
     )
     measured: list[Measured] = Field(default_factory=list)
     draft_cost: Ratio | None = Field(default=None, description="c: draft step over target step, measured at export")
+    first_cost: Ratio | None = Field(default=None, description="of a round's first step, where it takes another time")
     predicted_speedup: Ratio | None = None
     notes: str | None = None
 

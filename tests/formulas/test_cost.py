@@ -114,6 +114,19 @@ def test_a_first_guess_may_cost_more_than_a_further_one() -> None:
     assert model.given().d(3) == pytest.approx(0.6)
 
 
+def test_an_export_may_know_both() -> None:
+    model = CostModel({1: 1.0, 4: 1.1}, 0.2, 0.5)
+    assert [model.d(k) for k in range(4)] == pytest.approx([0, 0.5, 0.7, 0.9])
+    assert (model.c, model.longest) == (0.5, 0)
+    model.observe_verify(1, 10.0, 8)
+    model.observe_draft(2, 9.0, 8)
+    model.observe_draft(1, 6.0, 8)
+    assert [model.d(k) for k in range(4)] == pytest.approx([0, 0.6, 0.9, 1.2])
+    assert model.given().d(3) == pytest.approx(0.9)
+    with pytest.raises(ValueError, match="draft"):
+        CostModel(None, 0.1, -0.1)
+
+
 def test_without_a_one_row_pass_the_given_curve_says_what_it_would_take() -> None:
     model = CostModel({1: 1.0, 2: 1.25, 4: 2.0}, 0.5)
     for _ in range(8):

@@ -14,7 +14,10 @@ import pytest
 import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
+from edgespec.control.adaptive import Adaptive
+from edgespec.decoding.settings import DraftOptions
 from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.budget import Available
@@ -89,6 +92,23 @@ def test_everything_is_measured(opened: Bundle, operators: Any) -> None:
     assert made.trials["ar"].speedup == pytest.approx(1)
     assert made.prompts == prompts_digest(OWN)
     assert not made.notes
+
+
+def test_a_drafter_has_two_costs(tmp_path: Path, native: None) -> None:
+    """Of a round's first step, and of any other: in the manifest, in the profile, and where control starts from."""
+    manifest = Exporter(ExportOptions("builtin:shakespeare", tmp_path / "bundle", ["eagle"], threads=1)).run()
+    assert (manifest.methods["eagle"].first_cost or 0) > 0
+    made = calibrate(Bundle.open(tmp_path / "bundle"), **short(0.1), trials=False)
+    assert set(made.first_drafts) == {"eagle"}
+    assert set(made.first_drafts["eagle"]) == set(made.drafts["eagle"]) == {64, 182}
+    assert min(made.first_drafts["eagle"].values()) > 0
+    with load(tmp_path / "bundle", threads=1) as engine:
+        session = engine.sessions.take([])
+        control = session.drafter(engine.choose("eagle"), None, True, True, DraftOptions())
+        assert isinstance(control, Adaptive)
+        assert control.cost.longest == 2
+        assert not session._open_draft("drafter").tokens
+        engine.sessions.drop(session)
 
 
 def test_what_was_measured_predicts(opened: Bundle, operators: Any) -> None:

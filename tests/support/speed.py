@@ -2,6 +2,7 @@
 
     python -m tests.support.speed BUNDLE            # tokens per second, load time, PSS, allocated bytes
     python -m tests.support.speed BUNDLE --own      # what a plain round costs beyond ONNX Runtime's run, in Kotlin
+    python -m tests.support.speed BUNDLE --turns 60 # milliseconds a token of two open engines that decode in turn
 
 Beside the second stands ``python -m benchmarks.overhead``.
 """
@@ -14,15 +15,18 @@ import re
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 from edgespec import load
+from edgespec.reports.bench import bootstrap
 from edgespec.runtimes.ort.native_library import native_library
 from tests.support import jvm
 
+WARM_TURNS = 8  # the JVM compiles what runs often
 PROMPT = [2 + at % 29 for at in range(32)]
 
 
@@ -47,6 +51,45 @@ def serve(bundle: str, operators: str, method: str, tokens: int) -> dict[str, fl
             "pss_mib": int(found[1]) / 1024, "load_again_ms": 1000 * (perf_counter() - again)}  # fmt: skip
 
 
+def answer(bundle: str, operators: str, method: str, tokens: int) -> None:
+    """Keep an engine open and decode at every line of standard input; print the milliseconds a token of each time."""
+    with load(bundle, threads=2, operators=operators, check=False) as engine:
+        for _ in sys.stdin:
+            begun = perf_counter()
+            result = engine.generate(PROMPT, max_new_tokens=tokens, method=method, ignore_eos=True)
+            sys.stdout.write(f"{(1000 * (perf_counter() - begun) - result.stats.prefill_ms) / tokens}\n")
+            sys.stdout.flush()
+
+
+def in_turns(commands: dict[str, list[str]], turns: int, classes: str) -> None:
+    """Let open engines decode one after another; print medians, and the ratio of each turn with its interval."""
+    figures: dict[str, list[float]] = {name: [] for name in commands}
+    with ExitStack() as stack:
+        processes = {
+            name: stack.enter_context(
+                subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=jvm.environment(classes)
+                )
+            )
+            for name, command in commands.items()
+        }
+        for turn in range(-WARM_TURNS, turns):
+            for name in sorted(commands, reverse=turn % 2 == 0):  # neither is always the first
+                given, said = processes[name].stdin, processes[name].stdout
+                assert given
+                assert said
+                given.write("\n")
+                given.flush()
+                took = float(said.readline())
+                if turn >= 0:
+                    figures[name].append(took)
+    for name, took_all in figures.items():
+        sys.stdout.write(f"{name}: {median(took_all):.3f} ms a token, at best {min(took_all):.3f}\n")
+    ratios = [one / other for one, other in zip(figures["kotlin"], figures["python"], strict=True)]
+    low, high = bootstrap(ratios)
+    sys.stdout.write(f"kotlin takes {median(ratios):.3f} of python's time ({low:.3f} to {high:.3f})\n")
+
+
 def main() -> None:
     """Run both sides, print medians."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -56,9 +99,13 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=100)
     parser.add_argument("--launches", type=int, default=5)
     parser.add_argument("--own", action="store_true")
+    parser.add_argument("--turns", type=int, help="open engines that decode in turn, this often")
     parser.add_argument("--classes", help="class path, where it is built already")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.one and given.turns:
+        answer(given.bundle, given.operators, given.method, given.tokens)
+        return
     if given.one:
         sys.stdout.write(json.dumps(serve(given.bundle, given.operators, given.method, given.tokens)))
         return
@@ -77,6 +124,10 @@ def main() -> None:
         commands = {"kotlin": java, "an empty JVM": alone}
         if not given.own:
             commands["python"] = [sys.executable, "-m", "tests.support.speed", *sys.argv[1:], "--one"]
+        if given.turns:
+            commands = {"kotlin": [*java, "turns"], "python": commands["python"]}
+            in_turns(commands, given.turns, classes)
+            return
         figures: dict[str, list[dict[str, float]]] = {name: [] for name in commands}
         for _ in range(given.launches):
             for name, command in commands.items():

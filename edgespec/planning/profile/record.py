@@ -86,7 +86,8 @@ class Profile(_Part):
 
     ``passes``: by depth (tokens before the pass), by rows, over the graph that runs every method.  ``plain``: one row
     of the fastest plain decoding, by depth.  ``drafts``: one draft step of each method, by depth; of methods with heads
-    one look at them.  ``trials`` by method.  ``bandwidth``: bytes a second that a one-row pass reads of weights.
+    one look at them.  ``first_drafts``: of a round's first step, where it takes another time; older profiles have none.
+    ``trials`` by method.  ``bandwidth``: bytes a second that a one-row pass reads of weights.
     """
 
     schema_version: int = PROFILE_SCHEMA
@@ -107,6 +108,7 @@ class Profile(_Part):
     passes: dict[int, dict[int, float]] = Field(min_length=1)
     plain: dict[int, float] = Field(default_factory=dict)
     drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
+    first_drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
     trials: dict[str, Trial] = Field(default_factory=dict)
     prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
     prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")

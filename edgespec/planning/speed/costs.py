@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgespec.drafters.registry import AR, METHODS
+from edgespec.drafters.registry import AR, DFLASH, EAGLE, METHODS
 from edgespec.planning.profile.record import Profile, manifest_hash
 from edgespec.planning.speed.curves import CURVES, STOCK_STEP, STRICT
 from edgespec.planning.speed.passes import PassTimes, Points, line, rising
@@ -22,10 +22,12 @@ from edgespec.planning.speed.traffic import (
     exit_share,
     kept_share,
     kv_token_bytes,
+    layer_size,
     layer_weights,
     look_bytes,
     read_bytes,
     verify_curve,
+    weight_size,
 )
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
@@ -34,6 +36,8 @@ from edgespec.runtimes.options import RunOptions
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
 # nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
 CONTROL = 0.022
+FIRST_ROWS = 3  # of a drafter's first step: the pending token and two accepted guesses
+Step = tuple[str, bool]  # method; whether it is a round's first
 EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
 
 
@@ -44,7 +48,7 @@ class Costs:
     Attributes:
         plain: a one-row pass of the fastest plain decoding, at the depth in question.
         pass_ms: rows -> a pass of the graph that runs every method, at that depth.
-        step_ms: method -> one draft step, or one look at its heads.
+        step_ms: (method, whether it is a round's first) -> one draft step, or one look at its heads.
         other: what a round takes beside its pass and drafts.
         control: what deciding how much to draft adds to it.
         prefill: tokens a second; None = not known.
@@ -54,7 +58,7 @@ class Costs:
 
     plain: float
     pass_ms: Callable[[float], float]
-    step_ms: Callable[[str], float]
+    step_ms: Callable[[str, bool], float]
     other: float = 0.0
     control: float = 0.0
     prefill: float | None = None
@@ -69,9 +73,9 @@ class Costs:
         """The same of a method's round."""
         return self.v(rows) + self.control / (self.plain + self.other)
 
-    def c(self, method: str) -> float:
-        """Time of a draft step over a round of plain decoding."""
-        return self.step_ms(method) / (self.plain + self.other)
+    def c(self, method: str, first: bool = False) -> float:
+        """Time of a draft step, or of a round's first, over a round of plain decoding."""
+        return self.step_ms(method, first) / (self.plain + self.other)
 
 
 def is_of(profile: Profile, manifest: Manifest, use: RunOptions) -> bool:
@@ -97,7 +101,7 @@ def calibrated(manifest: Manifest, use: RunOptions, profile: Profile, depth: flo
     found = Costs(
         plain=line(plain, depth),
         pass_ms=lambda rows: passes.ms(rows, depth),
-        step_ms=lambda method: _measured_step(manifest, use, profile, method, depth),
+        step_ms=lambda *step: _measured_step(manifest, use, profile, step, depth),
         other=profile.trials[AR].other_ms if AR in profile.trials else 0.0,
         control=CONTROL,
         prefill=_prefill(profile, depth),
@@ -147,7 +151,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     found = Costs(
         plain=strict / padded,
         pass_ms=pass_ms,
-        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, rate / slower, slope * reading(1) / kv),
+        step_ms=lambda *step: _step_by_bytes(manifest, use, step, depth, rate / slower, slope * reading(1) / kv),
         other=profile.trials[AR].other_ms if AR in profile.trials else 0.0,
         control=CONTROL,
         known=True,
@@ -180,19 +184,19 @@ def exported(manifest: Manifest, use: RunOptions, depth: float) -> Costs | None:
     step = manifest.cost.get("plain_ms", one)
     padded = max(1.0, one / step) if use.operators == "stock" and use.strict else 1.0
 
-    def step_ms(method: str) -> float:
-        known = manifest.methods[method].draft_cost
+    def step_ms(method: str, first: bool) -> float:
+        known = _exported_step(manifest, (method, first))
         if known is None:
-            return _step_by_bytes(manifest, use, method, depth, 1 / per_byte, per_byte)
+            return _step_by_bytes(manifest, use, (method, first), depth, 1 / per_byte, per_byte)
         # the manifest's unit is the step of one row without padding; native operators have none
         unit = step if use.operators == "stock" else one
-        return float(known * unit) + _draft_bytes(manifest, use, method)[1] * (depth - before) * per_byte
+        return float(known * unit) + _draft_bytes(manifest, use, (method, first))[1] * (depth - before) * per_byte
 
     pass_ms = _moved(manifest, use, points, per_byte, before, depth)
     return Costs(
         plain=pass_ms(1) / padded,
         pass_ms=pass_ms,
-        step_ms=lambda method: max(step_ms(method), 0.0),
+        step_ms=lambda *step: max(step_ms(*step), 0.0),
         control=CONTROL,
         assumed=["this device is like the exporting machine"],
     )
@@ -210,7 +214,7 @@ def assumed(manifest: Manifest, use: RunOptions, depth: float) -> Costs:
     return Costs(
         plain=pass_ms(1) / _padding(use),
         pass_ms=pass_ms,
-        step_ms=lambda method: _step_by_bytes(manifest, use, method, depth, 1.0, 1.0),
+        step_ms=lambda *step: _step_by_bytes(manifest, use, step, depth, 1.0, 1.0),
         assumed=[
             f"the verify curve of {use.operators} {target.format} is another machine's",
             "a draft step takes what its bytes do",
@@ -266,34 +270,56 @@ def _prefill(profile: Profile, depth: float) -> float | None:
     return 1000 / line(rising({at: 1000 / rate for at, rate in profile.prefill.items()}), depth)
 
 
-def _measured_step(manifest: Manifest, use: RunOptions, profile: Profile, method: str, depth: float) -> float:
-    """One draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
-    if points := profile.drafts.get(method):
+def _exported_step(manifest: Manifest, step: Step) -> float | None:
+    """What the export measured: a step in passes of one row; None = nothing."""
+    method, first = step
+    part = manifest.methods[method]
+    return part.first_cost if first and part.first_cost is not None else part.draft_cost
+
+
+def _measured_step(manifest: Manifest, use: RunOptions, profile: Profile, step: Step, depth: float) -> float:
+    """A draft step at a depth, as measured; else what the export says, or bytes, against the measured pass."""
+    method, first = step
+    if points := (first and profile.first_drafts.get(method)) or profile.drafts.get(method):
         return line(rising(points), depth)
     one, slope = PassTimes(profile.passes).split(1)
-    if (known := manifest.methods[method].draft_cost) is not None:
+    if (known := _exported_step(manifest, step)) is not None:
         return known * (one + slope * depth)
     kv = profile.kv_bytes or kv_token_bytes(manifest.target, use.operators, use.attention)
-    return _step_by_bytes(manifest, use, method, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
+    return _step_by_bytes(manifest, use, step, depth, profile.weight_bytes / max(one, 1e-6), slope / kv)
 
 
 def _step_by_bytes(
-    manifest: Manifest, use: RunOptions, method: str, depth: float, rate: float, per_kv_byte: float
+    manifest: Manifest, use: RunOptions, step: Step, depth: float, rate: float, per_kv_byte: float
 ) -> float:
     """One draft step: its bytes of weights over ``rate``, and those of the keys and values that it reads."""
-    weights, kv = _draft_bytes(manifest, use, method)
+    weights, kv = _draft_bytes(manifest, use, step)
     return weights / rate + kv * depth * per_kv_byte
 
 
-def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[float, float]:
-    """What one draft step reads: (bytes of weights, bytes a token before it)."""
+def _draft_bytes(manifest: Manifest, use: RunOptions, step: Step) -> tuple[float, float]:
+    """What one draft step reads: (bytes of weights, bytes a token before it).
+
+    Those of weights times what its rows take over one row: a drafter's first step reads what was accepted, too.
+    """
+    method, first = step
     target, part, how = manifest.target, manifest.methods[method], use.operators
     weights, kv = read_bytes(target, how), kv_token_bytes(target, how, use.attention)
     needs = METHODS[method].needs
     if needs in ("draft", "drafter"):
         if (draft := manifest.beside(needs)) is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
             return weights / 20, kv / 20
-        return read_bytes(draft, how), kv_token_bytes(draft, how)
+        own = float(read_bytes(draft, how))
+        if (decoder := draft.decoder) is not None and decoder.kind in (EAGLE, DFLASH):  # what fuses taps
+            fuse = (decoder.columns - draft.facts.hidden) * draft.facts.hidden
+            own -= fuse * layer_size(draft, how)
+        else:
+            fuse = 0
+        if decoder is not None and first:
+            v = rising(CURVES[how][draft.format])
+            own *= line(v, decoder.block or (1 if decoder.reads else FIRST_ROWS))
+            own += fuse * weight_size(draft.head_format or draft.format, how) * line(v, FIRST_ROWS)
+        return own, kv_token_bytes(draft, how)
     if needs == "layers":
         layers = range(target.facts.layers)
         half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])
@@ -305,6 +331,6 @@ def _draft_bytes(manifest: Manifest, use: RunOptions, method: str) -> tuple[floa
         return float(sum(look_bytes(target, group, how) for group in groups)), 0.0
     if needs == "heads":
         exits = [group.layer for group in target.heads if group.name in part.heads]
-        first = min(exits, default=target.facts.layers // 2)
-        return weights * exit_share(target, first, how), kv * first / target.facts.layers
+        below = min(exits, default=target.facts.layers // 2)
+        return weights * exit_share(target, below, how), kv * below / target.facts.layers
     return 0.0, 0.0

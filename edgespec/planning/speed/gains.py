@@ -2,11 +2,11 @@
 
 A round of B sequences is a pass over the rows of all of them, and their drafts run one after the other:
 
-    speed-up = E / (B steps c / v(B) + v(B rows) / v(B))          E: tokens of a round of one of them
+    speed-up = E / (B (f + (steps - 1) c) / v(B) + v(B rows) / v(B))          E: tokens of a round of one of them
 
-as control takes it to be (``Adaptive.set_width``).  Control drafts what it estimates to be fastest, and nothing where
-nothing pays.  That it estimates by chance, and looks now and then, is left out: it moves no pick (docs/log.md).
-``tests/planning/speed/test_gains.py`` holds this against control itself, on dice.
+f being the first step of a round, as control takes it to be (``Adaptive.set_width``).  Control drafts what it estimates
+to be fastest, and nothing where nothing pays.  That it estimates by chance, and looks now and then, is left out: it
+moves no pick (docs/log.md).  ``tests/planning/speed/test_gains.py`` holds this against control itself, on dice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Gain:
     tokens: float = 1.0
 
 
-def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1) -> Gain:
+def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: float | None = None) -> Gain:
     """What control makes of a method.
 
     Args:
@@ -56,26 +56,28 @@ def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1) -> Gain:
         c: time of a draft step in rounds of plain decoding of one sequence.
         v: rows -> time of a round over them in the same unit; v(1) may be above 1 (padding).
         width: sequences whose rows share a pass.
+        first: time of a round's first draft step; None = ``c``.
     """
-    found = [Gain(tokens / time, gamma, tokens) for gamma, tokens, time in _options(guessing, c, v, width)]
+    options = _options(guessing, c, v, width, c if first is None else first)
+    found = [Gain(tokens / time, gamma, tokens) for gamma, tokens, time in options]
     best = max([Gain(1.0), *found], key=lambda gain: gain.speedup)
     return replace(best, speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
 
 
-def _options(guessing: Guessing, c: float, v: Curve, width: int) -> list[tuple[int, float, float]]:
+def _options(guessing: Guessing, c: float, v: Curve, width: int, first: float) -> list[tuple[int, float, float]]:
     """(guesses, tokens, time in plain rounds) of the rounds that can be made."""
     whole = v(width)
-    drafts = c * width / whole
+    begin, further = first * width / whole, c * width / whole
     if guessing.fixed is not None:
         guesses, tokens = guessing.fixed
         return [(max(1, round(guesses)), tokens, v(width * (1 + guesses)) / whole)]
     if guessing.ranks:
         trees = _trees(guessing)
-        return [(nodes, tokens, drafts + v(width * (1 + nodes)) / whole) for nodes, tokens in trees]
+        return [(nodes, tokens, begin + v(width * (1 + nodes)) / whole) for nodes, tokens in trees]
     found = []
     for gamma in range(1, guessing.most + 1):
-        steps = 1 if guessing.at_once else gamma
-        time = steps * drafts + v(width * (1 + gamma)) / whole
+        more = 0 if guessing.at_once else gamma - 1
+        time = begin + more * further + v(width * (1 + gamma)) / whole
         found.append((gamma, expected_tokens(guessing.rates, gamma), time))
     return found
 

@@ -109,7 +109,7 @@ def speed_of(
         notes.append("the gain is the exporting machine's" if known else "no gain: how often it is right is not known")
         return speed(max(known or 1.0, 1.0) / costs.v(1), 0, 1.0, None)
     guessing = _guessing(manifest, use, trial, prior, notes)
-    found = best_gain(guessing, costs.c(use.method), costs.controlled, width)
+    found = best_gain(guessing, costs.c(use.method), costs.controlled, width, costs.c(use.method, first=True))
     return speed(found.speedup, found.gamma, found.tokens, _first(guessing.rates))
 
 

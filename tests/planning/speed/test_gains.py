@@ -125,6 +125,14 @@ def test_a_tree_is_the_best_one() -> None:
     assert limited.speedup == pytest.approx((1 + 0.6 + 0.24) / (v(3) + 0.1), rel=1e-3)
 
 
+def test_a_rounds_first_step_may_take_longer() -> None:
+    found = best_gain(Guessing([0.9], 3), 0.1, lambda rows: 1.0, first=0.4)
+    assert found.gamma == 3
+    assert found.speedup == pytest.approx((1 + 0.9 + 0.9**2 + 0.9**3) / (0.4 + 0.1 + 0.1 + 1))
+    at_once = best_gain(Guessing([0.9], 3, at_once=True), 0.1, lambda rows: 1.0, first=0.4)
+    assert at_once.speedup == pytest.approx((1 + 0.9 + 0.9**2 + 0.9**3) / 1.4)
+
+
 def test_heads_cost_the_same_however_many_guesses() -> None:
     found = best_gain(Guessing([0.9], 3, at_once=True), 0.5, lambda rows: 1.0)
     assert found.speedup == pytest.approx((1 + 0.9 + 0.81 + 0.729) / 1.5)

@@ -38,6 +38,9 @@ interface Drafter {
     /** One draft step, to be timed before the first request; null = there is none. */
     val stepOnce: (() -> Unit)? get() = null
 
+    /** The first step of a round; null = it takes what any other does. */
+    val firstOnce: (() -> Unit)? get() = null
+
     /** [budget + 1]: rows of the pass that verifies its proposal cut at each depth, where the shape is known before. */
     fun rows(budget: Int): IntArray? = null
 

@@ -107,6 +107,7 @@ class DraftDecoder(target: TappedTarget, private val slot: Slot, override val na
     override val reason: String get() = if (sound) "" else "the drafter was not shown this text from its beginning"
 
     override val stepOnce: () -> Unit get() = entries::tryOnce
+    override val firstOnce: () -> Unit get() = entries::tryFirst
 
     /** Make entries of the rows with taps, but for those held back, where there are as many as [most]. */
     private fun settle(most: Int) {

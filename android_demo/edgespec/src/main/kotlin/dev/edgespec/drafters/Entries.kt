@@ -13,6 +13,8 @@ import dev.edgespec.runtimes.Slot
 
 /* What a drafter that is conditioned on a target makes of a text: entries in a slot, and guesses after them. */
 
+private const val FIRST_ROWS = 3 // of the first step that is timed: the pending token and two accepted guesses
+
 /**
  * An entry for every token but the first, of that token and what was tapped of the target at the token before.  A token of
  * [slot] stands for an entry; [target] gives embeddings of tokens; [branch]: guesses per node, see [DraftModel].
@@ -68,6 +70,11 @@ internal open class Entries(protected val target: TappedTarget, protected val sl
         slot.forwardGiven(given(intArrayOf(0), FloatArray(wide), wide), 1, true, true)
     }
 
+    /** A round's first step, over what was accepted before, to be timed. */
+    open fun tryFirst() {
+        slot.forwardGiven(given(IntArray(FIRST_ROWS), FloatArray(FIRST_ROWS * width), width), FIRST_ROWS, false, true)
+    }
+
     /** [n * columns]: what the slot is given of [tokens] [n], and of their taps or hidden states, [n * numbers]. */
     protected fun given(tokens: IntArray, state: FloatArray, numbers: Int): FloatArray {
         val embedded = target.embed(tokens) // [n * hidden]
@@ -120,6 +127,13 @@ internal class Blocks(target: TappedTarget, slot: Slot, private val block: Int) 
 
     override fun tryOnce() {
         slot.forwardBlock(masked(0, block - 1), block, true)
+    }
+
+    override fun tryFirst() {
+        val known = slot.tokens.size
+        absorb(IntArray(FIRST_ROWS), FloatArray(FIRST_ROWS * width))
+        tryOnce()
+        crop(known)
     }
 
     /** [(1 + count) * columns]: the pending token, and masks where guesses will be. */

@@ -118,13 +118,18 @@ class Lane(
      * decided by the export's numbers alone.
      */
     private fun costs(choice: MethodChoice, drafter: Drafter): CostModel {
-        val cost = verifyCosts(if (drafter.cheap) 0.0 else choice.part.draftCost)
-        drafter.stepOnce?.let { step -> cost.observeDraft(1, measured(choice.name, listOf(1)) { step() }.getValue(1), ENOUGH) }
+        val part = choice.part
+        val cost = if (drafter.cheap) verifyCosts(0.0) else verifyCosts(part.draftCost, part.firstCost)
+        fun timed(name: String, step: () -> Unit) = measured(name, listOf(1)) { step() }.getValue(1)
+        val step = drafter.stepOnce?.let { timed(choice.name, it) } ?: return cost
+        val first = drafter.firstOnce?.let { timed("${choice.name}, first", it) }
+        first?.let { cost.observeDraft(2, it + step, ENOUGH) }
+        cost.observeDraft(1, first ?: step, ENOUGH)
         return cost
     }
 
-    private fun verifyCosts(draftCost: Double?): CostModel {
-        val cost = CostModel(bundle.manifest.verifyMs, draftCost)
+    private fun verifyCosts(draftCost: Double?, firstCost: Double? = null): CostModel {
+        val cost = CostModel(bundle.manifest.verifyMs, draftCost, firstCost)
         val found = measured("verify", VERIFY_SIZES) { rows -> target.forward(IntArray(rows)) }
         for ((rows, ms) in found) cost.observeVerify(rows, ms, ENOUGH)
         return cost

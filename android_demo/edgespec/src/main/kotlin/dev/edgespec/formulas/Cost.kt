@@ -38,16 +38,17 @@ internal fun median(values: Collection<Double>): Double {
 
 /**
  * d(k), the time of k draft steps, and v(n): given, and corrected by what is observed.  Both are linear between their
- * points and go on with the last slope; d(k) is k c until two numbers of steps were seen.
+ * points and go on with the last slope.  [first]: of a round's first step, where it takes another time than [draft].
  */
-class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
+class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private val first: Double? = null) {
     private val given: Map<Int, Double>
     private val givenC = draft ?: ASSUMED_DRAFT
     private val verifyMs = LinkedHashMap<Int, ArrayDeque<Double>>()
     private val draftMs = LinkedHashMap<Int, ArrayDeque<Double>>() // by steps
     private var unread = 0
     private var points: List<Pair<Int, Double>>
-    private var steps: List<Pair<Int, Double>> = listOf(0 to 0.0, 1 to givenC)
+    private var steps: List<Pair<Int, Double>> = 
+        listOf(0 to 0.0) + (first?.let { listOf(1 to it, 2 to it + givenC) } ?: listOf(1 to givenC))
     private val table = ArrayList<Double>()
     private var currentPlainMs: Double? = null
 
@@ -57,8 +58,8 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
 
     init {
         val known = (verify ?: ASSUMED_VERIFY).toSortedMap()
-        require(known.isNotEmpty() && known.firstKey() >= 1 && known.values.min() > 0 && (draft == null || draft >= 0)) {
-            "expected {rows >= 1: cost > 0} and draft cost >= 0, got $known and $draft"
+        require(known.isNotEmpty() && known.firstKey() >= 1 && known.values.min() > 0 && minOf(draft ?: 0.0, first ?: 0.0) >= 0) {
+            "expected {rows >= 1: cost > 0} and draft cost >= 0, got $known, $draft and $first"
         }
         val one = known[1] ?: known.getValue(known.firstKey())
         given = (mapOf(1 to 1.0) + known.mapValues { it.value / one }).toSortedMap()
@@ -66,7 +67,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null) {
     }
 
     /** A model of the numbers this one was made of, without what it observed since: the same in every run. */
-    fun given() = CostModel(given, givenC)
+    fun given() = CostModel(given, givenC, first)
 
     /** Time of the first draft step over the time of a one-row pass. */
     val c: Double get() = d(1)

@@ -58,7 +58,7 @@ class ModelPart(
 class MethodPart(
     val gamma: Int = 4, val skip: SkipSet? = null, val heads: List<String> = emptyList(),
     val ranks: List<List<Double>> = emptyList(), val threshold: Double? = null, val acceptance: List<Double>? = null,
-    val draftCost: Double? = null, val predictedSpeedup: Double? = null,
+    val draftCost: Double? = null, val firstCost: Double? = null, val predictedSpeedup: Double? = null,
 )
 
 class FileEntry(val size: Long, val sha256: String)
@@ -344,6 +344,7 @@ private fun method(of: Reader): MethodPart {
             it.numbers("acceptance")
         }.firstOrNull(),
         draftCost = of.numberOrNull("draft_cost"),
+        firstCost = of.numberOrNull("first_cost"),
         predictedSpeedup = of.numberOrNull("predicted_speedup"),
     )
 }

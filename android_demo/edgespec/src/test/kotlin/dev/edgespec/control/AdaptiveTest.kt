@@ -36,14 +36,15 @@ class AdaptiveTest {
         for (case in vectors("adaptive")) {
             val cheap = case.flag("cheap")
             val inner = Guesser(cheap, case.ints("buckets"))
-            val costs = CostModel(mapOf(1 to 1.0, 2 to 1.2, 8 to 2.1), if (cheap) 0.0 else 0.15)
+            val first = case["first_ms"].asDouble
+            val curve = mapOf(1 to 1.0, 2 to 1.2, 8 to 2.1)
+            val costs = CostModel(curve, if (cheap) 0.0 else 0.15, (first / 5).takeIf { it > 0 })
             val control = Adaptive(inner, costs, 8, case.flag("fallback"))
             // a seeded text never follows the clock
             control.bind(SamplingParams(temperature = if (case.flag("seeded")) 1.0 else 0.0, seed = 1), Noise(1))
             val stand = case.ints("stand")
             val draft = case.doubles("draft_ms")
             val extra = case.doubles("row_ms")
-            val first = case["first_ms"].asDouble
             val lengths = IntArray(stand.size) { at ->
                 inner.round = at
                 val proposal = control.propose(Tokens(intArrayOf(1)), 1 + at % 8)

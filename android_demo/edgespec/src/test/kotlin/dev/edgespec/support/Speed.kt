@@ -55,6 +55,17 @@ private fun serve(bundle: File, library: File?, operators: String, method: Strin
     )
 }
 
+/** Keep an engine open and decode at every line of standard input; print the milliseconds a token of each time. */
+private fun turns(bundle: File, library: File?, operators: String, method: String, tokens: Int) {
+    Edgespec.load(bundle, threads = 2, operators = operators, library = library, check = false).use { engine ->
+        while (readlnOrNull() != null) {
+            val begun = System.nanoTime()
+            val result = engine.generate(PROMPT, Settings(method, tokens, ignoreEos = true))
+            println(((System.nanoTime() - begun) / 1e6 - result.stats.prefillMs) / tokens)
+        }
+    }
+}
+
 private fun median(values: List<Double>) = values.sorted()[values.size / 2]
 
 /** Microseconds of a plain round beyond ONNX Runtime's run, on a graph that costs next to nothing. */
@@ -117,11 +128,15 @@ private fun rawPass(model: Model, slot: NativeSlot): Binding {
     return io
 }
 
-/** Arguments: bundle, library or "-", operators, and a method and a number of tokens, or "own"; without any, the JVM's own PSS. */
+/** Arguments: bundle, library or "-", operators, and a method, a number of tokens and perhaps "turns", or "own"; without any, the JVM's own PSS. */
 fun main(arguments: Array<String>) {
     if (arguments.isEmpty()) return println("{\"jvm_pss_mib\": ${pss() / 1024.0}}")
     val bundle = File(arguments[0])
     val library = arguments[1].takeIf { it != "-" }?.let(::File)
+    if (arguments.getOrNull(5) == "turns") {
+        turns(bundle, library, arguments[2], arguments[3], arguments[4].toInt())
+        exitProcess(0)
+    }
     val figures = if (arguments[3] == "own") ownCost(bundle, library!!) else serve(bundle, library, arguments[2], arguments[3], arguments[4].toInt())
     println(Gson().toJson(figures))
     exitProcess(0)
