@@ -34,8 +34,9 @@ def test_a_bundle_from_end_to_end(command: Command, demo: Path, tmp_path: Path) 
     assert (found["bundle"], found["cached"], found["reasons"]) == (str(demo), False, [])
     assert list(found["profile"]) == [
         "schema_version", "machine", "bundle", "name", "facts", "format", "head_format", "weight_bytes", "kv_bytes",
-        "operators", "device", "threads", "attention", "strict", "context", "passes", "plain", "drafts", "trials",
-        "prompts", "prefill", "bandwidth", "spread", "rows_exact", "process_bytes", "seconds", "notes", "created",
+        "operators", "device", "threads", "attention", "strict", "context", "passes", "plain", "drafts", "first_drafts",
+        "trials", "prompts", "prefill", "bandwidth", "spread", "rows_exact", "process_bytes", "seconds", "notes",
+        "created",
     ]  # fmt: skip
     assert list(found["profile"]["machine"]) == list(Machine.model_fields)
     assert set(found["profile"]["trials"]) == {"ar", "ngram", "speculative", "self-spec"}
