@@ -162,7 +162,7 @@ class Adaptive(Wrapper):
             record.drafting = bool(best)
         if best or not self.fallback:
             record.wait, record.sat, record.streak = WAIT, 0, 0
-            return max(best, 1) if best > 1 else self._first(rows)
+            return max(best, 1)
         if length := self._to_probe(record, rows):
             record.sat = 0
             record.probing = True
@@ -172,11 +172,6 @@ class Adaptive(Wrapper):
             return length
         record.sat += 1
         return 0
-
-    def _first(self, rows: list[int]) -> int:
-        """One guess, or two until two were timed: the first may be the dear one."""
-        alone = not self._at_once and self._costs.longest == 1 and len(rows) > 2 and rows[2] > rows[1]
-        return 2 if alone and self._steps(2, rows[2]) - 1 <= self.stake else 1
 
     def _to_probe(self, record: Record, rows: list[int]) -> int:
         """Guesses of a probe where one is due: as many as its stake allows."""
@@ -219,11 +214,6 @@ class Adaptive(Wrapper):
     def steady(self) -> bool:
         """Whether this request is decided by counts and the given costs alone, never by the clock."""
         return self._steady
-
-    def look(self) -> None:
-        """Probe whatever rests at its next chance: time has passed elsewhere."""
-        for record in self._records.values():
-            record.sat = record.wait
 
     def _expect(self, proposal: Proposal) -> tuple[float, float]:
         """Tokens, and time in plain steps, of a round over ``proposal``."""

@@ -24,7 +24,7 @@ from edgespec.drafters.registry import AR
 CHECK = 16  # rounds between two judgements
 _SURE = 48  # rounds after which a measured gain is believed
 _FEW = 4  # rounds drafted of ``CHECK`` that count as resting: then there is no gain to wait for
-_RIVAL = 1.1  # how much more than the measured gain another candidate must promise
+_RIVAL = 1.1  # how much more than the one in use another candidate must have given
 _OFF = 2.0  # a round that takes so many times what it should was interrupted, or caught up: it is counted as that
 _LOOK = 0.25  # plain steps that looking without a guess is counted as, at most
 
@@ -197,9 +197,10 @@ class Switch(Wrapper):
                 return
             mine.kept(gain)
             rival = bandit.best(besides=bandit.active)
-            if rival is not None and bandit.each[rival].expected > _RIVAL * gain:
-                promised = bandit.each[rival].expected
-                self._change(rival, f"which promises {promised:.2f}x, {name} gave {gain:.2f}x")
+            # what was not tried deserves a look: it was predicted from another text
+            other = None if rival is None else bandit.each[rival]
+            if other is not None and other.expected > gain * (1 if other.gain is None else _RIVAL):
+                self._change(rival, f"which promises {other.expected:.2f}x, {name} gave {gain:.2f}x")
             return
         if not sure and bandit.drafted(CHECK) > _FEW and not mine.exhausted:
             return  # too early to tell
@@ -244,8 +245,6 @@ class Switch(Wrapper):
         drafter.set_width(self._width)
         drafter.bind(self._params, self._noise)
         drafter.begin(tokens)
-        if self._bandit.each[which].gain is not None:
-            drafter.look()
         self._use(drafter)
         if which not in self.entered:
             self.entered.append(which)

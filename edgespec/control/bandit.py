@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from edgespec.control.adaptive import Adaptive
-from edgespec.formulas.cost import WORTH
 
 SHARE = 0.012  # of all rounds: plain steps that looking may cost in the long run, all candidates together
 CREDIT = 2.5  # plain steps that each candidate starts with
@@ -146,8 +145,8 @@ class Bandit:
         return self.each[which].ready(self.now)
 
     def best(self, besides: int | None = None) -> int | None:
-        """The candidate to expect most of, of those that may be tried and promise enough."""
-        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= WORTH]
+        """The candidate to expect most of, of those that may be tried and are not expected to lose."""
+        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= 1]
         return max(ready, key=lambda at: self.each[at].expected, default=None)
 
     def take(self, which: int | None) -> None:

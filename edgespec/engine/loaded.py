@@ -17,7 +17,7 @@ from edgespec.engine.pace import Pace
 from edgespec.engine.sessions import Session, SessionPool, Times
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
-from edgespec.planning.expectations import predictions, ratios
+from edgespec.planning.expectations import predictions
 from edgespec.planning.memory.allowance import Allowance
 from edgespec.planning.profile.cache import find_profile
 from edgespec.planning.profile.record import Profile
@@ -257,7 +257,6 @@ class LoadedBundle:
             self._times,
             self.store,
             target,
-            ratios(self.profile),
         )
 
     def close(self) -> None:

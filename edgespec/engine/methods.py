@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
 from edgespec.errors import InvalidRequest
-from edgespec.formulas.cost import WORTH
 from edgespec.planning.expectations import exported, where
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import EMITTED
 
+TRIED = 1.0  # predicted speed from which auto tries a method: it was predicted from another text
 LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from
 
@@ -103,7 +103,7 @@ def _auto(manifest: Manifest, predictions: Mapping[str, Speed], without: Collect
     """The candidates by their predictions; n-grams last, unless they are predicted to gain."""
     usable = [name for name in manifest.methods if name != AR and name not in without]
     speeds = {name: predictions[name] for name in usable if name in predictions}
-    gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= WORTH}
+    gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= TRIED}
     names = sorted(gains, key=lambda name: -gains[name])[:CANDIDATES]
     known = speeds.get(NGRAM)
     if not names and known is not None and known.basis == "calibrated" and known.speedup < LOSES:

@@ -24,7 +24,6 @@ from edgespec.drafters.registry import AR, METHODS
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
-from edgespec.planning.expectations import Ratios
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.process import trim_memory
@@ -36,8 +35,6 @@ VERIFY_SIZES = (1, 2, 3, 5)
 MOST_IDLE = 4  # finished conversations whose KV is kept
 TRIM_EVERY = 5.0  # seconds between two times that free memory goes back to the system, where an engine has no request
 MOST_DRAFTERS = 32  # drafters and their control, by method and options, that are kept with what they learned
-
-UNKNOWN = Ratios({}, {})
 
 
 class Session:
@@ -57,9 +54,8 @@ class Session:
         times: Times,
         store: NGramStore | None = None,
         target: Slot | None = None,
-        calibrated: Ratios = UNKNOWN,
     ) -> None:
-        self._manifest, self._draft, self._times, self._calibrated = manifest, draft, times, calibrated
+        self._manifest, self._draft, self._times = manifest, draft, times
         self.target = target or open_slot(model, context=context)
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
@@ -186,7 +182,7 @@ class Session:
         return self._drafts[name][0]
 
     def _costs(self, choice: MethodChoice, inner: Drafter) -> CostModel:
-        """Where control starts from: what the export measured, corrected by calibration and a few passes here and now.
+        """Where control starts from: what the export measured, corrected by a few passes here and now.
 
         The exporting machine may have been another one, or busy; and control that starts too pessimistic would not
         draft, and so never see what drafting costs.  Seeded sampling is decided by the export's numbers alone.
@@ -200,24 +196,15 @@ class Session:
                 (first,) = self._measured(f"{choice.name}, first", lambda _: inner.first_once(), (1,)).values()
                 cost.observe_draft(2, first + ms, ENOUGH)
             cost.observe_draft(1, first, ENOUGH)
-        elif choice.name in self._calibrated.draft:
-            cost.observe_draft(1, self._calibrated.draft[choice.name] * self._one_ms(), ENOUGH)
         return cost
 
     def _verify_costs(self, draft_cost: float | None, first_cost: float | None = None) -> CostModel:
         saved = self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
         cost = CostModel(verify, draft_cost, first_cost)
-        measured = self._measured("verify", self._verify_once, VERIFY_SIZES)
-        # the machine may be slower or faster now than when it was calibrated, but not in proportion
-        wide = {rows: v * self._one_ms() for rows, v in self._calibrated.verify.items() if rows not in measured}
-        for rows, ms in (measured | wide).items():
+        for rows, ms in self._measured("verify", self._verify_once, VERIFY_SIZES).items():
             cost.observe_verify(rows, ms, ENOUGH)
         return cost
-
-    def _one_ms(self) -> float:
-        """Time of a pass of one row, measured here and now."""
-        return self._measured("verify", self._verify_once, VERIFY_SIZES)[1]
 
     def _measured(self, name: str, run: Callable[[int], object], sizes: tuple[int, ...]) -> dict[int, float]:
         """Times by size, measured once for all sessions of an engine."""

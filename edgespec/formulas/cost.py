@@ -109,11 +109,6 @@ class CostModel:
             self._draft_table.append(_interpolate(self._steps, len(self._draft_table)))
         return self._draft_table[k]
 
-    @property
-    def longest(self) -> int:
-        """Most draft steps whose time was observed; 0 = none was."""
-        return max(self._draft_ms, default=0)
-
     def v(self, n: int) -> float:
         """Time of an ``n``-row pass over the time of a one-row pass."""
         self._refresh()

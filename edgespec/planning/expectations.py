@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from edgespec.drafters.registry import AR
 from edgespec.errors import EdgespecError
@@ -14,14 +13,6 @@ from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 
 _TYPICAL = 1024  # tokens of a request, prompt and answer: a bundle's context may be many times what is ever held
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """Costs over a pass of one row, as calibrated: of a pass by its rows, of a draft step by method."""
-
-    verify: Mapping[int, float]
-    draft: Mapping[str, float]
 
 
 def predictions(manifest: Manifest, run: RunOptions, profile: Profile | None = None) -> dict[str, Speed]:
@@ -44,27 +35,6 @@ def predictions(manifest: Manifest, run: RunOptions, profile: Profile | None = N
         except EdgespecError:  # of this method nothing is known
             continue
     return found
-
-
-def ratios(profile: Profile | None, depth: int = _TYPICAL // 2) -> Ratios:
-    """What control starts from on a calibrated device: costs of passes and draft steps over a pass of one row.
-
-    Args:
-        profile: the device; None = it was not calibrated: nothing is known.
-        depth: tokens before a pass; the nearest that was measured counts.
-    """
-    if profile is None:
-        return Ratios({}, {})
-    at = min(profile.passes, key=lambda known: abs(known - depth))
-    one = profile.passes[at].get(1)
-    if not one:
-        return Ratios({}, {})
-    steps = {
-        name: times[min(times, key=lambda known: abs(known - depth))] / one
-        for name, times in profile.drafts.items()
-        if times
-    }
-    return Ratios({rows: ms / one for rows, ms in profile.passes[at].items()}, steps)
 
 
 def exported(manifest: Manifest) -> dict[str, Speed]:

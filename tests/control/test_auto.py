@@ -185,6 +185,16 @@ def test_a_promise_much_beyond_what_is_measured_is_tried(monkeypatch: pytest.Mon
     assert case.switch.name == "heads"
 
 
+def test_what_was_never_tried_is_tried_where_it_promises_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both promises are near what the first one gives; one that was tried must have given a tenth more."""
+    specs = [("draft", always(0.5), 0.1, 1.3, 0.5, False), ("heads", always(0.9), 0.02, 1.27, 0.5, False)]
+    case = Case(INT4, specs)
+    made = case.run(monkeypatch, 600)
+    first = made.stats.monitor.control.switches[0]
+    assert (first.left, first.taken, "gave 1.2" in first.why) == ("draft", "heads", True)
+    assert [switch[1:] for switch in made.switches] == [("draft", "heads")]
+
+
 def test_when_nothing_pays_tries_get_rarer(monkeypatch: pytest.MonkeyPatch) -> None:
     case = three(STOCK, 0.1)
     made = case.run(monkeypatch, 6000)

@@ -14,12 +14,11 @@ import edgespec
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import BATCH, Settings
 from edgespec.engine.loading import load
-from edgespec.engine.methods import choose_method
+from edgespec.engine.methods import TRIED, choose_method
 from edgespec.engine.result import Chunk
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.formulas.cost import WORTH
 from edgespec.runtimes.files.manifest import Manifest
 from tests.conftest import PROMPTS
 from tests.support import hf
@@ -157,7 +156,7 @@ def test_the_default_method_is_the_one_predicted_fastest(engine: Get) -> None:
     best = choose_method(predicted(manifest, speculative=1.4, self_spec=1.2), None)
     assert (best.name, "1.40x" in best.reason) == ("speculative", True)
     assert choose_method(predicted(manifest, speculative=1.1, self_spec=1.2), None).name == "self-spec"
-    slow = choose_method(predicted(manifest, speculative=WORTH - 0.01, self_spec=0.7), None)
+    slow = choose_method(predicted(manifest, speculative=TRIED - 0.01, self_spec=0.7), None)
     assert (slow.name, "default" in slow.reason) == ("ngram", True)
     assert choose_method(predicted(manifest), None).name == "ngram"
     asked = choose_method(predicted(manifest, speculative=1.4), "self-spec")

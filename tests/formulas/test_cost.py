@@ -101,11 +101,9 @@ def test_observed_times_replace_the_curve_and_outliers_do_not() -> None:
 def test_a_first_guess_may_cost_more_than_a_further_one() -> None:
     model = CostModel({1: 1.0, 4: 1.1}, 0.2)
     assert [model.d(k) for k in (0, 1, 3)] == [0, 0.2, pytest.approx(0.6)]
-    assert model.longest == 0
     model.observe_verify(1, 10.0, 8)
     model.observe_draft(1, 3.3, 8)
     assert model.d(3) == pytest.approx(0.99)  # nothing else is known yet
-    assert model.longest == 1
     model.observe_draft(3, 5.3, 8)
     assert [model.d(k) for k in range(5)] == pytest.approx([0, 0.33, 0.43, 0.53, 0.63])
     assert model.c == pytest.approx(0.33)
@@ -117,7 +115,7 @@ def test_a_first_guess_may_cost_more_than_a_further_one() -> None:
 def test_an_export_may_know_both() -> None:
     model = CostModel({1: 1.0, 4: 1.1}, 0.2, 0.5)
     assert [model.d(k) for k in range(4)] == pytest.approx([0, 0.5, 0.7, 0.9])
-    assert (model.c, model.longest) == (0.5, 0)
+    assert model.c == 0.5
     model.observe_verify(1, 10.0, 8)
     model.observe_draft(2, 9.0, 8)
     model.observe_draft(1, 6.0, 8)

@@ -8,9 +8,9 @@ import pytest
 
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AUTO
-from edgespec.engine.methods import CANDIDATES, choose_method
+from edgespec.engine.methods import CANDIDATES, TRIED, choose_method
 from edgespec.errors import InvalidRequest
-from edgespec.formulas.cost import WORTH, expected_tokens
+from edgespec.formulas.cost import expected_tokens
 from edgespec.planning import expectations as auto
 from edgespec.planning.speed.prediction import Basis, Speed
 from edgespec.runtimes.files.manifest import Manifest
@@ -62,19 +62,6 @@ def test_with_a_profile_it_is_this_devices(monkeypatch: pytest.MonkeyPatch) -> N
     assert (choice.name, choice.reason) == ("medusa", "predicted 1.30x on this device (calibrated)")
 
 
-def test_control_starts_from_what_was_calibrated() -> None:
-    measured = profile(
-        manifest(methods=ALL),
-        passes={64: {1: 4.0, 5: 5.0}, 512: {1: 8.0, 5: 12.0, 17: 32.0}, 8192: {1: 16.0}},
-        drafts={"medusa": {64: 1.0, 2048: 2.0}, "swift": {}},
-    )
-    found = auto.ratios(measured)
-    assert found.verify == {1: 1.0, 5: 1.5, 17: 4.0}
-    assert found.draft == {"medusa": 1 / 8}
-    assert auto.ratios(measured, depth=0).verify == {1: 1.0, 5: 1.25}
-    assert auto.ratios(None) == auto.Ratios({}, {})
-
-
 # -- the choice --------------------------------------------------------------------------------------------------------
 
 
@@ -102,7 +89,7 @@ def test_not_even_n_grams_where_looking_is_measured_to_cost() -> None:
 
 def test_no_more_than_a_few_and_none_without_promise() -> None:
     made = manifest(methods=ALL)
-    gains = {"speculative": 1.2, "self-spec": 1.1, "swift": WORTH, "medusa": 1.5}
+    gains = {"speculative": 1.2, "self-spec": 1.1, "swift": TRIED, "medusa": 1.5}
     predicted = {name: speed(gain) for name, gain in gains.items()}
     names = [one.name for one in choose_method(made, AUTO, predictions=predicted).candidates]
     assert names == ["medusa", "speculative", "ngram"]
@@ -111,7 +98,7 @@ def test_no_more_than_a_few_and_none_without_promise() -> None:
     assert [one.name for one in choose_method(made, AUTO, predictions=three).candidates] == [
         "medusa", "ngram", "speculative",
     ]  # fmt: skip
-    low = {name: speed(WORTH - 0.01) for name in gains}
+    low = {name: speed(TRIED - 0.01) for name in gains}
     choice = choose_method(made, AUTO, predictions=low)
     assert [one.name for one in choice.candidates] == ["ngram"]
     assert choice.reason == "default: costs little where text does not repeat"

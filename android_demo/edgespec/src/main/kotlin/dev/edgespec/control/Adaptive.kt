@@ -132,12 +132,6 @@ class Adaptive(
     private fun expectedRows(budget: Int): IntArray =
         inner.rows(budget) ?: IntArray(budget + 1) { Math.rint(1 + nodesPerDepth * it).toInt() }
 
-    /** One guess, or two until two were timed: the first may be the dear one. */
-    private fun first(rows: IntArray): Int {
-        val alone = !atOnce && costs.longest == 1 && rows.size > 2 && rows[2] > rows[1]
-        return if (alone && steps(2, rows[2]) - 1 <= stake) 2 else 1
-    }
-
     /** How deep to draft; [rows] of a pass over the guesses down to each depth. */
     private fun decide(bucket: Int, rows: IntArray): Int {
         val record = record(bucket)
@@ -150,7 +144,7 @@ class Adaptive(
             record.wait = WAIT
             record.sat = 0
             record.streak = 0
-            return if (best > 1) best else first(rows)
+            return maxOf(best, 1)
         }
         val length = toProbe(record, rows)
         if (length > 0) {
@@ -201,9 +195,6 @@ class Adaptive(
 
     /** Plain steps that a round over this proposal is expected to take, whatever is accepted. */
     fun price(proposal: Proposal): Double = if (proposal.size > 0) steps(proposal.deepest, proposal.size + 1) else 1.0
-
-    /** Probe whatever rests at its next chance: time has passed elsewhere. */
-    fun look() = records.values.forEach { it.sat = it.wait }
 
     /** Tokens, and time in plain steps, of a round over [proposal]. */
     private fun expect(proposal: Proposal): Pair<Double, Double> {

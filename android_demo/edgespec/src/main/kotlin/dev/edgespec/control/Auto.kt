@@ -16,7 +16,7 @@ import java.util.Locale
 private const val CHECK = 16 // rounds between two judgements
 private const val SURE = 48 // rounds after which a measured gain is believed
 private const val FEW = 4 // rounds drafted of CHECK that count as resting
-private const val RIVAL = 1.1 // how much more than the measured gain another candidate must promise
+private const val RIVAL = 1.1 // how much more than the one in use another candidate must have given
 private const val OFF = 2.0 // a round that takes so many times what it should was interrupted: it is counted as that
 private const val LOOK = 0.25 // plain steps that looking without a guess is counted as, at most
 
@@ -162,7 +162,8 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
             if (!sure) return
             mine.kept(gain)
             val rival = bandit.best(besides = active)
-            if (rival != null && bandit.each[rival].expected > RIVAL * gain) {
+            // what was not tried deserves a look: it was predicted from another text
+            if (rival != null && bandit.each[rival].expected > gain * (if (bandit.each[rival].gain == null) 1.0 else RIVAL)) {
                 val promised = bandit.each[rival].expected
                 change(rival, "which promises ${two(promised)}x, ${candidates[active].name} gave ${two(gain)}x")
             }
@@ -205,7 +206,6 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
         mine.watch(control)
         mine.bind(params, noise)
         mine.begin(tokens)
-        if (bandit.each[which].gain != null) mine.look()
         drafter = mine
         if (which !in entered) entered.add(which)
         return mine

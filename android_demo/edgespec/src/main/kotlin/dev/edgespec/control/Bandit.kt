@@ -1,6 +1,5 @@
 package dev.edgespec.control
 
-import dev.edgespec.formulas.WORTH
 
 /*
  * What method auto knows of its candidates.  Every candidate has a budget of plain steps: it starts with a few, a small
@@ -99,9 +98,9 @@ class Bandit(val each: List<Arm>) {
 
     fun ready(which: Int): Boolean = each[which].ready(now)
 
-    /** The candidate to expect most of, of those that may be tried and promise enough. */
+    /** The candidate to expect most of, of those that may be tried and are not expected to lose. */
     fun best(besides: Int? = null): Int? =
-        each.indices.filter { it != besides && ready(it) && each[it].expected >= WORTH }.maxByOrNull { each[it].expected }
+        each.indices.filter { it != besides && ready(it) && each[it].expected >= 1.0 }.maxByOrNull { each[it].expected }
 
     /** Another one is in use from now on. */
     fun take(which: Int?) {

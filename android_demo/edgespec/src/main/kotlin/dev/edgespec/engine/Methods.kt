@@ -2,7 +2,6 @@ package dev.edgespec.engine
 
 import dev.edgespec.InvalidRequest
 import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.formulas.WORTH
 import dev.edgespec.runtimes.ELSEWHERE
 import dev.edgespec.runtimes.METHODS
 import dev.edgespec.runtimes.Manifest
@@ -13,6 +12,7 @@ import java.util.Locale
 
 const val CHAIN = "chain" // several methods asked in turn: in every bundle
 const val AUTO = "auto" // the method of the best prediction, watched and changed while it decodes: in every bundle
+private const val TRIED = 1.0 // predicted speed from which auto tries a method: it was predicted from another text
 private const val CANDIDATES = 3 // most methods that auto chooses from
 
 /** A method picked for a request: its parameters, most guesses a round, and why this one. */
@@ -57,7 +57,7 @@ fun chooseMethod(manifest: Manifest, wanted: String?, drafts: DraftOptions = Dra
         }
         return choice(manifest, wanted, "asked for")
     }
-    val gains = methods.filter { it.key != "ar" }.mapValues { it.value.predictedSpeedup ?: 0.0 }.filterValues { it >= WORTH }
+    val gains = methods.filter { it.key != "ar" }.mapValues { it.value.predictedSpeedup ?: 0.0 }.filterValues { it >= TRIED }
     var names = gains.keys.sortedByDescending { gains.getValue(it) }.take(CANDIDATES)
     if ("ngram" !in names) names = names.take(CANDIDATES - 1) + "ngram"
     val chosen = names.map { name ->

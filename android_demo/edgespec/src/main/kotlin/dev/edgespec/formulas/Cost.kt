@@ -9,7 +9,6 @@ package dev.edgespec.formulas
 /** Used until something was measured on the device at hand. */
 val ASSUMED_VERIFY: Map<Int, Double> = mapOf(1 to 1.0, 4 to 1.67, 8 to 2.57, 16 to 3.95)
 const val ASSUMED_DRAFT = 0.05
-const val WORTH = 1.05 // predicted gain below which a drafting method is not picked unasked
 const val ENOUGH = 3 // timings before they count
 private const val SIZES = 32 // pass sizes whose timings are kept
 private const val TIMINGS = 15 // latest timings of one pass size
@@ -77,9 +76,6 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         refresh()
         return interpolate(steps, k)
     }
-
-    /** Most draft steps whose time was observed; 0 = none was. */
-    val longest: Int get() = draftMs.keys.maxOrNull() ?: 0
 
     fun v(n: Int): Double {
         refresh()
