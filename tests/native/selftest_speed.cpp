@@ -142,7 +142,7 @@ void print_speed(int threads, int turns, int layers, int megabytes, const std::s
         if (turn >= 0) times[name][std::stoi(row)].push_back(ms);
       }
   }
-  std::printf("{\"isa\": \"%s\", \"threads\": %d, \"read_gb_s\": %.3f, \"dots_gmac_s\": %.3f, \"formats\": {",
+  std::printf("{\"isa\": \"%s\", \"threads\": %d, \"read_gb_s\": %.6g, \"dots_gmac_s\": %.6g, \"formats\": {",
               kernels().name, threads, bandwidth, dots);
   const char* between = "";
   for (const auto& [name, kind] : kinds) {
