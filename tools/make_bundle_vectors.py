@@ -52,6 +52,7 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
         "format": form,
         "quantizer": "rtn",
         "head_format": "int8",
+        "embedding_format": "int8" if form == "int4" else None,
         "graphs": {
             "native": {"file": "model.native.onnx", "device": "cpu", "precision": "fp32", "gated": True,
                        "padded": False, "hidden": True, "operators": "native"},

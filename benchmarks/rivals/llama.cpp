@@ -1,6 +1,7 @@
 // llama MODEL THREADS CONTEXT [STATES]: llama.cpp, or with -DIK ik_llama.cpp, as a process of benchmarks.rivals.
-// Reads lines "DEPTH ROWS", answers with milliseconds.  All rows give logits.  The keys and values of a depth are
-// computed once, and kept in files whose names begin with STATES.
+// Reads lines "DEPTH ROWS", answers with milliseconds.  All rows give logits.  Keys and values of a depth: llama.cpp
+// computes those of 512 tokens and copies them to the places behind; ik_llama.cpp computes all of them once, and keeps
+// them in files whose names begin with STATES.
 #include "llama.h"
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 static llama_context* context;
 static int held = 0;  // tokens whose keys and values are there
@@ -42,6 +44,7 @@ static double pass(int rows, bool all) {
   return ms;
 }
 
+#ifdef IK
 static void fill(int depth, const char* states) {
   std::string file = states ? states + std::to_string(depth) : "";
   cut(0);
@@ -56,6 +59,21 @@ static void fill(int depth, const char* states) {
   while (held < depth) pass(std::min(512, depth - held), false);
   if (states && depth > 1000) llama_state_save_file(context, file.c_str(), nullptr, 0);
 }
+#else
+static void fill(int depth, const char*) {
+  cut(0);
+  if (depth) pass(std::min(512, depth), false);
+  auto memory = llama_get_memory(context);
+  std::vector<uint8_t> piece(llama_state_seq_get_size(context, 0));
+  llama_state_seq_get_data(context, piece.data(), piece.size(), 0);
+  for (; held < depth; held += 512) {
+    if (!llama_state_seq_set_data(context, piece.data(), piece.size(), 1)) exit(4);
+    llama_memory_seq_add(memory, 1, -1, -1, held);
+    llama_memory_seq_cp(memory, 1, 0, -1, -1);
+    llama_memory_seq_rm(memory, 1, -1, -1);
+  }
+}
+#endif
 
 int main(int count, char** words) {
   if (count < 4) return 1;
@@ -69,6 +87,11 @@ int main(int count, char** words) {
   if (!model) return 2;
   auto options = llama_context_default_params();
   options.n_ctx = atoi(words[3]);
+#ifndef IK
+  options.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // the faster one (docs/measurements.md)
+  options.n_seq_max = 2;
+  options.kv_unified = true;
+#endif
   options.n_batch = 2048;
   options.n_ubatch = 512;
   options.n_threads = options.n_threads_batch = atoi(words[2]);

@@ -142,6 +142,7 @@ def _format(part: ModelPart) -> str:
     if part.format in ("int4", "int8"):
         words += f", {part.quantizer}"
     words += f", {part.fine:.0%} of the layers int8" if part.fine else ""
+    words += f", embedding {part.embedding_format}" if part.embedding_format else ""
     return words + (f", head {part.head_format}" if part.head_format else "")
 
 

@@ -82,6 +82,7 @@ def write_model(
         layout=layout,
         head_vocab=head_vocab,
         fine=fine_share(plans["native"], fine) if fine else None,
+        embedding="int8" if arch.embedding in fine else None,
     )
     return WrittenModel(part, errors)
 

@@ -148,6 +148,7 @@ def model_part(
     layout: Layout = "native",
     head_vocab: HeadVocab | None = None,
     fine: float | None = None,
+    embedding: Format | None = None,
 ) -> ModelPart:
     """The entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
     facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
@@ -161,6 +162,7 @@ def model_part(
         format=form,
         quantizer=quantizer,
         head_format=head,
+        embedding_format=embedding,
         fine=fine,
         graphs={**graphs, "native": native},
         weights=prefix + WEIGHTS,

@@ -1,8 +1,8 @@
 """Eight bits for the parts of an int4 model that need them most, under a budget of bytes or of divergence.
 
-Every attention, every MLP and the LM head is rounded alone, and what that does to the predictions is measured on a
-text (``variants.py``).  Parts become int8 in the order of what a byte saves.  For a goal of divergence, growing
-beginnings of that order are measured, too: errors do not quite add up.
+Every attention, every MLP, the LM head and an embedding that is not tied to it are rounded alone, and what that does to
+the predictions is measured on a text (``variants.py``).  Parts become int8 in the order of what a byte saves.  For a
+goal of divergence, growing beginnings of that order are measured, too: errors do not quite add up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Kind
 from edgespec.export.heads.description import HeadPlan
-from edgespec.export.mixing.variants import HEAD, Choice, Rounded, VariantOps
+from edgespec.export.mixing.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.quantizers import QUANTIZERS
 from edgespec.export.quantization.quantizers.levels import BITS
@@ -174,15 +174,16 @@ class _Parts(StockPlan):
     """Names of the matrices in blocks of each part of a model.
 
     Attributes:
-        names: by part, in the order of the model, the LM head last.
+        names: by part, in the order of the model: first an embedding of its own, last the LM head.
     """
 
     def __init__(self, arch: Architecture) -> None:
         super().__init__(arch, "int4", "int4", HeadPlan())
-        self.names: dict[str, frozenset[str]] = {}
+        self.names: dict[str, frozenset[str]] = {EMBEDDING: frozenset()}
         arch.build(self)
-        outside = {arch.head.weight, arch.embedding}
-        self.names[HEAD] = self._blocks(set()) & outside
+        head = frozenset({arch.head.weight})
+        self.names[EMBEDDING] = self._blocks(set()) & {arch.embedding} - head
+        self.names[HEAD] = self._blocks(set()) & head
 
     def sublayer(self, kind: Kind, layer: int, x: None, body: Callable[[None], None], scale: str | None = None) -> None:
         before = set(self.matrices)

@@ -16,8 +16,9 @@ from edgespec.export.quantization.quantizers.levels import BITS, dequantize_bloc
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.source.source import Checkpoint
 
-Choice = frozenset[str]  # the parts of a model that are int4: HEAD, "attention.0", "mlp.3"
-HEAD = "head"  # the LM head and the embedding, which often are one matrix
+Choice = frozenset[str]  # the parts of a model that are int4: EMBEDDING, "attention.0", "mlp.3", HEAD
+HEAD = "head"  # the LM head, with an embedding that is tied to it
+EMBEDDING = "embedding"  # one that is not
 TOGETHER = 4  # choices whose logits are in memory at once
 
 
@@ -86,7 +87,7 @@ class VariantOps(NumpyOps):
         return [float(value) for value in found[1:]]
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
-        self._enter(HEAD)
+        self._enter(HEAD if weight == self.arch.head.weight else EMBEDDING)
         both = [super().embed(weight, scale, positions)]
         if self._coarse.any():
             self.source = self.rounded  # type: ignore[assignment]  # reads as a checkpoint does

@@ -99,6 +99,7 @@ class ModelPart(Part):
     quantizer: str = Field(default="rtn", description="how int4 and int8 levels were chosen")
     fine: float | None = Field(default=None, ge=0, le=1, description="share of layers' weights in int8")
     head_format: Format | None = Field(default=None, description="of LM head and tied embedding, if not ``format``")
+    embedding_format: Format | None = Field(default=None, description="of one that is not tied, if not ``format``")
     graphs: dict[str, Graph]
     weights: InsidePath
     index: InsidePath | None = None

@@ -5,6 +5,8 @@
 //   selftest hash ISA        a hash of what each kernel computes: the same lines for every ISA
 //   selftest accuracy ISA    the largest errors against double precision, as JSON
 //   selftest numbers         NaN and infinities in one activation reach the logits (EDGESPEC_ISA: of whole passes)
+//   selftest processor       what the system calls its cores
+//   selftest speed ISA THREADS TURNS LAYERS MEGABYTES ROWS SHAPE    times, as JSON (selftest.h, benchmarks/device.py)
 //   selftest pass [brief]    a small model: one row at a time against many, threads, slots, trees, moves, KV formats
 #include "selftest.h"
 
@@ -28,9 +30,18 @@ int main(int argc, char** argv) {
     std::printf("ok (%s)\n", kernels().name);
     return 0;
   }
+  if (what == "processor") {
+    print_processor();
+    return 0;
+  }
+  if (what == "speed" && argc == 9 && kernels_named(argv[2])) {
+    setenv("EDGESPEC_ISA", argv[2], 1);
+    print_speed(std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), std::atoi(argv[6]), argv[7], argv[8]);
+    return 0;
+  }
   const Kernels* kernels = argc > 2 ? kernels_named(argv[2]) : nullptr;
   if (!kernels || (what != "hash" && what != "accuracy")) {
-    std::fprintf(stderr, "selftest isas | hash ISA | accuracy ISA | numbers | pass [brief]\n");
+    std::fprintf(stderr, "selftest isas | hash ISA | accuracy ISA | speed ISA ... | numbers | pass [brief]\n");
     return 2;
   }
   if (what == "hash") print_hashes(*kernels);

@@ -180,5 +180,9 @@ void print_accuracy(const Kernels& kernels);
 void passes(bool brief);
 // NaN and infinities; throws where they are lost.
 void numbers();
+// The system, its name for each kind of core and how many there are of it.
+void print_processor();
+// Medians of `turns` passes over matrices, in turns with both roofs, as JSON.  rows: "1,2"; shape: "NxK,NxK".
+void print_speed(int threads, int turns, int layers, int megabytes, const std::string& rows, const std::string& shape);
 
 }  // namespace edgespec

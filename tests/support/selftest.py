@@ -27,10 +27,11 @@ ISA_FLAGS = {
     "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
 }
 SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
-           "attention", "dispatch", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
+           "attention", "dispatch", "roofs", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
            "isa_i8mm")  # fmt: skip
 OPERATOR = (*SOURCES, "values", "ops")
-PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan")
+PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan",
+         "selftest_speed")  # fmt: skip
 FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")
 DEBUG = ("-O1", "-g1", "-fno-sanitize-recover=all")
 SANITIZED = (*DEBUG, "-fsanitize=address,undefined,float-cast-overflow")

@@ -98,7 +98,7 @@ def _row_bytes(part: ModelPart, blocks: bool, native: bool) -> int:
     hidden = part.facts.hidden
     if part.format == "fp32":
         return 4 * hidden
-    return matrix_bytes(part.format, 16, hidden, native) // 16 if blocks else hidden + 4
+    return matrix_bytes(part.embedding_format or part.format, 16, hidden, native) // 16 if blocks else hidden + 4
 
 
 def group_bytes(part: ModelPart, group: HeadGroup, native: bool) -> int:

@@ -15,9 +15,10 @@ from numpy.typing import NDArray
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model import open_model
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.bundle.model_part import INDEX
 from edgespec.export.mixing.mixer import TOKENS, Mixer
-from edgespec.export.mixing.variants import HEAD, Choice, Rounded, VariantOps
+from edgespec.export.mixing.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.plan import weight_bytes
@@ -27,14 +28,15 @@ from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.memory.weights import matrix_bytes, weight_parts
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import Layout
+from edgespec.runtimes.files.manifest import FileEntry, Layout
 from tests.conftest import TARGET
 
 TEXT = np.random.default_rng(5).integers(2, 90, 40).tolist()
 ROWS = list(range(10, 40))
 INT4 = WeightChoice.of("int4", "rtn", None)
-# what differs from part to part: tied heads, experts, shared keys and embeddings of each layer, states, parallel parts
+# what differs from part to part: tied heads or not, experts, shared keys, embeddings of layers, states, parallel parts
 KINDS = ("llama_tied_gqa", "olmoe_eight", "gemma4_shared", "qwen3_5_delta", "lfm2_conv", "gpt_neox_parallel")
 
 
@@ -76,9 +78,10 @@ def opened(checkpoint: Callable[[str], Path]) -> Callable[[str], Architecture]:
 def test_divergences_are_those_of_rounding_one_at_a_time(opened: Callable[[str], Architecture], kind: str) -> None:
     arch = opened(kind)
     mixer = Mixer(arch, INT4, "native", None, TEXT)
-    assert len(mixer.parts) == 2 * arch.facts.layers + 1
-    first, last = mixer.parts[0], f"mlp.{arch.facts.layers - 1}"
-    choices = [Choice({first}), Choice({last}), Choice({HEAD}), Choice({first, last, HEAD}), Choice()]
+    own = [] if arch.embedding == arch.head.weight else [EMBEDDING]
+    assert len(mixer.parts) == 2 * arch.facts.layers + 1 + len(own)
+    first, last = next(part for part in mixer.parts if part != EMBEDDING), f"mlp.{arch.facts.layers - 1}"
+    choices = [*(Choice({part}) for part in (*own, first, last, HEAD)), Choice({*own, first, last, HEAD}), Choice()]
     rounded = Rounded(arch.source, frozenset().union(*mixer.matrices.values()), QUANTIZERS["rtn"])
     found = VariantOps(arch, TEXT, ROWS, choices, rounded).divergences()
     source, exact = arch.source, reference_logits(arch, TEXT, ROWS)
@@ -113,7 +116,8 @@ def test_what_a_byte_saves_comes_first() -> None:
     mixer = Mixer(arch, INT4, "native", None, TEXT)
     rows = range(len(TEXT) // 4, len(TEXT))
     source, exact, worth = arch.source, reference_logits(arch, TEXT, list(rows)), {}
-    for part, names in mixer.matrices.items():
+    for part in mixer.parts:
+        names = mixer.matrices[part]
         arch.source = OneByOne(source, set(names))  # type: ignore[assignment]
         worth[part] = kl(exact, reference_logits(arch, TEXT, list(rows))) / sum(np.prod(source.shape(n)) for n in names)
     arch.source = source
@@ -166,6 +170,27 @@ def test_a_bundle_is_what_was_chosen(tmp_path: Path, head: Any) -> None:
             texts.add(plain)
     assert all(texts)
     assert Bundle.open(tmp_path / "out").manifest == manifest
+
+
+@pytest.mark.parametrize("head", [None, "int8"])
+def test_an_embedding_of_its_own_is_chosen_by_itself(
+    checkpoint: Callable[[str], Path], tmp_path: Path, head: Any
+) -> None:
+    """A part whatever the head's format is, stored as it was chosen; the planner counts its rows so."""
+    folder = checkpoint("qwen2_untied")
+    arch = open_model(folder, None)
+    mixer = Mixer(arch, WeightChoice.of("int4", "rtn", head), "native", None, TEXT)
+    assert (EMBEDDING in mixer.parts, HEAD in mixer.parts) == (True, head is None)
+    assert mixer.matrices[EMBEDDING] == {arch.embedding}
+    found = write_model(tmp_path, arch, "int4", head=head, fine=mixer.matrices[EMBEDDING]).part
+    assert (found.embedding_format, found.head_format, found.fine) == ("int8", head, 0)
+    index = json.loads((tmp_path / INDEX).read_text("utf-8"))["matrices"]
+    assert index[arch.embedding]["kind"] == "q8"
+    assert {entry["kind"] for name, entry in index.items() if ".layers." in name} == {"q4"}
+    size = (tmp_path / found.weights).stat().st_size
+    assert size == mixer.bytes([EMBEDDING])
+    parts = weight_parts(found, {found.weights: FileEntry(size=size, sha256="0" * 64)})
+    assert parts.row == matrix_bytes("int8", 16, arch.facts.hidden) // 16
 
 
 def test_more_bytes_are_nearer_to_the_source(tmp_path: Path) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks.device import main
 from tests.support.selftest import (
     COMMON,
     FUZZERS,
@@ -195,12 +200,90 @@ def test_memory_that_fails_is_an_error_in_words(sanitized: dict[str, Program]) -
     assert int(words[4]) > 100
 
 
-def test_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
-    assert "neon" in arm.isas
-    for isa in arm.isas:
-        assert not differences(hashes, arm.run("hash", isa)), isa
+@pytest.mark.parametrize("arm", ["baseline"], indirect=True)
+def test_baseline_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
+    assert not differences(hashes, arm.run("hash", "neon"))
+
+
+@pytest.fixture
+def device(program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+           tmp_path: Path) -> Callable[..., str]:  # fmt: skip
+    """What ``benchmarks.device`` prints with programs that were built already: that of a device, and this machine's."""
+
+    def run(built: Program, *arguments: str) -> str:
+        for name, one in (("device", built), ("plain", program)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "selftest").symlink_to(one.path)
+        small = ("--shape", "64x64,32x96", "--layers", "2", "--rows", "1,17", "--turns", "1", "--megabytes", "1")
+        monkeypatch.setattr(sys, "argv", ["device", "--folder", str(tmp_path), *small, *arguments])
+        main()
+        return capsys.readouterr().out
+
+    return run
+
+
+def check_figures(found: dict[str, Any], isas: list[str]) -> None:
+    assert list(found["isas"]) == isas
+    assert [isa for isa, about in found["isas"].items() if about["other_bits"]] == []
+    assert found["passes"].startswith("ok (")
+    for isa in isas[1:]:
+        for one in found["isas"][isa]["threads"].values():
+            assert set(one) == {"read_gb_s", "dots_gmac_s", "int4", "int8"}
+            for form in ("int4", "int8"):
+                assert set(one[form]["rows"]) == {"1", "17"}
+                assert one[form]["rows"]["1"]["v"] == 1
+    assert found["isas"][isas[-1]]["threads"].keys() == {"1", "2"}
 
 
 @pytest.mark.parametrize("arm", ["dot products"], indirect=True)
-def test_arm_passes(arm: Program) -> None:
-    assert arm.run("pass", "brief", EDGESPEC_ISA="neon") == "ok (neon)\n"  # emulated: 50 times slower
+def test_arm_computes_the_same_bits(arm: Program, device: Callable[..., str]) -> None:
+    """Emulated, which is 50 times slower: every kernel, and whole passes."""
+    found = device(arm, "--command", arm.runner[0], "--threads", "1,2", "--json")
+    assert "neon" in arm.isas
+    check_figures(json.loads(found), arm.isas)
+
+
+def test_this_machine_is_measured(program: Program, device: Callable[..., str]) -> None:
+    check_figures(json.loads(device(program, "--here", "--threads", "1,2", "--json")), program.isas)
+
+
+@pytest.mark.parametrize("way, words", [("adb", ("--serial", "phone")), ("ssh", ("--ssh", "me@board"))])
+def test_a_device_gets_the_program_and_loses_it(
+    program: Program, device: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, words: Any
+) -> None:
+    """Stand-ins take adb's and ssh's words and do them in a folder of this machine."""
+    place, names = tmp_path / "place", {"adb": "/data/local/tmp", "ssh": "/tmp"}
+    place.mkdir()
+    scripts = {
+        "adb": 'shift 2; what=$1; shift; if [ $what = push ]; then cp "$1" "$PLACE/${2##*/}"; exit; fi',
+        "ssh": '[ "$1" = me@board ] || exit 1; shift',
+        "scp": '[ "${3%%:*}" = me@board ] || exit 1; cp "$2" "$PLACE/${3##*/}"; exit',
+    }
+    for name, script in scripts.items():
+        words_there = f'"$(echo "$*" | sed "s#{names[way]}/edgespec#$PLACE/edgespec#g")"'
+        (tmp_path / name).write_text(f"#!/bin/sh\nPLACE='{place}'\n{script}\nsh -c {words_there}\n", "utf-8")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    lines = device(program, *words, "--threads", "1").splitlines()
+    assert [line for line in lines if line.endswith("the same bits")] == [
+        f"{isa}: the same bits" for isa in program.isas
+    ]
+    assert [line.split()[:2] for line in lines].count(["17", "rows"]) == 2 * len(program.isas[1:])
+    assert list(place.iterdir()) == []
+
+
+def test_what_a_device_needs_is_named(device: Callable[..., str], program: Program, tmp_path: Path,
+                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SystemExit, match="adb is not installed"):
+        device(program)
+    monkeypatch.setenv("ANDROID_NDK", str(tmp_path / "ndk"))
+    shutil.rmtree(tmp_path / "device")
+    shutil.rmtree(tmp_path / "plain")
+    monkeypatch.setattr(sys, "argv", ["device", "--command", "/bin/sh", "--folder", str(tmp_path)])
+    with pytest.raises(SystemExit, match="expected aarch64-linux-android26-clang"):
+        main()
+    for wrong in (("--rows", "0"), ("--rows", "129"), ("--shape", "64"), ("--turns", "x")):
+        monkeypatch.setattr(sys, "argv", ["device", *wrong])
+        with pytest.raises(SystemExit, match="2"):
+            main()

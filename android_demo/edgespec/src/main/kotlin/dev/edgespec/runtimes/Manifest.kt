@@ -45,6 +45,7 @@ class ModelPart(
     val facts: ModelFacts, val format: String, val graphs: Map<String, Graph>, val weights: String, val index: String?,
     val layout: String, val headroom: Int, val minRows: Int, val attention: AttentionPart?, val heads: List<HeadGroup>,
     val headVocab: HeadVocab?, val cut: Boolean, val origin: String, val tapped: List<Int>, val decoder: DecoderPart?, val headFormat: String?,
+    val embeddingFormat: String?,
 ) {
     /** The graph that can run every method: gated if there is one, else strict, else plain, else for native operators alone. */
     val main: String get() = MAIN_GRAPHS.first { it in graphs }
@@ -318,6 +319,7 @@ private fun model(of: Reader): ModelPart {
         tapped = of.ints("tapped", 0),
         decoder = decoder,
         headFormat = of.textOrNull("head_format", FORMATS),
+        embeddingFormat = of.textOrNull("embedding_format", FORMATS),
     )
     headVocab?.done()
     of.done()

@@ -55,7 +55,7 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
 /** Of a token's row in an embedding that is only looked up. */
 private fun rowBytes(part: ModelPart, blocks: Boolean): Long {
     val hidden = part.facts.hidden
-    return if (part.format == "fp32") 4L * hidden else if (blocks) matrixBytes(part.format, 16, hidden) / 16 else hidden + 4L
+    return if (part.format == "fp32") 4L * hidden else if (blocks) matrixBytes(part.embeddingFormat ?: part.format, 16, hidden) / 16 else hidden + 4L
 }
 
 /** Bytes of the matrices of a group of heads, without the LM head that they may share. */
