@@ -47,6 +47,7 @@ class Assistant(Gemma4):
 
     model_type = MODEL_TYPE
     drafts = "assistant"
+    raw = False  # the target's hidden state is taken before its final norm, which no known checkpoint says
 
     def __init__(self, source: Checkpoint, target: Gemma4) -> None:
         self.target = target
@@ -106,7 +107,11 @@ class Assistant(Gemma4):
             y = ops.norm(ops.given(size, self.facts.hidden), self.final_norm)
             return entered(ops.linear(y, Linear(NEXT))[0])
 
-        x = ops.either(lambda: entered(ops.norm(ops.given(size, size), self.norm(TARGET_NORM))), recycled)
+        def first() -> X:
+            state = ops.given(size, size)
+            return entered(state if self.raw else ops.norm(state, self.norm(TARGET_NORM)))
+
+        x = ops.either(first, recycled)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)
         return ops.head(x, self.final_norm, self.head)

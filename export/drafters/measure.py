@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,14 +19,14 @@ from edgespec.drafters.kinds import entries_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.mtp import Mtp
 from edgespec.export.drafters.probe import HELPS, best_setting
+from edgespec.export.drafters.readings import other_readings
 from edgespec.export.drafters.write import write_drafter
 from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.formulas.cost import measure
-from edgespec.runtimes.files.manifest import DecoderPart, Measured, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import DecoderPart, Format, Measured, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -35,6 +34,7 @@ from edgespec.runtimes.slots.slot import Slot
 
 GAMMA, TEXTS, PROMPT, WRITTEN = 5, 4, 24, 64  # guesses of a chain; texts, given tokens and written ones of each
 Text = tuple[list[int], NDArray[np.float32]]  # tokens, and what was tapped [tokens - 1, k * hidden]
+FORMATS: tuple[Format, ...] = "fp32", "int8", "int4"  # that guesses are compared in
 LEAST = 0.2  # first guesses of a drafter that fits are right far more often
 
 
@@ -100,9 +100,8 @@ def measure_drafter(
     if drafter.tokens is not None:
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
     better = best_setting(drafter, target, written, PROMPT) if drafter.method == EAGLE else ""
-    if isinstance(drafter.arch, Mtp) and found.rates[0] < LEAST:
-        better = _better_layer(drafter, drafter.arch, folder, target, texts, found.rates[0], threads)
     if found.rates[0] < LEAST:
+        better = better or _better_reading(drafter, folder, part, slot, target, texts, threads)
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
             "more than a drafter of another model reaches",
@@ -110,6 +109,9 @@ def measure_drafter(
         )
     if better:
         notes.append(f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses; {better}")
+    forms = {form: _share(drafter, form, folder, target, texts, threads) for form in FORMATS if form != part.format}
+    shares = ", ".join(f"{form} {share:.0%}" for form, share in ({part.format: found.rates[0]} | forms).items())
+    notes.append(f"first guesses of the drafter that the model accepts, by format, as written first: {shares}")
     return MeasuredDrafter(found, step_ms, first_ms, covered, _decoder(part).block is not None, notes)
 
 
@@ -126,10 +128,10 @@ def _opened(folder: Path, part: ModelPart, target: Slot, threads: int | None) ->
     return open_slot(Model(folder, part, graph, threads))
 
 
-def _accepted(target: Slot, slot: Slot, part: ModelPart, texts: Sequence[Text]) -> Acceptance:
-    """Of chains or blocks along texts that the target wrote."""
+def _accepted(target: Slot, slot: Slot, part: ModelPart, texts: Sequence[Text], most: int = GAMMA) -> Acceptance:
+    """Of chains of so many guesses, or blocks, along texts that the target wrote."""
     block, reads = _decoder(part).block, bool(_decoder(part).reads)
-    gamma = min(GAMMA, block - 1) if block else GAMMA
+    gamma = min(GAMMA, block - 1) if block else most  # what a block guesses first depends on its size
     offered, accepted = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
     for text, taps in texts:
         del slot.tokens[:]
@@ -147,29 +149,50 @@ def _accepted(target: Slot, slot: Slot, part: ModelPart, texts: Sequence[Text]) 
     return Acceptance(tuple(offered.tolist()), tuple(accepted.tolist()))
 
 
-def _better_layer(
-    drafter: Drafter, arch: Mtp, bundle: Path, target: Slot, texts: Sequence[Text], known: float, threads: int | None
+def _better_reading(
+    drafter: Drafter,
+    bundle: Path,
+    part: ModelPart,
+    slot: Slot,
+    target: Slot,
+    texts: Sequence[Text],
+    threads: int | None,
 ) -> str:
-    """What a checkpoint may have meant whose layer guesses next to nothing, in words; "" = none of what is tried."""
-    said, operators = (arch.hidden_first, arch.raw), target.model.graph.operators
-    shares: dict[tuple[bool, bool], float] = {}
-    try:
-        for arch.hidden_first, arch.raw in product((False, True), (False, True)):
-            if (arch.hidden_first, arch.raw) == said:
-                continue
-            with TemporaryDirectory(dir=bundle) as folder:
-                part = write_drafter(Path(folder), drafter, WeightChoice.of("fp32", None, None), operators)
-                slot = _opened(Path(folder), part, target, threads)
-                shares[arch.hidden_first, arch.raw] = _accepted(target, slot, part, texts).rates[0]
-    finally:
-        arch.hidden_first, arch.raw = said
-    best = max(shares, key=lambda each: shares[each])
-    if shares[best] < known + HELPS:
-        return ""
-    words = [f"the {'hidden state before the embedding' if best[0] else 'embedding before the hidden state'}"]
-    words = words if best[0] != said[0] else []
-    words += ["the hidden state before the model's final norm"] if best[1] else []
-    return f"{shares[best]:.0%} would be right with {' and '.join(words)}, which this layout does not have"
+    """What a checkpoint may have meant whose guesses are next to nothing, in words; "" = none of what is tried."""
+    known, shares = _accepted(target, slot, part, texts, 1).rates[0], {}
+    for reading in other_readings(drafter, target.layers):
+        read = texts
+        if reading.tapped != drafter.tapped:
+            read = [(text, _tapped(target, text, reading.tapped)) for text, _ in texts]
+        said = {name: getattr(drafter.arch, name) for name in reading.flags}
+        try:
+            vars(drafter.arch).update(reading.flags)
+            if reading.flags:
+                shares[reading.words] = _share(drafter, "fp32", bundle, target, read, threads)
+            else:
+                shares[reading.words] = _accepted(target, slot, part, read, 1).rates[0]
+        finally:
+            vars(drafter.arch).update(said)
+    best = max(shares, key=lambda words: shares[words], default="")
+    return f"{shares[best]:.0%} would be right with {best}" if best and shares[best] >= known + HELPS else ""
+
+
+def _share(
+    drafter: Drafter, form: Format, bundle: Path, target: Slot, texts: Sequence[Text], threads: int | None
+) -> float:
+    """First guesses that the target accepts of a drafter written in another way."""
+    with TemporaryDirectory(dir=bundle) as folder:
+        choice, operators = WeightChoice.of(form, None, None), target.model.graph.operators
+        part = write_drafter(Path(folder), drafter, choice, operators)
+        return _accepted(target, _opened(Path(folder), part, target, threads), part, texts, 1).rates[0]
+
+
+def _tapped(target: Slot, text: Sequence[int], tapped: Sequence[int]) -> NDArray[np.float32]:
+    """The residual stream [tokens - 1, k * hidden] at these boundaries."""
+    tokens = np.array(text[:-1], np.int64)
+    target.follow([])
+    target.reserve(len(tokens))
+    return np.concatenate([target.forward_layers(tokens, 0, 0, at) for at in tapped], -1)
 
 
 def _remedy(drafter: Drafter) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
@@ -65,3 +67,21 @@ def test_one_near_chance_is_refused(native: None, tmp_path: Path) -> None:
     with pytest.raises(EdgespecError, match="of the drafter's first guesses"):
         Exporter(options(tmp_path, "int8")).run()
     assert not (tmp_path / "bundle").exists()
+
+
+def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
+    """An assistant that was trained on it: it takes a little of what is small there, and large after the norm."""
+    made = options(tmp_path, "fp32", agrees=True)
+    for folder in (tmp_path / "model", tmp_path / "drafter"):
+        tensors = load_file(folder / "model.safetensors")
+        for name, values in tensors.items():  # the same with a residual stream of a 64th
+            if "embed_tokens.weight" in name or ("post_" in name and name.endswith("norm.weight")):
+                tensors[name] = values / values.dtype.type(64)
+        if "pre_projection.weight" in tensors:  # a tenth of the hidden state is subtracted from the token's embedding
+            taken = tensors["pre_projection.weight"]
+            taken[:, len(taken) :] = -0.1 * np.eye(len(taken))
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(made).run()
+    assert "would be right with the hidden state before the model's final norm, which this" in str(refused.value.hint)
+    assert not made.output.exists()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
@@ -69,3 +72,37 @@ def test_a_plan_by_the_configuration(native: None, tmp_path: Path) -> None:
 def test_a_drafter_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="needs a drafter"):
         ExportOptions("model", tmp_path, ["dflash"]).wanted()
+
+
+@pytest.mark.parametrize("said, right", [((2, 0), "[0, 2]"), ((0, 1), "[1, 2]")])
+def test_other_layers_are_said_where_they_would_help(
+    native: None, tmp_path: Path, said: tuple[int, int], right: str
+) -> None:
+    """Counted from another end, and one too few: only the last layer says what the drafter reads."""
+    made = options(tmp_path, "fp32")
+    model, drafter = tmp_path / "model" / "model.safetensors", tmp_path / "drafter" / "model.safetensors"
+    config = json.loads((tmp_path / "model" / "config.json").read_text("utf-8"))
+    dim, group = config["head_dim"], config["num_attention_heads"] // config["num_key_value_heads"]
+    tensors = load_file(model)
+    embedded = tensors["model.embed_tokens.weight"]
+    half = embedded.shape[1] // 2
+    embedded[:, half:] = 0
+    for name, values in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            values[:] = 0
+    last = f"model.layers.{config['num_hidden_layers'] - 1}.self_attn."
+    tensors[f"{last}v_proj.weight"][:] = 0
+    at = np.arange(half)
+    tensors[f"{last}v_proj.weight"][at, at] = 1
+    tensors[f"{last}o_proj.weight"][half + at, at // dim * group * dim + at % dim] = 1
+    save_file(tensors, model, {"format": "pt"})
+    tensors = load_file(drafter)
+    tensors["fc.weight"][:] = 0
+    tensors["fc.weight"][at, embedded.shape[1] + half + at] = 1
+    save_file(tensors, drafter)
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text("utf-8"))
+    config["dflash_config"]["target_layer_ids"] = said
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(made).run()
+    assert f"would be right with target_layer_ids: {right} in its config.json" in str(refused.value.hint)

@@ -87,6 +87,29 @@ def test_the_other_order_is_said_where_it_would_help(native: None, tmp_path: Pat
     assert not (tmp_path / "bundle").exists()
 
 
+def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
+    """A layer that was trained on it, of a model whose final norm turns signs."""
+    model = write_mtp(tmp_path / "model", DENSE, agrees=True)
+    config = json.loads((model / "config.json").read_text("utf-8")) | {"tie_word_embeddings": False}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    tensors = load_file(model / "model.safetensors")
+    for name, values in tensors.items():  # layers add nothing, and each token is written again
+        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+            values[:] = 0
+    signs = tensors["model.norm.weight"]
+    signs[:] = np.where(np.arange(len(signs)) % 3, -1, 1)
+    tensors["mtp.norm.weight"] = signs.copy()
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] * signs
+    half = tensors["mtp.fc.weight"].shape[0]
+    tensors["mtp.fc.weight"][:] = np.eye(half, 2 * half, half)
+    tensors["mtp.pre_fc_norm_hidden.weight"][:] = 1
+    tensors["mtp.pre_fc_norm_embedding.weight"][:] = 0  # so that the other order is of no help
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1)).run()
+    assert "would be right with the hidden state before the model's final norm, which" in str(refused.value.hint)
+
+
 @pytest.mark.parametrize(
     "name, more, message",
     [

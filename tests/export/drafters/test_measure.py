@@ -80,3 +80,13 @@ def test_the_share_of_the_models_tokens_that_it_can_guess_is_said(tmp_path: Path
     found = re.search(r"can guess 512 tokens, (\d+)% of those that the model wrote", notes)
     assert found is not None
     assert 10 < int(found[1]) < 90
+
+
+def test_first_guesses_are_compared_in_every_format(tmp_path: Path) -> None:
+    """What is written has the acceptance of the manifest; eight bits guess as the source does, noise does not."""
+    found = exported(tmp_path, {}).methods["eagle"]
+    said = re.search(r"by format, as written first: int4 (\d+)%, fp32 (\d+)%, int8 (\d+)%", found.notes or "")
+    assert said is not None
+    written, whole, eight = map(int, said.groups())
+    assert abs(written - 100 * found.measured[0].acceptance[0]) <= 1
+    assert abs(whole - eight) <= 10 < 20 <= whole
