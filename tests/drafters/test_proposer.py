@@ -213,6 +213,13 @@ def test_many_random_proposers() -> None:
         assert stats.accepted > 0
 
 
+@pytest.mark.parametrize("more", [{}, {"cheap": False, "wants_hidden": True}, {"cheap": 1, "wants_hidden": 0}])
+def test_what_it_says_of_itself(more: dict[str, Any]) -> None:
+    """Its guesses cost nothing and it wants no hidden states, unless it says so."""
+    proposer = Custom(type("Says", (Fixed,), more)([1]), VOCAB)
+    assert (proposer.cheap, proposer.wants_hidden) == (bool(more.get("cheap", 1)), bool(more.get("wants_hidden", 0)))
+
+
 # -- through the front door --------------------------------------------------------------------------------------------
 
 

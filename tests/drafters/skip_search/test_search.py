@@ -111,3 +111,116 @@ def test_old_evidence_fades() -> None:
 def test_a_tiny_model_can_be_searched_through() -> None:
     search = searched(0, lambda skip: 0.1 * len(skip), 60, layers=3)
     assert search.records.keys() == {SkipSet((1,), (1,)), SkipSet((1,)), SkipSet((), (1,))}
+
+
+# -- its arithmetic, computed again ------------------------------------------------------------------------------------
+
+INNER = LAYERS - 2
+SINGLES = [*(SkipSet((layer,)) for layer in range(1, LAYERS - 1)), *(SkipSet((), (i,)) for i in range(1, LAYERS - 1))]
+
+
+def test_a_record_counts_and_forgets() -> None:
+    record = Record()
+    record.add(3, 8)
+    assert (record.matched, record.seen, record.windows) == (3, 8, 1)
+    assert record.acceptance(0.5) == (3 + 8 * 0.5) / (8 + 8)  # the prior counts as eight guesses
+    record = Record(50, 100, 2)
+    record.add(150, 200)  # 256 are remembered: 56 of the old hundred
+    assert [record.matched, record.seen, record.windows] == pytest.approx([178, 256, 3])
+    record.add(1, 300)
+    assert (record.matched, record.seen) == (1, 300)
+
+
+def test_what_a_sub_layer_costs_is_a_weighted_least_squares_fit() -> None:
+    """-log(share of right guesses) is the sum of the losses, each known beforehand to a standard deviation."""
+    search = OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
+    prior = np.repeat([0.03, 0.06], INNER)
+    assert [search.acceptance(skip) for skip in SINGLES] == pytest.approx(np.exp(-prior).tolist())
+    shown = {START: (12, 16), SkipSet((1, 2)): (15, 16), SkipSet((2,), (6,)): (4, 9), SkipSet((6,), (1, 2)): (16, 16)}
+    rows, wanted = [np.eye(2 * INNER) / 0.06], [prior / 0.06]
+    for skip, (matched, seen) in shown.items():
+        search.tell(skip, matched, seen)
+        left_out = [layer in skip.attention for layer in range(1, LAYERS - 1)]
+        left_out += [layer in skip.mlp for layer in range(1, LAYERS - 1)]
+        share = (matched + 0.5) / (seen + 0.5)
+        weight = np.sqrt(seen * share / (1.05 - share))
+        rows.append(weight * np.array([left_out], float))
+        wanted.append(np.array([-weight * np.log(share)]))
+    losses = np.linalg.lstsq(np.concatenate(rows), np.concatenate(wanted), rcond=None)[0]
+    assert losses.min() < 0 < losses.max()  # a loss below nothing is none
+    found = [search.acceptance(skip) for skip in SINGLES]
+    assert found == pytest.approx(np.exp(-np.maximum(losses, 0)).tolist())
+
+
+def test_the_fastest_set_is_that_of_all_sets() -> None:
+    layers, inner = 5, 3
+    search = OnlineSearch(layers, SkipSet((1,)), StepCost(0.05, 0.15), FLAT.v)
+    bits = np.array([[number >> bit & 1 for bit in range(2 * inner)] for number in range(1, 1 << 2 * inner)], bool)
+    every = [search._set(row) for row in bits]
+    assert [search._bits(skip).tolist() for skip in every] == bits.tolist()
+    for seed in range(20):
+        loss = np.random.default_rng(seed).exponential(0.1, 2 * inner)
+        speeds = {skip: search.speed(skip, float(np.exp(-loss @ row))) for skip, row in zip(every, bits, strict=True)}
+        assert speeds[search._fastest(loss)] > 0.99 * max(speeds.values())
+    search.records = {skip: Record(1, 2, 1) for skip in every}
+    assert search._fastest(loss) == SkipSet()  # nothing new
+
+
+class Watched(OnlineSearch):
+    """Writes down where candidates come from."""
+
+    def __init__(self) -> None:
+        super().__init__(12, SkipSet((1, 2), (3,)), StepCost(0.03, 0.05), FLAT.v)
+        self.sources: dict[int, str] = {}
+
+    def _modelled(self) -> SkipSet:
+        self.sources.setdefault(self.candidates, "model")
+        return super()._modelled()
+
+    def _uniform(self) -> SkipSet:
+        self.sources.setdefault(self.candidates, "any")
+        return super()._uniform()
+
+    def _mutated(self) -> SkipSet:
+        self.sources.setdefault(self.candidates, "like the best")
+        return super()._mutated()
+
+
+def test_where_candidates_come_from_and_when_the_best_is_scored_again() -> None:
+    search = Watched()
+    search.tell(search.ask(), 15, 16)
+    between, last = list[int](), 0
+    for _ in range(270):
+        skip = search.ask()
+        if skip == search.initial:
+            between.append(search.candidates - last)
+            last = search.candidates
+        search.tell(skip, 15 if skip == search.initial else 1, 16)
+    assert set(between) == {8}
+    sources = [search.sources[number] for number in range(1, search.candidates + 1)]
+    assert [source == "model" for source in sources] == [number % 3 == 0 for number in range(1, len(sources) + 1)]
+    assert 0.2 < sources.count("any") / (len(sources) - sources.count("model")) < 0.4  # drawn anew: 3 of 10
+
+
+def test_sizes_of_candidates() -> None:
+    search = Watched()
+    best = search._bits(search.best)
+    assert {len(search._uniform()) for _ in range(600)} == set(range(1, 16))  # up to three quarters of 20 sub-layers
+    assert {int((search._bits(search._mutated()) ^ best).sum()) for _ in range(60)} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("share, last", [(0.5, 100), (1.0, 24)])
+def test_a_search_with_nothing_in_sight_ends_early_only_where_nearly_all_guesses_stand(share: float, last: int) -> None:
+    search = OnlineSearch(3, SkipSet((1,)), StepCost(0.1, 0.1), FLAT.v)
+    for skip in (SkipSet((), (1,)), SkipSet((1,), (1,))):
+        search.tell(skip, 0, 16)
+    while not search.stopped:
+        skip = search.ask()
+        search.tell(skip, round(16 * share) if skip == search.initial else 0, 16)
+    assert search.best == search.initial
+    assert search.stopped == f"no better set among the last {last} candidates"
+    search.resume({})
+    assert search.stopped == ""
+    none = OnlineSearch(2, SkipSet(), StepCost(0.1, 0.1), FLAT.v)
+    none.resume({})
+    assert none.stopped

@@ -9,9 +9,12 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoding.target import SkipSet
+from edgespec.drafters.skip_search.search import OnlineSearch, Record
 from edgespec.drafters.skip_search.store import SkipStore, forget_sets, stored_sets
+from edgespec.drafters.swift import StepCost
 from edgespec.errors import InvalidRequest
-from tests.drafters.test_swift import LAYERS, START, make, write
+from tests.drafters.test_swift import FLAT, LAYERS, START, make, write
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
 
@@ -98,3 +101,57 @@ def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: 
 def test_a_kind_is_part_of_a_name(manifest: Any, kind: str) -> None:
     with pytest.raises(InvalidRequest, match="stream kind"):
         SkipStore(manifest, "native", kind)
+
+
+def search() -> OnlineSearch:
+    return OnlineSearch(LAYERS, START, StepCost(0.06, 0.06), FLAT.v)
+
+
+def test_counts_are_kept_to_a_thousandth_and_a_file_is_read_once(
+    manifest: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "not" / "there"))
+    writer, reader = (SkipStore(manifest, "native", "text") for _ in range(2))
+    found, other = search(), search()
+    assert not reader.load(other)  # there is no file
+    found.records = {SkipSet((1, 6), (2,)): Record(12.3456, 20.7654, 3), SkipSet((), (1, 6)): Record(0, 10**6, 10**6)}
+    writer.save(found)
+    assert not writer.note
+    assert not writer.load(found)  # it has written it
+    assert reader.load(other)
+    assert not reader.load(other)
+    assert other.records == {
+        SkipSet((1, 6), (2,)): Record(12.346, 20.765, 3), SkipSet((), (1, 6)): Record(0, 10**6, 10**6)
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"attention": [0, 3]},
+        {"attention": [3, 7]},
+        {"mlp": [7]},
+        {"mlp": [2, 2]},
+        {"mlp": [3, 2]},
+        {"matched": -0.5},
+        {"seen": 1e6 + 1},
+        {"matched": 9},
+        {"windows": -1},
+        {"windows": 10**6 + 1},
+    ],
+    ids=str,
+)
+def test_a_record_that_cannot_be(manifest: Any, changed: dict[str, Any]) -> None:
+    good = {"attention": [1, 6], "mlp": [1, 6], "matched": 0, "seen": 8, "windows": 0}
+    for record, fine in ((good, True), ({**good, **changed}, False)):
+        store = SkipStore(manifest, "native", "text")
+        store.path.parent.mkdir(parents=True, exist_ok=True)
+        store.path.write_text(json.dumps({"version": 1, "layers": LAYERS, "records": [record]}), "utf-8")
+        assert store.load(search()) == fine
+        assert bool(store.note) != fine
+
+
+def test_a_bundle_that_lists_no_weights_is_one_of_its_kind(manifest: Any) -> None:
+    assert SkipStore(manifest, "native", "text").path.name == f"{'ab' * 12}-native-text.json"
+    manifest.files.clear()
+    assert SkipStore(manifest, "native", "text").path.name == "unknown-native-text.json"

@@ -147,6 +147,59 @@ def test_a_draft_learns_the_models_next_token_and_the_texts(target: Any, torch: 
     assert loss_of(learner, torch) == pytest.approx(expected, rel=1e-4)
 
 
+@pytest.mark.parametrize("start", [1, 4])
+def test_right_guesses_of_a_draft_are_the_texts_next_tokens(target: Any, torch: Any, start: int) -> None:
+    from edgespec.export.training.draft import Draft
+    from edgespec.export.training.measure import rank_shares
+
+    learner, texts = Draft(target, "kl", False, DraftShape(2, 32, 48, 2, 1, 16), 0.0, seed=1), windows()
+    logits = numpy(learner.logits(torch.from_numpy(texts.tokens)))
+    assert rank_shares(learner, texts, start) == [shares_by_rank(logits, np.roll(texts.tokens, -1, 1), texts, start, 1)]
+
+
+@pytest.mark.parametrize("width", [16, 64, 96])
+def test_a_draft_starts_from_the_models_embedding(target: Any, width: int) -> None:
+    """Its principal directions, each with a sign and all of one scale; the whole of it where that has room."""
+    from edgespec.export.training.draft import SPREAD, Draft
+
+    theirs = numpy(target.model.get_input_embeddings().weight)
+    assert theirs.shape[1] == 64
+    learner = Draft(target, "kl", False, DraftShape(1, width, 48, 2, 1, width // 2), 0.0, seed=1)
+    ours = numpy(learner.tensors()["model.embed_tokens.weight"])
+    if width >= 64:
+        np.testing.assert_array_equal(ours, np.pad(theirs, ((0, 0), (0, width - 64))))
+        return
+    left, sizes, right = np.linalg.svd(theirs.astype(np.float64), full_matrices=False)
+    expected = left[:, :width] * sizes[:width] * np.where(right[:width].sum(1) < 0, -1, 1)
+    np.testing.assert_allclose(ours, expected * SPREAD / expected.std(ddof=1), atol=1e-4)
+
+
+def test_a_draft_takes_matrices_of_its_own_shape_from_the_model(target: Any) -> None:
+    from edgespec.export.training.draft import Draft
+
+    facts, theirs = target.facts, dict(target.model.named_parameters())
+    attention = dict(target.model.named_parameters())["model.layers.0.self_attn.q_proj.weight"]
+    config = target.model.config
+    shape = DraftShape(1, facts.hidden, config.intermediate_size, config.num_attention_heads,
+                       config.num_key_value_heads, len(attention) // config.num_attention_heads)  # fmt: skip
+    learner = Draft(target, "kl", False, shape, 0.0, seed=1)
+    for name, value in learner.tensors().items():
+        np.testing.assert_array_equal(numpy(value), numpy(theirs[name]))
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_recomputing_changes_no_gradient(target: Any, torch: Any, share: float) -> None:
+    from edgespec.export.training.draft import Draft
+
+    tokens, found = torch.from_numpy(TOKENS), list[Array]()
+    for recompute in (False, True):
+        learner = Draft(target, "kl", recompute, DraftShape(2, 32, 48, 2, 1, 16), share, seed=1)
+        learner(tokens, torch.tensor(LENGTHS), learner.states(tokens)).backward()
+        found.append(np.concatenate([numpy(each.grad).ravel() for each in learner.parameters()]))
+    assert np.abs(found[0]).max() > 0
+    np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
 def test_the_rate_rises_then_falls_by_half_a_cosine() -> None:
     from edgespec.export.training.loop import rate_at, total_steps
 
