@@ -21,6 +21,7 @@ FULL = 5.0  # most of a budget: what a text that stops paying can cost at once
 _LEAST = 0.5  # plain steps without which trying again is pointless
 AGAIN, LONGEST_AGAIN = 64, 4096  # rounds before another try; doubled while tries fail
 WINDOW = 64  # rounds that a gain is measured over
+TRIED = 1.0  # predicted speed from which a method is tried: it was predicted from another text
 PAYS = 1.01  # gain of late from which a method is kept
 
 
@@ -146,7 +147,7 @@ class Bandit:
 
     def best(self, besides: int | None = None) -> int | None:
         """The candidate to expect most of, of those that may be tried and are not expected to lose."""
-        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= 1]
+        ready = [at for at, arm in enumerate(self.each) if at != besides and self.ready(at) and arm.expected >= TRIED]
         return max(ready, key=lambda at: self.each[at].expected, default=None)
 
     def take(self, which: int | None) -> None:

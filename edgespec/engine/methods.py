@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
+from edgespec.control.bandit import TRIED
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
 from edgespec.errors import InvalidRequest
@@ -13,7 +14,6 @@ from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import EMITTED
 
-TRIED = 1.0  # predicted speed from which auto tries a method: it was predicted from another text
 LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from
 

@@ -22,7 +22,7 @@ Curve = Callable[[int], float]  # n -> v(n)
 # the target.
 ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
 ASSUMED_DRAFT = 0.05
-WORTH = 1.05  # predicted gain below which a drafting method is not picked unasked
+WORTH = 1.05  # predicted gain below which a plan does not pick a drafting method
 
 _WINDOW = 15  # latest timings of one pass size; their median is not moved by a pass that the system interrupted
 ENOUGH = 3  # timings before they count

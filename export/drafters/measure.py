@@ -19,7 +19,7 @@ from edgespec.drafters.kinds import entries_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.probe import HELPS, best_setting
+from edgespec.export.drafters.probe import HELPS, best_setting, streams
 from edgespec.export.drafters.readings import other_readings
 from edgespec.export.drafters.write import write_drafter
 from edgespec.export.measuring.acceptance import Acceptance
@@ -101,7 +101,7 @@ def measure_drafter(
         notes.append(f"the drafter can guess {len(drafter.tokens)} tokens, {covered:.0%} of those that the model wrote")
     better = best_setting(drafter, target, written, PROMPT) if drafter.method == EAGLE else ""
     if found.rates[0] < LEAST:
-        better = better or _better_reading(drafter, folder, part, slot, target, texts, threads)
+        better = better or _better_reading(drafter, folder, part, slot, target, texts, found.rates[0], threads)
         raise ExportError(
             f"the model accepts {found.rates[0]:.0%} of the drafter's first guesses: expected at least {LEAST:.0%}, "
             "more than a drafter of another model reaches",
@@ -156,15 +156,16 @@ def _better_reading(
     slot: Slot,
     target: Slot,
     texts: Sequence[Text],
+    known: float,
     threads: int | None,
 ) -> str:
     """What a checkpoint may have meant whose guesses are next to nothing, in words; "" = none of what is tried."""
-    known, shares = _accepted(target, slot, part, texts, 1).rates[0], {}
+    shares: dict[str, float] = {}
     for reading in other_readings(drafter, target.layers):
         read = texts
         if reading.tapped != drafter.tapped:
             read = [(text, _tapped(target, text, reading.tapped)) for text, _ in texts]
-        said = {name: getattr(drafter.arch, name) for name in reading.flags}
+        said = reading.said_by(drafter)
         try:
             vars(drafter.arch).update(reading.flags)
             if reading.flags:
@@ -188,11 +189,9 @@ def _share(
 
 
 def _tapped(target: Slot, text: Sequence[int], tapped: Sequence[int]) -> NDArray[np.float32]:
-    """The residual stream [tokens - 1, k * hidden] at these boundaries."""
-    tokens = np.array(text[:-1], np.int64)
-    target.follow([])
-    target.reserve(len(tokens))
-    return np.concatenate([target.forward_layers(tokens, 0, 0, at) for at in tapped], -1)
+    """What is tapped of a text at other boundaries, [tokens - 1, k * hidden]."""
+    found = streams(target, text[:-1], tapped)
+    return np.concatenate([found[at] for at in tapped], -1)
 
 
 def _remedy(drafter: Drafter) -> str:

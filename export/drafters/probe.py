@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import product
 
 import numpy as np
@@ -28,13 +28,14 @@ def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]],
         texts: written by the target.
         given: how many tokens of each it was given; guesses of those do not count.
     """
-    streams = [_streams(target, text, drafter.tapped) for text in texts]
+    wanted_at = {0} | {at + shift for at in drafter.tapped for shift in (-1, 0, 1) if 0 <= at + shift <= target.layers}
+    found_at = [streams(target, text, wanted_at) for text in texts]
     ends = np.concatenate([[number] * (len(text) - 2) for number, text in enumerate(texts)])  # [N]: which text's
     wanted = np.concatenate([np.asarray(text)[2:] for text in texts])  # [N]
     counted = np.concatenate([np.arange(2, len(text)) >= given for text in texts])  # [N]
 
     def rows(at: int, first: int) -> Array:  # [N, hidden]
-        return np.concatenate([found[at][first : len(found[at]) - 2 + first] for found in streams])
+        return np.concatenate([found[at][first : len(found[at]) - 2 + first] for found in found_at])
 
     shares: dict[tuple[int, bool, bool, int], float] = {}
     before = drafter.arch.settings.flag("norm_before_residual")
@@ -55,13 +56,12 @@ def best_setting(drafter: Drafter, target: Slot, texts: Sequence[Sequence[int]],
     return f"{shares[best]:.0%} would be right with {', '.join(words)} in its config.json"
 
 
-def _streams(target: Slot, text: Sequence[int], tapped: Sequence[int]) -> dict[int, Array]:
-    """The residual stream [T, hidden] after so many layers, around those that are tapped."""
-    wanted = {0} | {at + shift for at in tapped for shift in (-1, 0, 1) if 0 <= at + shift <= target.layers}
+def streams(target: Slot, text: Sequence[int], boundaries: Collection[int]) -> dict[int, Array]:
+    """The residual stream [T, hidden] after so many layers, by boundary; the slot is overwritten."""
     tokens = np.asarray(text, np.int64)
     target.follow([])
     target.reserve(len(text))
-    return {at: target.forward_layers(tokens, 0, 0, at) for at in sorted(wanted)}
+    return {at: target.forward_layers(tokens, 0, 0, at) for at in sorted(set(boundaries))}
 
 
 def _guesses(

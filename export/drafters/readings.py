@@ -29,6 +29,10 @@ class Reading:
     tapped: tuple[int, ...]
     flags: Mapping[str, bool] = field(default_factory=dict)
 
+    def said_by(self, drafter: Drafter) -> dict[str, bool]:
+        """The same attributes as the drafter was read."""
+        return {name: getattr(drafter.arch, name) for name in self.flags}
+
 
 def other_readings(drafter: Drafter, layers: int) -> list[Reading]:
     """What a checkpoint may have meant; none for EAGLE's, which ``probe.best_setting`` reads in numpy.
@@ -56,9 +60,4 @@ def other_readings(drafter: Drafter, layers: int) -> list[Reading]:
             if all(1 <= at <= layers for at in others):
                 ids = [at - 1 for at in others]  # of a list that counts outputs of layers
                 found.append(Reading(f"target_layer_ids: {ids} in its config.json", others))
-    return [each for each in found if (each.tapped, each.flags) != (tapped, _flags(drafter, each))]
-
-
-def _flags(drafter: Drafter, reading: Reading) -> dict[str, bool]:
-    """The same attributes as they are."""
-    return {name: getattr(drafter.arch, name) for name in reading.flags}
+    return [each for each in found if (each.tapped, each.flags) != (tapped, each.said_by(drafter))]

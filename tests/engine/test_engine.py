@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 import edgespec
+from edgespec.control.bandit import TRIED
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import BATCH, Settings
 from edgespec.engine.loading import load
-from edgespec.engine.methods import TRIED, choose_method
+from edgespec.engine.methods import choose_method
 from edgespec.engine.result import Chunk
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions

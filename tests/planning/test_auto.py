@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from edgespec.control.bandit import TRIED
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AUTO
-from edgespec.engine.methods import CANDIDATES, TRIED, choose_method
+from edgespec.engine.methods import CANDIDATES, choose_method
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import expected_tokens
 from edgespec.planning import expectations as auto

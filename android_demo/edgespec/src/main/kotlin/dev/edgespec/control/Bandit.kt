@@ -14,6 +14,7 @@ private const val LEAST = 0.5 // plain steps without which trying again is point
 private const val AGAIN = 64 // rounds before another try; doubled while tries fail
 private const val LONGEST_AGAIN = 4096
 private const val WINDOW = 64 // rounds that a gain is measured over
+internal const val TRIED = 1.0 // predicted speed from which a method is tried: it was predicted from another text
 internal const val PAYS = 1.01 // gain of late from which a method is kept
 
 /** A method to choose from: its predicted speed, what builds its drafter, whether it is cheap. */
@@ -100,7 +101,7 @@ class Bandit(val each: List<Arm>) {
 
     /** The candidate to expect most of, of those that may be tried and are not expected to lose. */
     fun best(besides: Int? = null): Int? =
-        each.indices.filter { it != besides && ready(it) && each[it].expected >= 1.0 }.maxByOrNull { each[it].expected }
+        each.indices.filter { it != besides && ready(it) && each[it].expected >= TRIED }.maxByOrNull { each[it].expected }
 
     /** Another one is in use from now on. */
     fun take(which: Int?) {

@@ -1,6 +1,7 @@
 package dev.edgespec.engine
 
 import dev.edgespec.InvalidRequest
+import dev.edgespec.control.TRIED
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.runtimes.ELSEWHERE
 import dev.edgespec.runtimes.METHODS
@@ -12,7 +13,6 @@ import java.util.Locale
 
 const val CHAIN = "chain" // several methods asked in turn: in every bundle
 const val AUTO = "auto" // the method of the best prediction, watched and changed while it decodes: in every bundle
-private const val TRIED = 1.0 // predicted speed from which auto tries a method: it was predicted from another text
 private const val CANDIDATES = 3 // most methods that auto chooses from
 
 /** A method picked for a request: its parameters, most guesses a round, and why this one. */
