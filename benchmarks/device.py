@@ -220,11 +220,14 @@ def _programs(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
         if here is None:
             raise DeviceError("no C++ compiler for this machine", "install one (c++), or name it in CXX")
         compiler = arguments.compiler or (here if arguments.here else _cross_compiler())
-        isas = host_isas() if arguments.here else tuple(isa for isa in ARM if knows(compiler, isa))
         _say(f"building with {compiler}: a minute or two")
         folder.mkdir(parents=True, exist_ok=True)
-        build(device.parent, compiler, isas, COMMON if arguments.here else (*COMMON, "-static"))
-        build(plain.parent, here, (), PLAIN)
+        try:
+            isas = host_isas() if arguments.here else tuple(isa for isa in ARM if knows(compiler, isa))
+            build(device.parent, compiler, isas, COMMON if arguments.here else (*COMMON, "-static"))
+            build(plain.parent, here, (), PLAIN)
+        except (AssertionError, OSError) as error:  # what the compiler says, or that there is none
+            raise DeviceError(str(error).strip()[:1000], f"expected C++17 of {compiler} and of {here}") from None
     return device, plain
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -283,6 +284,10 @@ def test_what_a_device_needs_is_named(device: Callable[..., str], program: Progr
     monkeypatch.setattr(sys, "argv", ["device", "--command", "/bin/sh", "--folder", str(tmp_path)])
     with pytest.raises(SystemExit, match="expected aarch64-linux-android26-clang"):
         main()
+    for compiler in ("/nowhere/c++", shutil.which("false", path="/bin:/usr/bin")):
+        monkeypatch.setattr(sys, "argv", ["device", "--command", "/bin/sh", "--compiler", str(compiler)])
+        with pytest.raises(SystemExit, match=f"expected C[+][+]17 of {re.escape(str(compiler))}"):
+            main()
     for wrong in (("--rows", "0"), ("--rows", "129"), ("--shape", "64"), ("--turns", "x")):
         monkeypatch.setattr(sys, "argv", ["device", *wrong])
         with pytest.raises(SystemExit, match="2"):
