@@ -182,10 +182,13 @@ def test_memory(text: Callable[..., str], native_bundle: Path) -> None:
 
 
 def test_methods(figures: Run, small: Path) -> None:
-    found = figures("methods", small, "--method", "ngram", "--gamma", 2, "--new", 6, "--repeats", 1, "--threads", 1)
-    assert set(found["runs"]) == {"int4 plain", "int4 ngram", "int4 ngram gamma 2"}
+    asked = ("--method", "ngram", "--gamma", 2, "--run", "speculative:gamma=2:branch=2")
+    found = figures("methods", small, *asked, "--new", 6, "--repeats", 1, "--threads", 1)
+    tree = "int4 speculative:gamma=2:branch=2"
+    assert set(found["runs"]) == {"int4 plain", "int4 ngram", "int4 ngram gamma 2", tree}
     for run in found["runs"].values():
-        assert set(run) == {"ms_per_token", "speedup", "tokens_per_round", "acceptance_rate"}
+        assert set(run) == {"ms_per_token", "speedup", "tokens_per_round", "acceptance_rate", "same_text", "texts"}
+        assert run["same_text"] == run["texts"] > 0
     assert found["baseline"] == "int4 plain"
     assert found["runs"]["int4 plain"]["tokens_per_round"] == 1
 
