@@ -36,7 +36,7 @@ from edgespec.export.mixing.mixer import Mix, Mixer
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions
-from edgespec.export.planning.plan import describe_export
+from edgespec.export.planning.plan import describe_export, paying_rows
 from edgespec.export.quantization.calibration_text import (
     MEASURED_TOKENS,
     MIN_TOKENS,
@@ -49,7 +49,7 @@ from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
-from edgespec.planning.speed.cut import first_ids, paying_size
+from edgespec.planning.speed.cut import first_ids
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
@@ -145,7 +145,7 @@ class Exporter:
         """Leave a draft the tokens that were asked for, or as many as pay."""
         size = self.options.draft_vocab
         if size is None and isinstance(self.target, EmittedModel) and isinstance(self.draft, EmittedModel):
-            size = paying_size(self.target.facts, self.draft.facts, first_ids(self.codec.encode(self.text)))
+            size = paying_rows(self.target.arch, self.draft.arch, first_ids(self.codec.encode(self.text)))
         if self.draft is not None and size:
             scored = self._frequent(size, self.draft, "--draft-vocab")
             assert scored is not None
@@ -158,7 +158,7 @@ class Exporter:
             return
         own = self.drafter.method == EAGLE  # its LM head is its own
         if size is None and not own:
-            size = paying_size(facts, self.drafter.arch.facts, first_ids(self.codec.encode(self.text)))
+            size = paying_rows(self.target.arch, self.drafter.arch, first_ids(self.codec.encode(self.text)))
         if size == 0 and own and self.drafter.tokens is not None:
             size = facts.vocab
         if size and (tokens := self._frequent(size, self.target, "--draft-vocab")) is not None:

@@ -37,11 +37,11 @@ from edgespec.export.planning.heads import (
     planned_heads,
 )
 from edgespec.export.planning.model import PlannedModel
+from edgespec.export.planning.plan import paying_rows
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.export.storage.layout import TABLES
 from edgespec.export.tokenizers.facts import PADDING
-from edgespec.planning.speed.cut import paying_size
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT
 from edgespec.runtimes.files.manifest import (
@@ -122,6 +122,7 @@ def planned_bundle(
         rows: int | None = None
         if EAGLE in wanted:
             its_own, tapped = assumed_drafter(arch)
+            rows = draft_vocab or None  # its LM head is its own: what it cannot guess it was not trained for
             assumed.append("a drafter as `edgespec train eagle` makes it: it is not trained yet")
         else:
             if ASSISTANT in wanted:
@@ -132,7 +133,7 @@ def planned_bundle(
                 assumed.append("a drafter of 5 layers like the model's, as published ones have")
             else:
                 its_own, tapped = planned_mtp(arch), (arch.facts.layers,)
-            rows = paying_size(arch.facts, its_own.facts) if draft_vocab is None else draft_vocab or None
+            rows = paying_rows(arch, its_own) if draft_vocab is None else draft_vocab or None
         drafter = PlannedModel(its_own, replace(choice, head=choice.drafter_head), layout, (), rows, "drafter/")
         drafter.as_draft()
         files |= drafter.files()
@@ -145,7 +146,7 @@ def planned_bundle(
     other: PlannedModel | None = None
     if speculative is not None:
         small = _draft(draft, arch, assumed)
-        cut = paying_size(arch.facts, small.facts) if draft_vocab is None else draft_vocab or None
+        cut = paying_rows(arch, small) if draft_vocab is None else draft_vocab or None
         other = PlannedModel(small, choice, layout, devices, cut, "draft/")
         other.as_draft()
         other.for_devices(None)

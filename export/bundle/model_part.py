@@ -136,6 +136,11 @@ def stock_graphs(arch: Architecture, gated: bool, draft: bool, hidden: bool, pre
     return {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
 
 
+def counted(arch: Architecture) -> ModelFacts:
+    """The facts of a model with its parameters."""
+    return arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
+
+
 def model_part(
     arch: Architecture,
     form: Format,
@@ -151,9 +156,11 @@ def model_part(
     embedding: Format | None = None,
 ) -> ModelPart:
     """The entry of a model; see ``write_model`` for the arguments, ``stock_graphs`` for ``graphs``."""
-    facts = arch.facts.model_copy(update={"parameters": sum(prod(shape) for shape in arch.tensors.values())})
-    decoder = None
+    facts, decoder = counted(arch), None
     if arch.drafts:
+        if head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
+            less = prod(arch.tensors[arch.head.weight]) - head_vocab.size * facts.hidden
+            facts = facts.model_copy(update={"parameters": facts.parameters - less})
         decoder = DecoderPart(kind=arch.drafts, columns=arch.given, block=arch.block, mask=arch.mask,
                               reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from edgespec.export.architectures import Architecture
+from edgespec.export.bundle.model_part import counted
 from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.storage.plans import storage_plans
+from edgespec.planning.speed.cut import TYPICAL, paying_size
 from edgespec.runtimes.files.manifest import Format, Layout
 from edgespec.runtimes.files.operators import WantedOperators
 
@@ -33,6 +36,13 @@ def model_bytes(arch: Architecture, choice: WeightChoice, layout: Layout, plan: 
 
     alone = size(plan if plan is None or plan.only else None)
     return alone, size(plan) - alone
+
+
+def paying_rows(
+    target: Architecture, draft: Architecture, coverage: Callable[[int], float] = TYPICAL.__getitem__
+) -> int | None:
+    """As many rows of a draft's or drafter's LM head as pay (``paying_size``)."""
+    return paying_size(counted(target), counted(draft), coverage, draft.drafts)
 
 
 def describe_export(

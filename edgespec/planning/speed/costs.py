@@ -13,21 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from edgespec.drafters.registry import AR, DFLASH, EAGLE, METHODS
+from edgespec.drafters.registry import AR, METHODS
 from edgespec.planning.profile.record import Profile, manifest_hash
 from edgespec.planning.speed.curves import CURVES, STOCK_STEP, STRICT
 from edgespec.planning.speed.passes import PassTimes, Points, line, rising
+from edgespec.planning.speed.steps import step_bytes, token_bytes
 from edgespec.planning.speed.traffic import (
     attention_bytes,
     exit_share,
     kept_share,
     kv_token_bytes,
-    layer_size,
     layer_weights,
     look_bytes,
     read_bytes,
     verify_curve,
-    weight_size,
 )
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
@@ -36,7 +35,6 @@ from edgespec.runtimes.options import RunOptions
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
 # nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)
 CONTROL = 0.022
-FIRST_ROWS = 3  # of a drafter's first step: the pending token and two accepted guesses
 Step = tuple[str, bool]  # method; whether it is a round's first
 EXPORT_DEPTH = 512  # tokens before the passes that an export times, where it does not say
 
@@ -309,17 +307,9 @@ def _draft_bytes(manifest: Manifest, use: RunOptions, step: Step) -> tuple[float
     if needs in ("draft", "drafter"):
         if (draft := manifest.beside(needs)) is None:  # a twentieth of the target (cost.ASSUMED_DRAFT)
             return weights / 20, kv / 20
-        own = float(read_bytes(draft, how))
-        if (decoder := draft.decoder) is not None and decoder.kind in (EAGLE, DFLASH):  # what fuses taps
-            fuse = (decoder.columns - draft.facts.hidden) * draft.facts.hidden
-            own -= fuse * layer_size(draft, how)
-        else:
-            fuse = 0
-        if decoder is not None and first:
-            v = rising(CURVES[how][draft.format])
-            own *= line(v, decoder.block or (1 if decoder.reads else FIRST_ROWS))
-            own += fuse * weight_size(draft.head_format or draft.format, how) * line(v, FIRST_ROWS)
-        return own, kv_token_bytes(draft, how)
+        if draft.decoder is not None:
+            return step_bytes(draft, first, how), token_bytes(draft, target, how, use.attention)
+        return float(read_bytes(draft, how)), kv_token_bytes(draft, how)
     if needs == "layers":
         layers = range(target.facts.layers)
         half = SkipSetPart(attention=list(layers)[1::2], mlp=list(layers)[1::2])

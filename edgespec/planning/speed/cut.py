@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from edgespec.drafters.registry import DFLASH
 from edgespec.formulas.cost import WORTH, CostModel, speedup
-from edgespec.planning.speed.traffic import layer_weights
-from edgespec.runtimes.files.manifest import ModelFacts, ModelPart
+from edgespec.planning.speed.traffic import pass_weights
+from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts, ModelPart
 
 # Rows of a cut head -> share of a text's tokens among so many first ids of a byte-level BPE tokenizer: GPT-2's on the
 # answers of a 7B chat model.  Assumed where no text is at hand.
@@ -22,20 +23,28 @@ LONGEST = 8  # guesses a round
 
 
 def paying_size(
-    target: ModelFacts, draft: ModelFacts, coverage: Callable[[int], float] = TYPICAL.__getitem__
+    target: ModelFacts,
+    draft: ModelFacts,
+    coverage: Callable[[int], float] = TYPICAL.__getitem__,
+    kind: DrafterKind | None = None,
 ) -> int | None:
     """Rows of the draft's LM head; None = the whole vocabulary.
 
     Args:
-        target, draft: sizes of the models, in the same format.
+        target, draft: sizes of the models, in the same format, with all their parameters counted.
         coverage: size -> share of the target's tokens that are among them.
+        kind: of a drafter conditioned on the target; None = a model of its own.
     """
-    whole = layer_weights(target) + target.vocab * target.hidden
+    whole = pass_weights(target) + target.vocab * target.hidden
+    layers = pass_weights(draft, own=None if kind is None else draft.vocab * draft.hidden)
     v = CostModel().v
 
     def gain(size: int, share: float) -> float:
-        c = (layer_weights(draft) + size * draft.hidden) / whole
-        return max(speedup(ACCEPTED * share, gamma, c, v) for gamma in range(1, LONGEST + 1))
+        c = (layers + size * draft.hidden) / whole
+        lengths = range(1, LONGEST + 1)
+        if kind == DFLASH:  # one pass over a row for each guess, and one more
+            return max(speedup(ACCEPTED * share, gamma, c * v(gamma + 1) / gamma, v) for gamma in lengths)
+        return max(speedup(ACCEPTED * share, gamma, c, v) for gamma in lengths)
 
     gains = {size: gain(size, coverage(size)) for size in TYPICAL if 2 * size <= draft.vocab}
     best = max(gains, key=gains.__getitem__, default=None)

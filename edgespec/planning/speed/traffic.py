@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from edgespec.drafters.registry import ASSISTANT, MTP
 from edgespec.planning.memory.weights import group_bytes, matrix_bytes
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.kv import ATTENTION, BLOCK
@@ -35,12 +36,34 @@ def head_weights(part: ModelPart) -> int:
     return rows * facts.hidden
 
 
-def layer_weights(facts: ModelFacts) -> int:
-    """Weights of all layers, embeddings and LM head apart."""
+def layer_weights(facts: ModelFacts, own: int | None = None) -> int:
+    """Weights of all layers, embeddings and LM head apart.
+
+    Args:
+        facts: of a model, or of a drafter conditioned on one.
+        own: weights of the LM head of a drafter, which has no embedding; None = of a model.
+    """
     outside = facts.vocab * (facts.hidden * (1 if facts.tied else 2) + facts.layers * facts.layer_embedding)
+    if own is not None:
+        outside = own
     if facts.parameters > outside:
         return facts.parameters - outside
     return facts.layers * (_attention_weights(facts) + 3 * facts.hidden * facts.intermediate)
+
+
+def pass_weights(facts: ModelFacts, rows: float = 1.0, own: int | None = None) -> float:
+    """Those of them that a pass over so many rows reads: of experts the chosen ones."""
+    every, read = expert_weights(facts, rows)
+    return layer_weights(facts, own) - every + read
+
+
+def fuse_weights(part: ModelPart) -> int:
+    """Weights of the matrix by which a drafter takes in the target's hidden states; it has the format of LM heads."""
+    decoder, hidden = part.decoder, part.facts.hidden
+    if decoder is None:
+        return 0
+    joined = decoder.kind in (MTP, ASSISTANT)  # the embedding goes through it, too
+    return (decoder.columns - (0 if joined else hidden)) * hidden
 
 
 def expert_weights(facts: ModelFacts, rows: float) -> tuple[float, float]:
@@ -71,10 +94,14 @@ def verify_curve(part: ModelPart, rows: float, operators: Operators, v: Callable
 
 
 def read_bytes(part: ModelPart, operators: Operators, rows: float = 1.0) -> int:
-    """Bytes of weights that a pass reads: of experts those chosen, of an embedding of its own only rows."""
-    every, read = expert_weights(part.facts, rows)
+    """Bytes of weights that a pass reads: of experts those chosen, of an embedding of its own only rows.
+
+    Of a drafter all matrices, of which not every step reads each (``steps.step_bytes``).
+    """
     rest, head = layer_size(part, operators), weight_size(part.head_format or part.format, operators)
-    return round((layer_weights(part.facts) - every + read) * rest + head_weights(part) * head)
+    own, fuse = head_weights(part), fuse_weights(part)
+    layers = pass_weights(part.facts, rows, own if part.decoder else None)
+    return round((layers - fuse) * rest + (own + fuse) * head)
 
 
 def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention | None = None) -> int:

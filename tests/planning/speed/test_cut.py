@@ -13,8 +13,9 @@ from edgespec.export.emitted import EmittedModel
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
+from edgespec.formulas.cost import CostModel
 from edgespec.planning.speed.cut import TYPICAL, first_ids, paying_size, typical_share
-from edgespec.runtimes.files.manifest import ModelFacts
+from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 from tests.conftest import write_large
 from tests.support import hf
 
@@ -50,6 +51,47 @@ def test_the_size_weighs_what_a_guess_costs_against_what_is_never_guessed(
     assert paying_size(target, draft, lambda size: 0.3) is None
     small = draft.model_copy(update={"vocab": 2 * min(TYPICAL) - 1})
     assert paying_size(target, small, lambda size: 1.0) is None
+
+
+@pytest.mark.parametrize("kind", ["mtp", "eagle", "assistant"])
+def test_a_drafter_has_no_embedding(facts: tuple[ModelFacts, ModelFacts], kind: DrafterKind) -> None:
+    """It is cut as a model with as many weights beside an embedding is."""
+    target, draft = facts
+    outside = draft.vocab * draft.hidden
+    for layers in (outside // 4, outside, 4 * outside, 16 * outside):
+        drafter = draft.model_copy(update={"tied": False, "parameters": layers + outside})
+        model = draft.model_copy(update={"tied": False, "parameters": layers + 2 * outside})
+        for share in (0.5, 0.8, 0.95):
+            covered = {size: share + (1 - share) * i / len(TYPICAL) for i, size in enumerate(TYPICAL)}.__getitem__
+            assert paying_size(target, drafter, covered, kind) == paying_size(target, model, covered)
+    small, large = (draft.model_copy(update={"tied": False, "parameters": n * outside}) for n in (2, 100))
+    assert paying_size(target, small, lambda size: 0.95, kind) is not None
+    assert paying_size(target, large, lambda size: 0.95, kind) is None  # next to such layers no head is large
+
+
+@pytest.mark.parametrize("layers", [10**6, 10**7, 3 * 10**7])
+@pytest.mark.parametrize("kind", ["dflash", "mtp"])
+def test_a_block_reads_its_layers_once_a_round(
+    facts: tuple[ModelFacts, ModelFacts], kind: DrafterKind, layers: int
+) -> None:
+    """A chain reads them for each guess."""
+    whole, head = 3 * 10**7, facts[1].vocab * facts[1].hidden
+    target = facts[0].model_copy(update={"parameters": whole + facts[0].vocab * facts[0].hidden})
+    drafter = facts[1].model_copy(update={"parameters": layers + head})
+    v, step = CostModel().v, whole + facts[0].vocab * facts[0].hidden
+
+    def best(rows: int, share: float) -> float:
+        """Tokens of a round over its time, at the best number of guesses."""
+        a, read = 0.7 * share, (layers + rows * drafter.hidden) / step
+        found = []
+        for guesses in range(1, 9):
+            tokens = sum(a**i for i in range(guesses + 1))
+            found.append(tokens / (v(guesses + 1) + read * (v(guesses + 1) if kind == "dflash" else guesses)))
+        return max(found)
+
+    gains = {rows: best(rows, 0.9) for rows in TYPICAL if 2 * rows <= drafter.vocab}
+    wanted = min(gains) if gains[min(gains)] > 1.05 * best(drafter.vocab, 1.0) else None
+    assert paying_size(target, drafter, lambda size: 0.9, kind) == wanted
 
 
 def test_first_ids_cover_a_text() -> None:

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import fields
-from pathlib import Path
 from typing import Any
 
 import onnxruntime
 import pytest
 
-from benchmarks.shapes import SHAPES
 from edgespec.drafters import priors
 from edgespec.drafters.registry import METHODS
 from edgespec.errors import InvalidRequest
-from edgespec.export.planned import planned_bundle
 from edgespec.planning.profile.record import Profile
-from edgespec.planning.speed.costs import CONTROL, FIRST_ROWS, assumed
+from edgespec.planning.speed.costs import CONTROL
 from edgespec.planning.speed.curves import CURVES, STRICT
 from edgespec.planning.speed.gains import Guessing, best_gain
 from edgespec.planning.speed.passes import line, rising
@@ -25,7 +21,6 @@ from edgespec.planning.speed.traffic import (
     kv_token_bytes,
     layer_weights,
     read_bytes,
-    weight_size,
 )
 from edgespec.runtimes.files.manifest import FORMATS, HeadGroup, Manifest, MethodPart
 from edgespec.runtimes.options import RunOptions
@@ -112,24 +107,6 @@ def test_a_rounds_first_step_counts_for_itself() -> None:
     assert time(profile(found, drafts=drafts)) == pytest.approx(3 * 0.1)
     assert time(profile(both), both) == pytest.approx(0.3 + 2 * 0.1)  # the export's 0.1 and 0.3
     assert time(profile(both, drafts=drafts), both) == pytest.approx(3 * 0.1)  # what was measured here, alone
-
-
-@pytest.mark.parametrize("method, taps", [("eagle", 3), ("dflash", 5)])
-def test_a_drafters_steps_by_its_bytes(tmp_path: Path, method: str, taps: int) -> None:
-    """A first step reads the matrix that fuses what was tapped, and has several rows; a further one has neither."""
-    (tmp_path / "config.json").write_text(json.dumps(SHAPES["llama-3.2-1b"]), "utf-8")
-    found = planned_bundle(tmp_path, methods=[method])
-    drafter = found.drafter
-    assert drafter is not None
-    assert drafter.decoder is not None
-    costs = assumed(found, RunOptions(method, "native", 1024), 0)  # the unit is a byte's time
-    fuse, v = taps * drafter.facts.hidden**2, rising(CURVES["native"][drafter.format])
-    further = read_bytes(drafter, "native") - fuse * weight_size(drafter.format, "native")
-    assert costs.step_ms(method, False) == pytest.approx(further)
-    fused = fuse * weight_size(drafter.head_format or drafter.format, "native") * line(v, FIRST_ROWS)
-    rows = drafter.decoder.block or FIRST_ROWS
-    assert costs.step_ms(method, True) == pytest.approx(further * line(v, rows) + fused)
-    assert costs.c(method, first=True) > costs.c(method) > 0
 
 
 def test_a_trial_is_trusted_most() -> None:
