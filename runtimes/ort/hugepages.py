@@ -19,7 +19,8 @@ _HUGE = 2 << 20
 _SMALLEST = 4 << 20  # pieces below this hold no weights worth the call
 _RESIDENT = 0.9  # collapsing fills holes: memory that is reserved but not used must stay so
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
-_HEADER = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 ")
+_MAPPING = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) rw-p 0+ 00:00 0 ", re.M)
+_RSS = re.compile(_MAPPING.pattern + r".*\n(?:(?!Rss)\w+: .*\n)*Rss: +(\d+) kB$", re.M)
 
 
 Span = tuple[int, int]  # addresses: first byte, and the one after the last
@@ -31,12 +32,15 @@ def huge_pages() -> Iterator[None]:
     if sys.platform != "linux" or os.environ.get("EDGESPEC_HUGE_PAGES") == "0":
         yield
         return
-    before = [span for span, _ in _anonymous()]
+    before = _anonymous()
     yield
+    # resident bytes take the kernel a walk over all memory: asked for only where something large is new
+    if not new_spans([(span, span[1] - span[0]) for span in _anonymous()], before):
+        return
     with suppress(OSError, AttributeError):  # no /proc, no madvise: a sandbox or another C library
         madvise = ctypes.CDLL(None, use_errno=True).madvise
         madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-        for start, end in new_spans(list(_anonymous()), before):
+        for start, end in new_spans(_resident(), before):
             first, last = -(-start // _HUGE) * _HUGE, end // _HUGE * _HUGE
             if last > first and madvise(first, last - first, _MADV_HUGEPAGE) == 0:
                 madvise(first, last - first, _MADV_COLLAPSE)
@@ -61,17 +65,14 @@ def new_spans(now: Sequence[tuple[Span, int]], before: Sequence[Span]) -> list[S
     return [(start, end) for start, end in found if end - start >= _SMALLEST]
 
 
-def _anonymous() -> Iterator[tuple[Span, int]]:
-    """Anonymous writable mappings and their resident bytes; none where the system does not tell."""
-    span: Span | None = None
-    try:
-        lines = Path("/proc/self/smaps").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        if found := _HEADER.match(line):
-            span = int(found[1], 16), int(found[2], 16)
-        elif "-" in line.split(" ", 1)[0]:
-            span = None  # the header of another kind of mapping
-        elif span and line.startswith("Rss:"):
-            yield span, int(line.split()[1]) * 1024
+def _anonymous() -> list[Span]:
+    """Anonymous writable mappings; none where the system does not tell."""
+    with suppress(OSError):
+        return [(int(one[1], 16), int(one[2], 16)) for one in _MAPPING.finditer(Path("/proc/self/maps").read_text())]
+    return []
+
+
+def _resident() -> list[tuple[Span, int]]:
+    """The same with their resident bytes."""
+    found = _RSS.finditer(Path("/proc/self/smaps").read_text())
+    return [((int(one[1], 16), int(one[2], 16)), int(one[3]) * 1024) for one in found]
