@@ -37,6 +37,7 @@ from tests.support.selftest import COMMON, PLAIN, build, host_compiler, host_isa
 
 ARM = ("isa_neon", "isa_i8mm")
 MOST = 128  # rows of a pass; threads
+_FORMATS = {"q4": "int4", "q4x64": "int4-64", "q8": "int8"}  # by what the program calls their matrices
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,7 @@ def _shares(one: dict[str, Any]) -> dict[str, Any]:
             least = max(form["bytes"] / one["read_gb_s"], products / one["dots_gmac_s"]) / 1e6  # ms
             rows[row] = {"ms": round(ms, 3), "gmac_s": round(products / ms / 1e6, 2), "v": round(ms / first, 2),
                          "share_of_roofs": round(least / ms, 3)}  # fmt: skip
-        formats[{"q4": "int4", "q8": "int8"}[name]] = {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
+        formats[_FORMATS[name]] = {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
     return {"read_gb_s": round(one["read_gb_s"], 2), "dots_gmac_s": round(one["dots_gmac_s"], 1)} | formats
 
 
@@ -187,7 +188,7 @@ def _table(found: dict[str, Any]) -> str:
         ]
         for threads, one in about.get("threads", {}).items():
             lines.append(f"  {threads} threads: memory {one['read_gb_s']} GB/s, products {one['dots_gmac_s']} GMAC/s")
-            for form in ("int4", "int8"):
+            for form in _FORMATS.values():
                 lines.append(f"    {form}, {one[form]['mb']} MB      ms  GMAC/s  v(rows)  of the roofs")
                 for row, cell in one[form]["rows"].items():
                     lines.append(f"    {row:>4} rows {cell['ms']:11.2f} {cell['gmac_s']:7.1f} {cell['v']:8.2f} "

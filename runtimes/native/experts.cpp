@@ -112,8 +112,8 @@ void Pass::experts(const Step& s, int chunk) {
   if (mixing_ == 2) {
     const Piece& piece = pieces_[chunk];
     for (int i = 0; i < piece.count; ++i)
-      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, blocks_of(s.n), s.kind == kC8,
-                  acts + size_t(piece.first) * blocks_of(s.n) + i, piece.count);
+      k_.quantize(mid + size_t(piece.first + i) * s.n, s.n, s.kind, acts + size_t(piece.first) * blocks_of(s.n) + i,
+                  piece.count);
     return;
   }
   if (mixing_ == 4) {

@@ -18,8 +18,8 @@ namespace {
 // Rows of one block of nibbles.  Products of a whole block, at most 16 * 15 * 127 a lane, add up in 16 bits.  A block
 // is taken in two parts, whose weights stay in 8 registers while the rows pass by: a broadcast load serves both halves
 // of the tile.  For one row the parts would only cost stores.
-template <int Parts>
-EDGESPEC_INLINE void block_q4(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]) {
+template <int Parts, class Put>
+EDGESPEC_INLINE void block_q4(const uint8_t* q, const Act* a, int rows, Put put) {
   constexpr int kVectors = 4 / Parts;
   __m256i sums[kRowGroup][2];
 #pragma GCC unroll 2
@@ -52,18 +52,25 @@ EDGESPEC_INLINE void block_q4(const uint8_t* q, const Act* a, int rows, const __
         continue;
       }
       const __m256i offset = _mm256_set1_epi32(a[r].offset);
-      const __m256 scale = _mm256_set1_ps(a[r].scale);
-      acc[r][0] = finish(_mm256_add_epi32(widen(sum[0]), offset), scales[0], scale, acc[r][0]);
-      acc[r][1] = finish(_mm256_add_epi32(widen(sum[1]), offset), scales[1], scale, acc[r][1]);
+      put(r, {_mm256_add_epi32(widen(sum[0]), offset), _mm256_add_epi32(widen(sum[1]), offset)});
     }
   }
+}
+
+template <class Put>
+EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put put) {
+  if (rows == 1) return block_q4<1>(q, a, 1, put);
+  block_q4<2>(q, a, rows, put);
 }
 
 template <>
 EDGESPEC_INLINE void block_rows<true>(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2],
                                       __m256 (*acc)[2]) {
-  if (rows == 1) return block_q4<1>(q, a, 1, scales, acc);
-  block_q4<2>(q, a, rows, scales, acc);
+  block_sums(q, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+    const __m256 scale = _mm256_set1_ps(a[r].scale);
+    acc[r][0] = finish(sum[0], scales[0], scale, acc[r][0]);
+    acc[r][1] = finish(sum[1], scales[1], scale, acc[r][1]);
+  });
 }
 
 // Rows of half a block of bytes and half a tile: put(r, sums).  Bytes are multiplied as two nibbles, so that nothing

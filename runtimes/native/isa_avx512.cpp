@@ -33,15 +33,20 @@ inline __m512i offset(const Act& a) {
 }
 
 // N rows of one block: their chains of dot products run side by side, which hides the instruction's latency.
+template <int N>
+inline __attribute__((always_inline)) void block_sums(const __m512i (&v)[8], const Act* a, __m512i (&c)[N]) {
+#pragma GCC unroll 8
+  for (int j = 0; j < 8; ++j)
+#pragma GCC unroll 4
+    for (int r = 0; r < N; ++r) multiply_add(c[r], v[j], a[r].q + 4 * j);
+}
+
 template <int N, bool Four>
 inline __attribute__((always_inline)) void block_rows(const __m512i (&v)[8], const Act* a, __m512 scales, __m512* acc) {
   __m512i c[N];
 #pragma GCC unroll 4
   for (int r = 0; r < N; ++r) c[r] = offset<Four>(a[r]);
-#pragma GCC unroll 8
-  for (int j = 0; j < 8; ++j)
-#pragma GCC unroll 4
-    for (int r = 0; r < N; ++r) multiply_add(c[r], v[j], a[r].q + 4 * j);
+  block_sums<N>(v, a, c);
 #pragma GCC unroll 4
   for (int r = 0; r < N; ++r)
     acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(c[r]), _mm512_mul_ps(scales, _mm512_set1_ps(a[r].scale)), acc[r]);
@@ -76,6 +81,56 @@ void linear_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld
       if constexpr (R % 4 != 0) block_rows<R % 4, Four>(v, a + kQuads, scales, acc + kQuads);
     }
     w += 64 + 128 * kVectors;
+  }
+  for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(y + r * ld, columns, acc[r]);
+}
+
+// Rows of one half of a pair whose scale both share.  The sums of the first half wait in memory: registers hold all
+// rows' results, and a load takes the place of the offset's.
+template <int N, bool Second>
+inline __attribute__((always_inline)) void half_rows(const __m512i (&v)[8], const Act* a, __m512 scales, __m512i* sums,
+                                                     __m512* acc) {
+  __m512i c[N];
+#pragma GCC unroll 4
+  for (int r = 0; r < N; ++r) c[r] = Second ? sums[r] : offset<true>(a[r]);
+  block_sums<N>(v, a, c);
+#pragma GCC unroll 4
+  for (int r = 0; r < N; ++r) {
+    if constexpr (Second)
+      acc[r] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(c[r]), _mm512_mul_ps(scales, _mm512_set1_ps(a[r].scale)), acc[r]);
+    else
+      _mm512_store_si512(sums + r, c[r]);
+  }
+}
+
+template <int R, bool Second>
+inline __attribute__((always_inline)) void half_pair(const uint8_t* q, const Act* a, __m512 scales, __m512i* sums,
+                                                     __m512* acc) {
+  constexpr int kQuads = R / 4 * 4;
+  const __m512i low = _mm512_set1_epi8(15);
+  __m512i v[8];
+#pragma GCC unroll 4
+  for (int j = 0; j < 4; ++j) {
+    _mm_prefetch(reinterpret_cast<const char*>(q + j * 64 + kAhead), _MM_HINT_T0);
+    const __m512i x = _mm512_loadu_si512(q + j * 64);
+    v[j] = _mm512_and_si512(x, low);
+    v[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kQuads; r += 4) half_rows<4, Second>(v, a + r, scales, sums + r, acc + r);
+  if constexpr (R % 4 != 0) half_rows<R % 4, Second>(v, a + kQuads, scales, sums + kQuads, acc + kQuads);
+}
+
+template <int R>
+void pair_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
+  __m512 acc[R];
+  for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
+  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R, w += 544) {
+    const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)));
+    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T0);
+    __m512i sums[R];
+    half_pair<R, false>(w + 32, a, scales, sums, acc);
+    half_pair<R, true>(w + 288, a + R, scales, sums, acc);
   }
   for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(y + r * ld, columns, acc[r]);
 }
@@ -130,9 +185,11 @@ using Rows = void (*)(const uint8_t*, int, const Act*, float*, size_t, __mmask16
   {nullptr, f(1), f(2), f(3), f(4), f(5), f(6), f(7), f(8), f(9), f(10), f(11), f(12), f(13), f(14), f(15), f(16)}
 #define EDGESPEC_Q4(r) linear_rows<true, r>
 #define EDGESPEC_Q8(r) linear_rows<false, r>
+#define EDGESPEC_Q4X64(r) pair_rows<r>
 #define EDGESPEC_C8(r) channel_rows<r>
 constexpr Rows kQ4Rows[] = EDGESPEC_ROWS(EDGESPEC_Q4);
 constexpr Rows kQ8Rows[] = EDGESPEC_ROWS(EDGESPEC_Q8);
+constexpr Rows kQ4x64Rows[] = EDGESPEC_ROWS(EDGESPEC_Q4X64);
 constexpr Rows kC8Rows[] = EDGESPEC_ROWS(EDGESPEC_C8);
 
 void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
@@ -140,6 +197,9 @@ void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_
 }
 void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   kQ8Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
+}
+void linear_q4x64(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  kQ4x64Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));
 }
 void linear_c8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   kC8Rows[rows](t, blocks_of(k), static_cast<const Act*>(a), y, ld, first(columns));

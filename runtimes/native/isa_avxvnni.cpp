@@ -70,6 +70,11 @@ EDGESPEC_INLINE void whole_block(const uint8_t* q, const Act* a, int rows, Put p
   }
 }
 
+template <class Put>
+EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put put) {
+  whole_block<true>(q, a, rows, put);
+}
+
 template <bool Four>
 EDGESPEC_INLINE void block_rows(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]) {
   whole_block<Four>(q, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {

@@ -244,6 +244,27 @@ void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_
   linear_blocks<kQ8>(t, k, a, rows, y, ld, columns);
 }
 
+// The sum of a pair is whole before it is scaled.
+void linear_q4x64(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
+  const Act* a = static_cast<const Act*>(act);
+  for (int r = 0; r < rows; ++r) {
+    F acc = fset(0.f);
+    for (int pair = 0; pair < blocks_of(k) / 2; ++pair) {
+      const uint8_t* w = tile + size_t(pair) * 544;
+      const Act* x = a + size_t(pair) * 2 * rows + r;
+      I sum = iset(x->offset);
+      for (int half = 0; half < 2; ++half)
+        for (int j = 0; j < 4; ++j) {
+          const B v = bload(w + 32 + half * 256 + j * 64);
+          const int8_t* q = x[half * rows].q + j * 4;
+          sum = dot_u8(dot_u8(sum, blow(v), q), bhigh(v), q + 16);
+        }
+      acc = fma(itof(sum), fmul(fload_half(reinterpret_cast<const uint16_t*>(w)), fset(x->scale)), acc);
+    }
+    put(acc, y + r * ld, columns);
+  }
+}
+
 void linear_c8(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns) {
   const Act* a = static_cast<const Act*>(act);
   const int blocks = blocks_of(k);

@@ -23,12 +23,14 @@ struct Query {
 struct Kernels {
   const char* name;
   // y[r][0..columns) of rows r < rows <= 16 for one tile; columns <= 16.
-  void (*linear[4])(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
-  // Root-mean-square norm (weight null: none), to float32 or to quantized blocks (stride: records from block to block).
+  void (*linear[kProducts])(const uint8_t* tile, int k, const void* act, int rows, float* y, size_t ld, int columns);
+  // Root-mean-square norm (weight null: none), to float32 or to blocks quantized for a matrix of this kind (stride:
+  // records from block to block).
   void (*norm)(const float* x, int k, const float* weight, float eps, float* y);
   void (*center)(const float* x, int k, float* y);  // x less its mean: what makes the norm of y a layer norm
-  void (*quantize)(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride);
-  void (*quantize_blocks)(const float* x, int rows, Act* out);             // one block of 32 of each row [rows][32]
+  void (*quantize)(const float* x, int k, Kind kind, Act* out, size_t stride);
+  // The same of one block of each row, [rows][32], or of one pair of each, [rows][64] to [2][rows].
+  void (*quantize_blocks)(const float* x, int rows, bool pair, Act* out);
   void (*glu[kFns])(const float* gate, const float* up, int n, float* y);  // fn(gate) * up
   // p x^2 + b x above zero, n (e^x - 1 - x) + b x below, of numbers p, n, b; in place.
   void (*xielu)(float* x, int n, const float* numbers);

@@ -41,7 +41,7 @@ void k_center(const float* x, int k, float* y) {
 }
 
 // A NaN makes the scale NaN, whatever becomes of the levels: so it reaches every product of the block.
-inline void quantize_pair(F a, F b, float largest, Act* out) {
+inline void quantize_block(F a, F b, float largest, Act* out) {
   const F inverse = fset(largest > kTiny ? 127.f / largest : 0.f);
   const I qa = ftoi(fmul(a, inverse)), qb = ftoi(fmul(b, inverse));
   istore_s8(out->q, qa);
@@ -50,31 +50,51 @@ inline void quantize_pair(F a, F b, float largest, Act* out) {
   out->offset = static_cast<int32_t>(-8u * static_cast<uint32_t>(isum(iadd(qa, qb))));  // wraps where x is NaN
 }
 
-void k_quantize_blocks(const float* x, int rows, Act* out) {
-  for (int r = 0; r < rows; ++r, x += kBlock) {
+// Two blocks [4][16] with one scale; the first has the offset of both.
+inline void quantize_pair(const F* x, Act* first, Act* second) {
+  const float largest =
+      flargest_size(fmax_size(fmax_size(fabs_(x[0]), fabs_(x[1])), fmax_size(fabs_(x[2]), fabs_(x[3]))));
+  quantize_block(x[0], x[1], largest, first);
+  quantize_block(x[2], x[3], largest, second);
+  first->offset = static_cast<int32_t>(static_cast<uint32_t>(first->offset) + static_cast<uint32_t>(second->offset));
+  second->offset = 0;
+}
+
+void k_quantize_blocks(const float* x, int rows, bool pair, Act* out) {
+  for (int r = 0; r < rows; ++r, x += pair ? 2 * kBlock : kBlock) {
     const F a = fload(x), b = fload(x + 16);
-    quantize_pair(a, b, flargest_size(fmax_size(fabs_(a), fabs_(b))), out + r);
+    if (pair) {
+      const F both[4] = {a, b, fload(x + 32), fload(x + 48)};
+      quantize_pair(both, out + r, out + rows + r);
+    } else {
+      quantize_block(a, b, flargest_size(fmax_size(fabs_(a), fabs_(b))), out + r);
+    }
   }
 }
 
-void k_quantize(const float* x, int k, int blocks, bool per_row, Act* out, size_t stride) {
+// 16 numbers of x [k] from `at` on, with zeros beyond its end.
+inline F sixteen(const float* x, int k, int at) {
+  return k - at >= 16 ? fload(x + at) : k > at ? fload_n(x + at, k - at) : fset(0.f);
+}
+
+void k_quantize(const float* x, int k, Kind kind, Act* out, size_t stride) {
+  const int blocks = blocks_of(k);
+  if (kind == kQ4x64) {
+    for (int at = 0; at < blocks * kBlock; at += 2 * kBlock, out += 2 * stride) {
+      const F both[4] = {sixteen(x, k, at), sixteen(x, k, at + 16), sixteen(x, k, at + 32), sixteen(x, k, at + 48)};
+      quantize_pair(both, out, out + stride);
+    }
+    return;
+  }
   float row = 0;
-  if (per_row) {
+  if (kind == kC8) {
     F m = fset(0.f);
     for (int i = 0; i < k; i += 16) m = fmax_size(m, fabs_(k - i >= 16 ? fload(x + i) : fload_n(x + i, k - i)));
     row = flargest_size(m);
   }
   for (int block = 0; block < blocks; ++block, out += stride) {
-    const int at = block * kBlock, left = k - at;
-    F a, b;
-    if (left >= kBlock) {
-      a = fload(x + at);
-      b = fload(x + at + 16);
-    } else {
-      a = fload_n(x + at, left < 0 ? 0 : left < 16 ? left : 16);
-      b = fload_n(x + at + 16, left < 16 ? 0 : left - 16);
-    }
-    quantize_pair(a, b, per_row ? row : flargest_size(fmax_size(fabs_(a), fabs_(b))), out);
+    const F a = sixteen(x, k, block * kBlock), b = sixteen(x, k, block * kBlock + 16);
+    quantize_block(a, b, kind == kC8 ? row : flargest_size(fmax_size(fabs_(a), fabs_(b))), out);
   }
 }
 
@@ -104,7 +124,8 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
     return;
   }
   const int blocks = blocks_of(k);
-  const size_t payload = kind == kQ4 ? 256 : 512;
+  const bool four = kind == kQ4 || kind == kQ4x64;
+  const size_t payload = four ? 256 : 512, heads = kind == kQ4x64 ? 32 : 64;
   const float* column_scales = reinterpret_cast<const float*>(tile + blocks * size_t(512));  // kC8
   for (int block = 0; block < blocks; ++block) {
     const uint8_t *q, *scales;
@@ -112,15 +133,15 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
       q = tile + block * payload;
       scales = nullptr;
     } else {
-      const uint8_t* pair = tile + (block / 2) * (64 + 2 * payload);
-      scales = pair + (block & 1) * 32;
-      q = pair + 64 + (block & 1) * payload;
+      const uint8_t* pair = tile + (block / 2) * (heads + 2 * payload);
+      scales = pair + (block & 1) * (heads - 32);
+      q = pair + heads + (block & 1) * payload;
     }
     const float scale =
         scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column]) : column_scales[column];
     for (int i = 0; i < kBlock && block * kBlock + i < k; ++i) {
       int level;
-      if (kind == kQ4) {
+      if (four) {
         const uint8_t byte = q[(i % 16) / 4 * 64 + column * 4 + i % 4];
         level = (i < 16 ? byte & 15 : byte >> 4) - 8;
       } else {
@@ -214,7 +235,7 @@ int64_t k_dots(int64_t rounds) {
 
 constexpr Kernels kTable(const char* name) {
   return Kernels{name,
-                 {linear_q4, linear_q8, linear_c8, linear_f32},
+                 {linear_q4, linear_q8, linear_c8, linear_q4x64, linear_f32},
                  k_norm,
                  k_center,
                  k_quantize,

@@ -6,7 +6,7 @@
 
 namespace edgespec {
 
-constexpr int kBlock = 32;     // weights along k that share a scale
+constexpr int kBlock = 32;     // weights along k that lie together
 constexpr int kTile = 16;      // output columns of a tile
 constexpr int kRowGroup = 16;  // rows whose activations lie together
 constexpr int kMaxHeadDim = 512;
@@ -18,11 +18,13 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 // A tile is 16 output columns over all of k; k is padded to pairs of blocks.
 //   kQ4: a pair is 2 x 16 float16 scales, then 2 x 256 bytes: 4 vectors of 64 bytes, byte [c * 4 + i] of vector j
 //        holds column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
-//   kQ8: the same with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
+//   kQ4x64: a scale a pair instead of a block: 16 float16 scales, then payloads as in kQ4.
+//   kQ8: as kQ4 with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
 //   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
 //   kF32: [k][16] float32.
 // Only looked up, not multiplied by: kR8: [n, k] int8, a float32 scale a row beside it; kR32: [n, k] float32.
-enum Kind : int { kQ4 = 0, kQ8 = 1, kC8 = 2, kF32 = 3, kR8 = 4, kR32 = 5 };
+enum Kind : int { kQ4 = 0, kQ8 = 1, kC8 = 2, kQ4x64 = 3, kF32 = 4, kR8 = 5, kR32 = 6 };
+constexpr int kProducts = 5;  // kinds that are multiplied by
 
 // What an activation computes: gelu is exact, gelu_tanh its approximation by tanh, relu2 the square of relu; kXielu
 // alone reads numbers (kernels.h) and has no gate.
@@ -34,6 +36,7 @@ inline size_t tile_bytes(Kind kind, int k) {
   const size_t pairs = blocks_of(k) / 2;
   switch (kind) {
     case kQ4: return pairs * 576;
+    case kQ4x64: return pairs * 544;
     case kQ8: return pairs * 1088;
     case kC8: return pairs * 1024 + 64;
     default: return static_cast<size_t>(k) * 64;
@@ -46,7 +49,8 @@ inline size_t packed_bytes(Kind kind, int n, int k) {
 
 // ---- activations ---------------------------------------------------------------------------------------------------
 
-// One block of one row.  Order in a buffer: [row group][block][row in group].
+// One block of one row.  Order in a buffer: [row group][block][row in group].  For kQ4x64 the two blocks of a pair have
+// one scale, and the first of them the offset of both; for kC8 all blocks of a row have one scale.
 struct Act {
   int8_t q[kBlock];
   float scale;

@@ -15,6 +15,10 @@ EDGESPEC_INLINE __m256 finish(__m256i sum, __m256 scales, __m256 scale, __m256 a
   return _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), _mm256_mul_ps(scales, scale), acc);
 }
 
+// put(r, sums) for each row r < rows: its products with the payload q of a block of nibbles, and its offset, [2].
+template <class Put>
+EDGESPEC_INLINE void block_sums(const uint8_t* q, const Act* a, int rows, Put put);
+
 // acc[r] += the products of rows r < rows with the payload q of one block, times its scales; acc is [rows][2].
 template <bool Four>
 EDGESPEC_INLINE void block_rows(const uint8_t* q, const Act* a, int rows, const __m256 (&scales)[2], __m256 (*acc)[2]);
@@ -47,6 +51,33 @@ void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_
 void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   if (rows == 1) return linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
   linear_rows<false>(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
+}
+
+// The sums of a pair's first half wait for those of the second: both have one scale.
+EDGESPEC_INLINE void pair_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
+  __m256 acc[kRowGroup][2];
+  for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
+  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * rows, w += 544) {
+    const auto* s = reinterpret_cast<const uint16_t*>(w);
+    const __m256 scales[2] = {load_half(s), load_half(s + 8)};
+    prefetch<9>(w);
+    __m256i sums[kRowGroup][2];
+    block_sums(w + 32, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+      sums[r][0] = sum[0];
+      sums[r][1] = sum[1];
+    });
+    block_sums(w + 288, a + rows, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+      const __m256 scale = _mm256_set1_ps(a[r].scale);
+      acc[r][0] = finish(_mm256_add_epi32(sums[r][0], sum[0]), scales[0], scale, acc[r][0]);
+      acc[r][1] = finish(_mm256_add_epi32(sums[r][1], sum[1]), scales[1], scale, acc[r][1]);
+    });
+  }
+  for (int r = 0; r < rows; ++r) fstore_n(y + r * ld, {acc[r][0], acc[r][1]}, columns);
+}
+
+void linear_q4x64(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  if (rows == 1) return pair_rows(t, blocks_of(k), static_cast<const Act*>(a), 1, y, ld, columns);
+  pair_rows(t, blocks_of(k), static_cast<const Act*>(a), rows, y, ld, columns);
 }
 
 // Half `from` of the tile, or both: four partial sums each leave registers for one row of both halves or three of one.

@@ -8,14 +8,16 @@ constexpr int kAhead = 2048;  // bytes: how far weights are fetched before they 
 // Keeps the compiler from loading the next rows early, for which it would move sums to memory.
 EDGESPEC_INLINE void in_order() { asm volatile("" ::: "memory"); }
 
+constexpr bool is_four(Kind kind) { return kind == kQ4 || kind == kQ4x64; }
+
 // What four columns of a block multiply: v[j] holds k = 4 j to 4 j + 3 of each.
 template <Kind kind>
 EDGESPEC_INLINE void four_columns(const uint8_t* q, int8x16_t (&v)[8]) {
 #pragma GCC unroll 8
-  for (int j = 0; j < (kind == kQ4 ? 4 : 8); ++j) {
+  for (int j = 0; j < (is_four(kind) ? 4 : 8); ++j) {
     const uint8x16_t x = vld1q_u8(q + j * 64);
-    v[j] = kind == kQ4 ? as_signed(low_nibbles(x)) : less_128(x);
-    if (kind == kQ4) v[j + 4] = as_signed(high_nibbles(x));
+    v[j] = is_four(kind) ? as_signed(low_nibbles(x)) : less_128(x);
+    if (is_four(kind)) v[j + 4] = as_signed(high_nibbles(x));
   }
 }
 
@@ -86,10 +88,12 @@ EDGESPEC_INLINE void store_columns(const float32x4_t (&v)[N], float* y, size_t l
 // cache meanwhile.
 constexpr int quarters_of(int rows) { return rows > 8 ? 1 : rows > 4 ? 2 : 4; }
 
-// N of `rows` rows.  Bytes become signed by taking 128 off, so only nibbles need the offset.
+// N of `rows` rows.  Bytes become signed by taking 128 off, so only nibbles need the offset.  Where a pair has one
+// scale, the sums of its first half wait for those of the second.
 template <Kind kind, int N>
 void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
-  constexpr size_t payload = kind == kQ4 ? 256 : 512;
+  constexpr bool kPair = kind == kQ4x64;
+  constexpr size_t payload = is_four(kind) ? 256 : 512, heads = kPair ? 32 : 64;
   constexpr int kQuarters = quarters_of(N), kTogether = N % 2 ? N : N < 4 ? N : 4;
   for (int from = 0; from < 4; from += kQuarters) {
     float32x4_t acc[kQuarters][N];
@@ -97,16 +101,18 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
       for (auto& v : quarter) v = vdupq_n_f32(0);
     const uint8_t* w = tile;
     const Act* a = acts;
-    for (int pair = 0; pair < blocks / 2; ++pair, w += 64 + 2 * payload)
+    [[maybe_unused]] int32x4_t kept[kQuarters][N];
+    for (int pair = 0; pair < blocks / 2; ++pair, w += heads + 2 * payload)
+#pragma GCC unroll 2
       for (int half = 0; half < 2; ++half, a += rows) {
-        const uint8_t* q = w + 64 + half * payload;
+        const uint8_t* q = w + heads + half * payload;
 #pragma GCC unroll 8
         for (size_t line = 0; line < payload; line += 64) __builtin_prefetch(q + line + kAhead);
 #pragma GCC unroll 4
         for (int c = 0; c < kQuarters; ++c) {
           int8x16_t v[8];
           four_columns<kind>(q + (from + c) * 16, v);
-          const uint16_t* halves = reinterpret_cast<const uint16_t*>(w + half * 32) + (from + c) * 4;
+          const uint16_t* halves = reinterpret_cast<const uint16_t*>(w + half * (heads - 32)) + (from + c) * 4;
           const float32x4_t scales = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
 #if defined(__ARM_FEATURE_MATMUL_INT8)
           if constexpr (N % 2 == 0) {
@@ -116,9 +122,15 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
             for (int r = 0; r < N; r += 2) {
               const TwoRows two = two_rows(a + r);
               int32x4_t sums[2];
-              for (auto& sum : sums) sum = kind == kQ4 ? two.offsets : vdupq_n_s32(0);
+              for (auto& sum : sums) sum = is_four(kind) ? two.offsets : vdupq_n_s32(0);
+              if (kPair && half)
+                for (int i = 0; i < 2; ++i) sums[i] = kept[c][r + i];
               pair_sums(v, a + r, sums);
               in_order();
+              if (kPair && !half) {
+                for (int i = 0; i < 2; ++i) kept[c][r + i] = sums[i];
+                continue;
+              }
               for (int i = 0; i < 2; ++i)
                 acc[c][r + i] = vfmaq_f32(acc[c][r + i], vcvtq_f32_s32(sums[i]), vmulq_f32(by[i], two.scales));
             }
@@ -128,9 +140,14 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
 #pragma GCC unroll 16
           for (int r = 0; r < N; r += kTogether) {
             int32x4_t sums[kTogether];
-            for (int i = 0; i < kTogether; ++i) sums[i] = vdupq_n_s32(kind == kQ4 ? a[r + i].offset : 0);
+            for (int i = 0; i < kTogether; ++i)
+              sums[i] = kPair && half ? kept[c][r + i] : vdupq_n_s32(is_four(kind) ? a[r + i].offset : 0);
             row_sums<kTogether>(v, a + r, sums);
             in_order();
+            if (kPair && !half) {
+              for (int i = 0; i < kTogether; ++i) kept[c][r + i] = sums[i];
+              continue;
+            }
             for (int i = 0; i < kTogether; ++i)
               acc[c][r + i] = vfmaq_f32(acc[c][r + i], vcvtq_f32_s32(sums[i]), vmulq_n_f32(scales, a[r + i].scale));
           }
@@ -218,6 +235,9 @@ EDGESPEC_INLINE void all_rows(const uint8_t* w, int k, const void* act, int rows
 
 void linear_q4(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   all_rows<kQ4>(t, k, a, rows, y, ld, columns);
+}
+void linear_q4x64(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
+  all_rows<kQ4x64>(t, k, a, rows, y, ld, columns);
 }
 void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_t ld, int columns) {
   all_rows<kQ8>(t, k, a, rows, y, ld, columns);

@@ -11,6 +11,9 @@ size_t act_bytes(Kind kind, int k, int rows) {
   return kind == kF32 ? size_t(rows) * k * 4 : size_t(rows) * blocks_of(k) * sizeof(Act);
 }
 
+// Columns of gate and up that are made together: what shares a scale for the next matrix.
+int glu_columns(Kind kind) { return kind == kQ4x64 ? 2 * kBlock : kBlock; }
+
 }  // namespace
 
 Pass::Pass(const Program& program, const Kernels& kernels, const PassInputs& in, const PassOutputs& out,
@@ -98,7 +101,7 @@ int Pass::next_phase(int members) {
         plan_attention(s);
         return static_cast<int>(std::min<int64_t>(int64_t(groups_.size()) * (s.kv / item_heads_) * splits_, INT32_MAX));
       case Op::kLinear: return cut(tiles_of(s.n), members);
-      case Op::kGlu: return cut((s.n + kBlock - 1) / kBlock, members);
+      case Op::kGlu: return cut((s.n + glu_columns(s.kind) - 1) / glu_columns(s.kind), members);
       case Op::kLogits: {
         const int chunks = cut(tiles_of(s.n), members);
         if (in_.top) {
@@ -178,7 +181,7 @@ void Pass::quantize(const Step& s, int row) {
   if (target) return;
   const int blocks = blocks_of(s.k), group = row / kRowGroup, stride = rows_in_group(count(s), group);
   Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks + row % kRowGroup;
-  k_.quantize(x, s.k, blocks, s.kind == kC8, out, stride);
+  k_.quantize(x, s.k, s.kind, out, stride);
 }
 
 const void* Pass::group_acts(int id, Kind kind, int k, int group) const {
@@ -265,40 +268,42 @@ void Pass::linear(const Step& s, int chunk) {
 }
 
 void Pass::glu(const Step& s, int chunk) {
-  const int rows = in_.rows, units = (s.n + kBlock - 1) / kBlock, last = bounds_[chunk + 1];
+  const int width = glu_columns(s.kind), units = (s.n + width - 1) / width, rows = in_.rows, last = bounds_[chunk + 1];
   const size_t bytes = tile_bytes(s.kind, s.k);
   const uint8_t *gate = static_cast<const uint8_t*>(weight(s.gate)), *up = static_cast<const uint8_t*>(weight(s.up));
   const float *bias = static_cast<const float*>(weight(s.bias)), *up_bias = static_cast<const float*>(weight(s.upbias));
-  alignas(64) float g[kRowGroup][kBlock], u[kRowGroup][kBlock], y[kRowGroup][kBlock];
-  const bool blocks = s.kind == kQ4 || s.kind == kQ8;
+  alignas(64) float g[kRowGroup * 2 * kBlock], u[kRowGroup * 2 * kBlock], y[kRowGroup * 2 * kBlock];  // [rows, width]
+  const bool blocks = s.kind == kQ4 || s.kind == kQ8 || s.kind == kQ4x64;
   for (int unit = bounds_[chunk]; unit < last; ++unit) {
-    const int columns = std::min(kBlock, s.n - unit * kBlock), tiles = tiles_of(columns);
+    const int columns = std::min(width, s.n - unit * width), tiles = tiles_of(columns);
     for (int group = 0; group * kRowGroup < rows; ++group) {
       const int n = rows_in_group(rows, group);
       const void* act = group_acts(s.act, s.kind, s.k, group);
       for (int t = 0; t < tiles; ++t) {
-        const size_t at = (size_t(unit) * 2 + t) * bytes;
-        k_.linear[s.kind](gate + at, s.k, act, n, &g[0][t * kTile], kBlock, kTile);
-        k_.linear[s.kind](up + at, s.k, act, n, &u[0][t * kTile], kBlock, kTile);
+        const size_t at = (size_t(unit) * (width / kTile) + t) * bytes;
+        k_.linear[s.kind](gate + at, s.k, act, n, g + t * kTile, width, kTile);
+        k_.linear[s.kind](up + at, s.k, act, n, u + t * kTile, width, kTile);
       }
       for (int i = 0; i < n && (bias || up_bias); ++i) {
-        if (bias) k_.add(g[i], bias + unit * kBlock, columns);
-        if (up_bias) k_.add(u[i], up_bias + unit * kBlock, columns);
+        if (bias) k_.add(g + i * width, bias + size_t(unit) * width, columns);
+        if (up_bias) k_.add(u + i * width, up_bias + size_t(unit) * width, columns);
       }
-      if (tiles * kTile < kBlock)  // half a block: what is not computed must be zero
+      if (tiles * kTile < width)  // a part of a block: what is not computed must be zero
         for (int i = 0; i < n; ++i)
-          for (int c = kTile; c < kBlock; ++c) g[i][c] = u[i][c] = 0;
-      k_.glu[s.fn](g[0], u[0], n * kBlock, y[0]);
-      for (int i = 0; i < n && columns < kBlock; ++i) std::memset(y[i] + columns, 0, size_t(kBlock - columns) * 4);
+          for (int c = tiles * kTile; c < width; ++c) g[i * width + c] = u[i * width + c] = 0;
+      k_.glu[s.fn](g, u, n * width, y);
+      for (int i = 0; i < n && columns < width; ++i)
+        std::memset(y + i * width + columns, 0, size_t(width - columns) * 4);
       if (blocks) {
-        Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) + size_t(unit) * n;
-        k_.quantize_blocks(y[0], n, out);
+        Act* out = static_cast<Act*>(act_[s.out]) + size_t(group) * kRowGroup * blocks_of(s.n) +
+                   size_t(unit) * (width / kBlock) * n;
+        k_.quantize_blocks(y, n, width > kBlock, out);
         // k comes in pairs of blocks: the last one may have no columns
-        if (unit == units - 1 && units < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
+        if (unit == units - 1 && units * (width / kBlock) < blocks_of(s.n)) std::fill_n(out + n, n, Act{});
       } else {
         float* out = s.kind == kC8 ? floats(s.out) : static_cast<float*>(act_[s.out]);
         for (int i = 0; i < n; ++i)
-          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * kBlock, y[i], size_t(columns) * 4);
+          std::memcpy(out + size_t(group * kRowGroup + i) * s.n + unit * width, y + i * width, size_t(columns) * 4);
       }
     }
   }

@@ -22,7 +22,7 @@ const std::map<std::string, Op> kOps = {
 const std::map<std::string, Fn> kFunctions = {{"silu", kSilu},      {"gelu", kGelu},   {"gelu_tanh", kGeluTanh},
                                               {"relu", kRelu},      {"relu2", kRelu2}, {"xielu", kXielu},
                                               {"sigmoid", kSigmoid}};
-const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},
+const std::map<std::string, Kind> kKinds = {{"q4", kQ4},   {"q8", kQ8}, {"c8", kC8},  {"q4x64", kQ4x64},
                                             {"f32", kF32}, {"r8", kR8}, {"r32", kR32}};
 const std::map<std::string, int Step::*> kWeights = {
     {"w", &Step::w},           {"bias", &Step::bias},   {"norm", &Step::norm},     {"cos", &Step::cos},

@@ -94,6 +94,20 @@ inline Act make_act(Random& random, Make make) {
   return act;
 }
 
+// Records [blocks][rows] for a matrix of this kind: the two of a pair as `quantize` leaves them for kQ4x64.
+inline Array<Act> make_acts(Random& random, Kind kind, int k, int rows, Make make) {
+  Array<Act> acts(size_t(rows) * blocks_of(k));
+  for (Act& act : acts) act = make_act(random, make);
+  if (kind != kQ4x64) return acts;
+  for (size_t i = 0; i < acts.size(); ++i)
+    if (i / rows % 2) {
+      acts[i].scale = acts[i - rows].scale;
+      acts[i - rows].offset += acts[i].offset;
+      acts[i].offset = 0;
+    }
+  return acts;
+}
+
 // One tile of packed weights.
 inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Make::kOrdinary) {
   Array<uint8_t> tile(tile_bytes(kind, k));
@@ -110,9 +124,9 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
       std::memcpy(&tile[i], &x, 4);
     }
   } else {
-    const size_t pair = kind == kQ4 ? 576 : 1088;
+    const size_t pair = tile_bytes(kind, 1);
     for (size_t at = 0; at < tile.size(); at += pair)
-      for (int c = 0; c < 32; ++c) {  // some of them subnormal or zero
+      for (int c = 0; c < (kind == kQ4x64 ? 16 : 32); ++c) {  // some of them subnormal or zero
         const uint16_t half =
             float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
         std::memcpy(&tile[at + size_t(c) * 2], &half, 2);
@@ -121,7 +135,7 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
   return tile;
 }
 
-inline constexpr const char* kKindNames[] = {"q4", "q8", "c8", "f32"};
+inline constexpr const char* kKindNames[] = {"q4", "q8", "c8", "q4x64", "f32"};
 inline constexpr const char* kFnNames[] = {"silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid"};
 inline constexpr const char* kFormatNames[] = {"f32", "f16", "int8", "int4", "nomad1", "nomad2", "none"};
 

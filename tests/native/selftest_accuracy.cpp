@@ -40,13 +40,13 @@ double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
     std::memcpy(&scale, tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 4);
     return (tile[size_t(block) * 512 + at / 4 * 64 + column * 4 + at % 4] - 128) * double(scale);
   }
-  const size_t payload = kind == kQ4 ? 256 : 512;
-  const uint8_t* pair = tile + size_t(block / 2) * (64 + 2 * payload);
-  const uint8_t* q = pair + 64 + block % 2 * payload;
+  const size_t payload = kind == kQ8 ? 512 : 256, scales = kind == kQ4x64 ? 1 : 2;
+  const uint8_t* pair = tile + size_t(block / 2) * (32 * scales + 2 * payload);
+  const uint8_t* q = pair + 32 * scales + block % 2 * payload;
   uint16_t half;
-  std::memcpy(&half, pair + block % 2 * 32 + column * 2, 2);
+  std::memcpy(&half, pair + block % scales * 32 + column * 2, 2);
   int number;
-  if (kind == kQ4) {
+  if (kind != kQ8) {
     const uint8_t byte = q[at % 16 / 4 * 64 + column * 4 + at % 4];
     number = (at < 16 ? byte & 15 : byte >> 4) - 8;
   } else {
@@ -64,7 +64,7 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
         Floats x = normals(random, size_t(rows) * k), y(size_t(rows) * kTile);
         Array<Act> acts(size_t(rows) * blocks);
         for (int r = 0; r < rows; ++r)
-          kernels.quantize(x.get() + size_t(r) * k, k, blocks, kind == kC8, acts.get() + r, rows);
+          kernels.quantize(x.get() + size_t(r) * k, k, static_cast<Kind>(kind), acts.get() + r, rows);
         kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), rows,
                              y.get(), kTile, kTile);
         for (int r = 0; r < rows; ++r)
@@ -85,10 +85,14 @@ void accuracy_linear(const Kernels& kernels, Random random, Worst& worst) {
             const Act& act = acts[size_t(i / kBlock) * rows + r];
             worst.offer("quantize", std::fabs(x[size_t(r) * k + i] / double(act.scale) - act.q[i % kBlock]));
           }
-        for (const Act& act : acts) {
+        for (size_t i = 0; i < acts.size(); ++i) {
           int sum = 0;
-          for (const int8_t q : act.q) sum += q;
-          if (act.offset != -8 * sum) worst.offer("quantize", NAN);
+          const bool pair = kind == kQ4x64, second = pair && i / rows % 2;
+          for (const int8_t q : acts[i].q) sum += q;
+          if (pair && !second)
+            for (const int8_t q : acts[i + rows].q) sum += q;
+          if (acts[i].offset != (second ? 0 : -8 * sum)) worst.offer("quantize", NAN);
+          if (second && acts[i].scale != acts[i - rows].scale) worst.offer("quantize", NAN);
         }
       }
 }

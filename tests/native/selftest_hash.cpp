@@ -33,8 +33,7 @@ void hash_linear(const Kernels& kernels, Random random) {
         const auto tile = make_tile(random, static_cast<Kind>(kind), k, make);
         for (int rows = 1; rows <= kRowGroup; ++rows) {
           const Floats floats = normals(random, size_t(rows) * k);
-          Array<Act> acts(size_t(rows) * blocks_of(k));
-          for (Act& act : acts) act = make_act(random, make);
+          const auto acts = make_acts(random, static_cast<Kind>(kind), k, rows, make);
           const void* act = kind == kF32 ? static_cast<const void*>(floats.get()) : acts.get();
           for (const int columns : {16, 15, 8, 3}) {
             const size_t ld = 21;  // what lies between the rows must stay as it is
@@ -71,14 +70,18 @@ void hash_rows(const Kernels& kernels, Random random) {
       if (i >= 6) x[0] = 127.f;
       for (int at = 0; at < k; ++at)
         if (i % 4 == 3 || (i % 4 == 2 && at / kBlock % 2)) x[at] = 0;
-      const int blocks = blocks_of(k), stride = 3;
-      Array<Act> acts(size_t(blocks) * stride);
-      kernels.quantize(x.get(), k, blocks, i % 2 == 1, acts.get(), stride);
-      hash.add(acts);
-      if (k < kBlock) continue;
-      Act act;
-      kernels.quantize_blocks(x.get(), 1, &act);
-      hash.add(&act, sizeof act);
+      constexpr int kStride = 3;
+      for (const Kind kind : {i % 2 ? kC8 : kQ4, kQ4x64}) {
+        Array<Act> acts(size_t(blocks_of(k)) * kStride);
+        kernels.quantize(x.get(), k, kind, acts.get(), kStride);
+        hash.add(acts);
+      }
+      for (const bool pair : {false, true})
+        if (k >= kBlock * (pair ? 4 : 2)) {
+          Act acts[4];
+          kernels.quantize_blocks(x.get(), 2, pair, acts);
+          hash.add(acts, (pair ? 4 : 2) * sizeof(Act));
+        }
     }
     hash.print("quantize/k=" + std::to_string(k));
   }

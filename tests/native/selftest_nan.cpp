@@ -43,7 +43,7 @@ void activations(const Kernels& kernels) {
           x[size_t(k) + at] = bad;
           Array<Act> acts(size_t(kRows) * blocks_of(k));
           for (int r = 0; r < kRows; ++r)
-            kernels.quantize(x.get() + size_t(r) * k, k, blocks_of(k), kind == kC8, acts.get() + r, kRows);
+            kernels.quantize(x.get() + size_t(r) * k, k, static_cast<Kind>(kind), acts.get() + r, kRows);
           kernels.linear[kind](tile.get(), k, kind == kF32 ? static_cast<const void*>(x.get()) : acts.get(), kRows,
                                y.get(), kTile, kTile);
           for (int i = 0; i < kRows * kTile; ++i)
@@ -57,9 +57,12 @@ void activations(const Kernels& kernels) {
   for (int at = 0; at < 2 * kBlock; ++at) {
     Floats x = normals(random, 2 * kBlock);
     x[at] = kNone;
-    kernels.quantize_blocks(x.get(), 2, act);
+    kernels.quantize_blocks(x.get(), 2, false, act);
     if (std::isnan(act[0].scale) != (at < kBlock) || std::isnan(act[1].scale) == (at < kBlock))
       fail(std::string(kernels.name) + ": a NaN of a block is not that of its scale");
+    kernels.quantize_blocks(x.get(), 1, true, act);
+    if (!std::isnan(act[0].scale) || !std::isnan(act[1].scale))
+      fail(std::string(kernels.name) + ": a NaN of a pair is not that of its scale");
   }
 }
 

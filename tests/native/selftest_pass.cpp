@@ -123,12 +123,13 @@ void passes(bool brief) {
   if (brief) {
     for (const int i : {0, 4, 9}) check(model, formats[i], "q4", {3, 40});
     pass_parts(model, "q4");
+    pass_parts(Model("q4x64", 4), "q4x64");
     return;
   }
   for (const Format& format : formats)
     check(model, format, "q4",
           format.ring && format.values == kKvInt8 ? every : std::vector<int>{2, 3, 15, 16, 17, 33, 40});
-  for (const char* kind : {"q8", "c8"}) check(Model(kind, 2), formats[1], kind, {3, 16, 40});
+  for (const char* kind : {"q8", "c8", "q4x64"}) check(Model(kind, 2), formats[1], kind, {3, 16, 40});
 
   // long enough for several parts of a sequence that are merged
   Runner runner(model, formats[2], 1, 1700);
@@ -154,7 +155,7 @@ void passes(bool brief) {
     for (int i = 0; i < 20; ++i)
       same(all[i], gated.run(chain(i, 1), 1, {}, off)[0], "gates, token " + std::to_string(i));
   }
-  for (const char* kind : {"q4", "q8", "c8"}) pass_parts(Model(kind, 3), kind);
+  for (const char* kind : {"q4", "q8", "c8", "q4x64"}) pass_parts(Model(kind, 3), kind);
 }
 
 }  // namespace edgespec

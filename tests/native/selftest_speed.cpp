@@ -35,7 +35,7 @@ class Layers {
       most = std::max(most, n);
       widest = std::max(widest, k);
     }
-    const std::string width = std::to_string(widest), name = kKindNames[kind];
+    const std::string width = std::to_string(widest), name = kKindNames[kind], form = kind == kQ4x64 ? name : "q4";
     std::string text = "floats 0 " + width + "\nacts 0 " + width + "\nfloats 1 " + std::to_string(most) +
                        "\nembed w=0 kind=r32 n=16 k=" + width + " out=0\n";
     weights_.emplace_back(size_t(16) * widest * 4);
@@ -44,7 +44,7 @@ class Layers {
     for (int layer = 0; layer < layers; ++layer)
       for (const auto& [n, k] : shapes) {
         const std::string size = " k=" + std::to_string(k);
-        text += "quantize x=0" + size + " kind=q4 out=0\nlinear act=0 w=" + std::to_string(weights_.size()) +
+        text += "quantize x=0" + size + " kind=" + form + " out=0\nlinear act=0 w=" + std::to_string(weights_.size()) +
                 " kind=" + name + " n=" + std::to_string(n) + size + " out=1\n";
         const auto tile = make_tile(random, kind, k);
         weights_.emplace_back(packed_bytes(kind, n, k));
@@ -130,7 +130,7 @@ void print_speed(int threads, int turns, int layers, int megabytes, const std::s
   for (const std::string& part : parts(shape))
     shapes.emplace_back(std::stoi(part), std::stoi(part.substr(part.find('x') + 1)));
   std::map<std::string, Layers> kinds;
-  for (const Kind kind : {kQ4, kQ8}) kinds.emplace(kKindNames[kind], Layers(kind, shapes, layers));
+  for (const Kind kind : {kQ4, kQ4x64, kQ8}) kinds.emplace(kKindNames[kind], Layers(kind, shapes, layers));
   double bandwidth = 0, dots = 0;
   std::map<std::string, std::map<int, std::vector<double>>> times;
   for (int turn = -1; turn < turns; ++turn) {  // the first is not counted

@@ -39,6 +39,7 @@ ARM = ("isa_neon", "isa_i8mm")  # what differs between builds for Arm
 # the largest errors, about three times what was seen (relative, or in the unit the name's comment says)
 BOUNDS = {
     "linear_q4": 1.2e-7,
+    "linear_q4x64": 1.2e-7,
     "linear_q8": 1.2e-7,
     "linear_c8": 8e-8,
     "linear_f32": 2e-7,
@@ -229,8 +230,8 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
     assert found["passes"].startswith("ok (")
     for isa in isas[1:]:
         for one in found["isas"][isa]["threads"].values():
-            assert set(one) == {"read_gb_s", "dots_gmac_s", "int4", "int8"}
-            for form in ("int4", "int8"):
+            assert set(one) == {"read_gb_s", "dots_gmac_s", "int4", "int4-64", "int8"}
+            for form in ("int4", "int4-64", "int8"):
                 assert set(one[form]["rows"]) == {"1", "17"}
                 assert one[form]["rows"]["1"]["v"] == 1
     assert found["isas"][isas[-1]]["threads"].keys() == {"1", "2"}
@@ -269,7 +270,7 @@ def test_a_device_gets_the_program_and_loses_it(
     assert [line for line in lines if line.endswith("the same bits")] == [
         f"{isa}: the same bits" for isa in program.isas
     ]
-    assert [line.split()[:2] for line in lines].count(["17", "rows"]) == 2 * len(program.isas[1:])
+    assert [line.split()[:2] for line in lines].count(["17", "rows"]) == 3 * len(program.isas[1:])
     assert list(place.iterdir()) == []
 
 
