@@ -103,7 +103,7 @@ def weight_variants(name: str, calibration: Path | None, threads: int) -> tuple[
             if choice.quantizer is None:
                 part = write_model(where, arch, form, draft=True).part
             else:
-                with chosen_levels(arch, choice.quantizer, choice.bits(arch), texts, where) as chosen:
+                with chosen_levels(arch, choice.quantizer, choice.blocks(arch), texts, where) as chosen:
                     part = write_model(
                         where, arch, form, head=choice.head, fine=choice.fine, chosen=chosen, draft=True
                     ).part

@@ -95,7 +95,7 @@ class EmittedModel:
         if choice.quantizer is None:
             return write_model(folder, self.arch, choice.format, **kind)
         texts = writing.texts(self.facts.context)
-        with chosen_levels(self.arch, choice.quantizer, choice.bits(self.arch), texts, folder, quantized) as chosen:
+        with chosen_levels(self.arch, choice.quantizer, choice.blocks(self.arch), texts, folder, quantized) as chosen:
             kind |= {"head": choice.head, "fine": choice.fine, "chosen": chosen}
             return write_model(folder, self.arch, choice.format, **kind)
 

@@ -8,7 +8,7 @@ from edgespec.export.bundle.model import write_model
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
-from edgespec.export.quantization.quantizers.levels import BITS
+from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.files.manifest import Layout, ModelPart
@@ -34,7 +34,7 @@ def write_drafter(folder: Path, drafter: Drafter, choice: WeightChoice, layout: 
         drafter.arch,
         choice.format,
         head=choice.drafter_head,
-        chosen=DirectLevels(quantizer) if quantizer and choice.format in BITS else None,
+        chosen=DirectLevels(quantizer) if quantizer and choice.format in BLOCKS else None,
         draft=True,
         prefix=PREFIX,
         layout=layout,

@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder
-from edgespec.export.quantization.quantizers.levels import BLOCK
+from edgespec.export.quantization.quantizers.levels import BLOCKS, Blocks
 from edgespec.runtimes.files.manifest import Format
 
 
@@ -29,10 +29,10 @@ class LinearFormat(Protocol):
 
 
 class BlockFormat:
-    """int4 / int8: MatMulNBits, blocks of 32, integer arithmetic (accuracy level 4)."""
+    """int4 / int8: MatMulNBits, integer arithmetic (accuracy level 4)."""
 
-    def __init__(self, bits: int) -> None:
-        self.bits = bits
+    def __init__(self, form: Blocks) -> None:
+        self.form = form
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
         inputs = [x, graph.stored(f"{name}.levels"), graph.stored(f"{name}.scales")]
@@ -44,8 +44,8 @@ class BlockFormat:
             domain=MICROSOFT,
             K=k,
             N=n,
-            bits=self.bits,
-            block_size=BLOCK,
+            bits=self.form.bits,
+            block_size=self.form.size,
             accuracy_level=4,
         )
 
@@ -54,8 +54,8 @@ class BlockFormat:
             "GatherBlockQuantized",
             [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")],
             domain=MICROSOFT,
-            bits=self.bits,
-            block_size=BLOCK,
+            bits=self.form.bits,
+            block_size=self.form.size,
             gather_axis=0,
             quantize_axis=1,
         )
@@ -106,8 +106,7 @@ class FloatFormat:
 
 
 LINEAR: dict[Format, LinearFormat] = {
-    "int4": BlockFormat(4),
-    "int8": BlockFormat(8),
+    **{form: BlockFormat(blocks) for form, blocks in BLOCKS.items()},
     "w8a8": ChannelFormat(),
     "fp32": FloatFormat(),
 }

@@ -20,7 +20,7 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.mixing.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.quantizers import QUANTIZERS
-from edgespec.export.quantization.quantizers.levels import BITS
+from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.storage.stock_plan import StockPlan
 from edgespec.planning.memory.budget import show_bytes
@@ -193,5 +193,5 @@ class _Parts(StockPlan):
 
     def _blocks(self, before: set[str]) -> frozenset[str]:
         """Those that came since."""
-        new = (matrix for name, matrix in self.matrices.items() if name not in before and matrix.form in BITS)
+        new = (matrix for name, matrix in self.matrices.items() if name not in before and matrix.form in BLOCKS)
         return frozenset(name for matrix in new for name in matrix.parts)

@@ -12,7 +12,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, ExpertsRule, Kind, Linear, Norm
 from edgespec.export.measuring.parity import log_softmax
 from edgespec.export.quantization.quantizers import Quantizer
-from edgespec.export.quantization.quantizers.levels import BITS, dequantize_block
+from edgespec.export.quantization.quantizers.levels import BLOCKS, dequantize_block
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.source.source import Checkpoint
 
@@ -49,7 +49,8 @@ class Rounded:
         """Rows of a tensor; those of a matrix rounded."""
         if name not in self._matrices:
             return rows
-        return dequantize_block(*self._quantize(rows, BITS["int4"]), rows.shape[1], BITS["int4"])
+        form = BLOCKS["int4"]
+        return dequantize_block(*self._quantize(rows, form), rows.shape[1], form.bits)
 
 
 class VariantOps(NumpyOps):

@@ -10,9 +10,8 @@ from onnx import TensorProto
 from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.graphs.graph import EDGESPEC, GraphBuilder
 from edgespec.export.graphs.vectors import stacked_bias, vector
-from edgespec.export.storage.layout import PACKED_KINDS
 from edgespec.export.storage.plan import StoragePlan, stacked_name
-from edgespec.runtimes.files.packing import Kind
+from edgespec.runtimes.files.packing import PACKED_KINDS, Kind
 
 PLAN, CONTROLS = 6, 8
 

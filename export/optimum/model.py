@@ -21,7 +21,7 @@ from edgespec.export.optimum.parity import foreign_parity
 from edgespec.export.optimum.strict import choose_strict
 from edgespec.export.optimum.write import HEADROOM, WORK, write_foreign
 from edgespec.export.quantization.quantizers import QUANTIZERS
-from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
+from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.source import Checkpoint
@@ -116,10 +116,10 @@ class ForeignModel:
         total = 0
         for name, shape in sizes.items():
             looked_up = shape[:1] == (self.facts.vocab,) and len(shape) == 2  # stays float32 beside a head tied to it
-            if choice.format in BITS and name in matrices:
+            if choice.format in BLOCKS and name in matrices:
                 n, k = matrices[name]
-                form = choice.head if choice.head and n == self.facts.vocab else choice.format
-                total += n * -(-k // BLOCK) * (BLOCK * BITS[form] // 8 + 4)
+                form = BLOCKS[choice.head if choice.head and n == self.facts.vocab else choice.format]
+                total += n * form.count(k) * (form.nbytes + 4)
                 if not looked_up:
                     continue
             total += 4 * int(np.prod(shape))

@@ -55,7 +55,7 @@ def write_foreign(
     model.CopyFrom(graph.proto)
     with WeightFile(folder / WEIGHTS) as file:
         weights = WeightLayout()
-        made = _quantized(graph, choice, weights, file, errors, progress) if choice.format in quantize.BITS else {}
+        made = _quantized(graph, choice, weights, file, errors, progress) if choice.format in quantize.BLOCKS else {}
         nodes = [made.get(at, node) for at, node in enumerate(graph.proto.graph.node)]
         nodes = alive(nodes, {output.name for output in graph.proto.graph.output})
         read = {name for node in nodes for name in reads(node)}
@@ -114,9 +114,9 @@ def _quantized(
     found = {}
     for done, matrix in enumerate(matrices, 1):
         # the LM head is the multiplication by as many rows as there are logits
-        bits = quantize.BITS[choice.head if choice.head and matrix.n == graph.ports.vocab else choice.format]
+        form = quantize.BLOCKS[choice.head if choice.head and matrix.n == graph.ports.vocab else choice.format]
         if f"{matrix.key}.levels" not in weights.entries:
-            _store(graph, matrix, choice, bits, weights, file, errors)
+            _store(graph, matrix, choice, form, weights, file, errors)
         node = graph.proto.graph.node[matrix.node]
         inputs = [node.input[0], f"{matrix.key}.levels", f"{matrix.key}.scales"]
         found[matrix.node] = helper.make_node(
@@ -127,8 +127,8 @@ def _quantized(
             domain=MICROSOFT,
             K=matrix.k,
             N=matrix.n,
-            bits=bits,
-            block_size=quantize.BLOCK,
+            bits=form.bits,
+            block_size=form.size,
             accuracy_level=4,
         )
         if progress:
@@ -140,24 +140,24 @@ def _store(
     graph: ForeignGraph,
     matrix: Matrix,
     choice: WeightChoice,
-    bits: int,
+    form: quantize.Blocks,
     weights: WeightLayout,
     file: WeightFile,
     errors: Errors,
 ) -> None:
     """Write a matrix in the layout of MatMulNBits, and add up its errors."""
     assert choice.quantizer is not None
-    quantizer, blocks = choice.quantizer.prepare(None), -(-matrix.k // quantize.BLOCK)
-    levels = weights.add(f"{matrix.key}.levels", (matrix.n, blocks, quantize.BLOCK * bits // 8), np.uint8)
+    quantizer, blocks = choice.quantizer.prepare(None), form.count(matrix.k)
+    levels = weights.add(f"{matrix.key}.levels", (matrix.n, blocks, form.nbytes), np.uint8)
     scales = weights.add(f"{matrix.key}.scales", (matrix.n, blocks), np.float32)
     kept: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
 
     def rows() -> Iterator[NDArray[np.uint8]]:
         for piece in graph.pieces(matrix):
-            level, scale = quantizer(piece, bits)
+            level, scale = quantizer(piece, form)
             kept.append(scale)
-            add_error(errors, matrix.name, piece, quantize.dequantize_block(level, scale, matrix.k, bits))
-            yield quantize.pack_levels(level, bits)
+            add_error(errors, matrix.name, piece, quantize.dequantize_block(level, scale, matrix.k, form.bits))
+            yield quantize.pack_levels(level, form.bits)
 
     file.write(levels, rows())
     file.write(scales, kept)

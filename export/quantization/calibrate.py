@@ -27,7 +27,7 @@ from edgespec.export.architectures.ops import (
 from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.drift import Correction
-from edgespec.export.quantization.quantizers.levels import BLOCK, dequantize_block, pack_levels, unpack_levels
+from edgespec.export.quantization.quantizers.levels import Blocks, dequantize_block, pack_levels, unpack_levels
 from edgespec.export.quantization.quantizers.mse import quantize_searched
 from edgespec.export.quantization.reference import NumpyOps
 from edgespec.export.source.source import Checkpoint
@@ -41,27 +41,27 @@ class SpooledLevels:
     def __init__(self, file: IO[bytes], quantizer: Quantizer) -> None:
         self._file, self._direct = file, DirectLevels(quantizer)
         self.quantizer_name = quantizer.name
-        self._where: dict[tuple[str, int], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
+        self._where: dict[tuple[str, Blocks], list[tuple[int, int, int]]] = {}  # offset, rows, blocks of each piece
 
-    def add(self, name: str, bits: int, made: Quantized) -> None:
+    def add(self, name: str, form: Blocks, made: Quantized) -> None:
         """Keep the next piece of a matrix."""
         levels, scales = made
         offset = self._file.seek(0, 2)
-        self._file.write(np.ascontiguousarray(pack_levels(levels, bits)).data)
+        self._file.write(np.ascontiguousarray(pack_levels(levels, form.bits)).data)
         self._file.write(np.ascontiguousarray(scales).data)
-        self._where.setdefault((name, bits), []).append((offset, *scales.shape))
+        self._where.setdefault((name, form), []).append((offset, *scales.shape))
 
-    def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
+    def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         """See LevelSource."""
-        where = self._where.get((name, bits))
+        where = self._where.get((name, form))
         if where is None:
-            yield from self._direct.pieces(source, name, bits)
+            yield from self._direct.pieces(source, name, form)
             return
         for piece, (offset, rows, blocks) in zip(source.pieces(name), where, strict=True):
             self._file.seek(offset)
-            packed = np.frombuffer(self._file.read(rows * blocks * BLOCK * bits // 8), np.uint8)
+            packed = np.frombuffer(self._file.read(rows * blocks * form.nbytes), np.uint8)
             scales = np.frombuffer(self._file.read(4 * rows * blocks), np.float32)
-            levels = unpack_levels(packed.reshape(rows, blocks, -1), bits)
+            levels = unpack_levels(packed.reshape(rows, blocks, -1), form.bits)
             yield piece, (levels, scales.reshape(rows, blocks))
 
 
@@ -76,7 +76,7 @@ class CalibrationOps(NumpyOps):
         arch: the architecture with its checkpoint.
         sequences: int [S, T], each from an empty past.
         quantizer: what the matrices are quantized with.
-        bits: of a matrix, by its name.
+        blocks: what a matrix becomes, by its name.
         spool: where the levels go.
         progress: called after every sub-layer with the number done so far.
     """
@@ -86,12 +86,12 @@ class CalibrationOps(NumpyOps):
         arch: Architecture,
         sequences: NDArray[np.int64],
         quantizer: Quantizer,
-        bits: Callable[[str], int],
+        blocks: Callable[[str], Blocks],
         spool: SpooledLevels,
         progress: Callable[[int], None] | None = None,
     ) -> None:
         super().__init__(arch, sequences[0].tolist(), None, progress)
-        self.sequences, self.quantizer, self.bits, self.spool = sequences, quantizer, bits, spool
+        self.sequences, self.quantizer, self.blocks, self.spool = sequences, quantizer, blocks, spool
         self._writers = residual_writers(arch)
         self._given: dict[int, dict[int, tuple[Array, Array]]] = {}  # see NumpyOps, by sequence
         self._product = True  # whether anybody needs what a matrix gives
@@ -105,9 +105,9 @@ class CalibrationOps(NumpyOps):
             at += len(piece)
         rows = np.concatenate(found)
         inverse = inverse.reshape(self.sequences.shape)
-        k, bits, seen = rows.shape[1], self.bits(weight), rows
-        if k % BLOCK == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
-            seen = dequantize_block(*quantize_searched(rows, bits), k, bits)
+        k, form, seen = rows.shape[1], self.blocks(weight), rows
+        if k % form.size == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
+            seen = dequantize_block(*quantize_searched(rows, form), k, form.bits)
         return self._placed(np.concatenate([rows[inverse], seen[inverse]]), scale, positions)
 
     def linear(self, x: Array, *parts: Linear, joined: bool = False) -> tuple[Array, ...]:
@@ -160,16 +160,16 @@ class CalibrationOps(NumpyOps):
         return x
 
     def _quantized(self, x: Array, part: Linear, quantize: PieceQuantizer, correction: Correction | None) -> Array:
-        bits, k = self.bits(part.weight), x.shape[-1]
+        form, k = self.blocks(part.weight), x.shape[-1]
         middle, n = len(x) // 2, self.source.shape(part.weight)[0] if self._product else 0
         y, at = np.empty((*x.shape[:-1], n), np.float32), 0
         for piece in self.source.pieces(part.weight):
             rows = slice(at, at + len(piece))
-            made = quantize(correction.target(piece, rows) if correction else piece, bits)
-            self.spool.add(part.weight, bits, made)
+            made = quantize(correction.target(piece, rows) if correction else piece, form)
+            self.spool.add(part.weight, form, made)
             if self._product:
                 y[:middle, :, rows] = x[:middle] @ piece.T
-                y[middle:, :, rows] = x[middle:] @ dequantize_block(*made, k, bits).T
+                y[middle:, :, rows] = x[middle:] @ dequantize_block(*made, k, form.bits).T
             at += len(piece)
         if part.bias is not None and self._product:
             y += self.source.read(part.bias)
@@ -244,7 +244,7 @@ def residual_writers(arch: Architecture) -> set[str]:
 def chosen_levels(
     arch: Architecture,
     quantizer: Quantizer,
-    bits: Callable[[str], int],
+    blocks: Callable[[str], Blocks],
     texts: NDArray[np.int64],
     folder: Path,
     progress: Callable[[int], None] | None = None,
@@ -254,7 +254,7 @@ def chosen_levels(
     Args:
         arch: the model.
         quantizer: one that needs calibration runs the model here; any other quantizes when a matrix is stored.
-        bits: of a matrix, by its name.
+        blocks: what a matrix becomes, by its name.
         texts: [S, T], tokens of the calibration text; see ``sequences``.
         folder: where a temporary file may lie: about as large as the weights.
         progress: called after every sub-layer with the number done so far.
@@ -267,7 +267,7 @@ def chosen_levels(
         return
     with tempfile.TemporaryFile(dir=folder) as file:
         spool = SpooledLevels(file, quantizer)
-        arch.build(CalibrationOps(arch, texts, quantizer, bits, spool, progress))
+        arch.build(CalibrationOps(arch, texts, quantizer, blocks, spool, progress))
         yield spool
 
 

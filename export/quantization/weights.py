@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.quantization.quantizers import QUANTIZERS, Quantizer
-from edgespec.export.quantization.quantizers.levels import BITS
+from edgespec.export.quantization.quantizers.levels import BLOCKS, Blocks
 from edgespec.runtimes.files.manifest import Format
 
 DEFAULT_QUANTIZER = "mse"
@@ -39,7 +39,7 @@ class WeightChoice:
         """
         if quantizer is not None and quantizer not in QUANTIZERS:
             raise ExportError(f"unknown quantizer {quantizer!r}", f"quantizers: {', '.join(QUANTIZERS)}")
-        if form not in BITS:
+        if form not in BLOCKS:
             for option, value in (("--quantizer", quantizer), ("--head-format", head)):
                 if value is not None:
                     raise ExportError(
@@ -47,7 +47,7 @@ class WeightChoice:
                         f"leave {option} out, or choose --format int4 or int8",
                     )
             return cls(form, None, None)
-        if head is not None and head not in BITS:
+        if head is not None and head not in BLOCKS:
             raise ExportError(f"--head-format {head}: expected int4 or int8", "leave --head-format out")
         return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head)
 
@@ -56,12 +56,12 @@ class WeightChoice:
         """Of a drafter's LM head and what fuses hidden states: int8 in an int4 bundle, unless it was chosen."""
         return self.head or ("int8" if self.format == "int4" else None)
 
-    def bits(self, arch: Architecture) -> Callable[[str], int]:
-        """Bits of a matrix by its name."""
+    def blocks(self, arch: Architecture) -> Callable[[str], Blocks]:
+        """What a matrix becomes, by its name."""
 
-        def bits(name: str) -> int:
+        def blocks(name: str) -> Blocks:
             if name in self.fine:
-                return BITS["int8"]
-            return BITS[self.head if self.head and name == arch.head.weight else self.format]
+                return BLOCKS["int8"]
+            return BLOCKS[self.head if self.head and name == arch.head.weight else self.format]
 
-        return bits
+        return blocks

@@ -129,8 +129,8 @@ class _Filler:
             else:
                 yield f"{name}.packed", packed.pack_channels(pieces)
         else:
-            bits = quantize.BITS[matrix.form]
-            pieces = self._blocks(matrix, bits)
+            form = quantize.BLOCKS[matrix.form]
+            bits, pieces = form.bits, self._blocks(matrix, form)
             if packed is None:
                 yield from _in_turn(levels, scales, ((quantize.pack_levels(piece, bits), own) for piece, own in pieces))
             else:
@@ -149,10 +149,10 @@ class _Filler:
                 add_error(self.errors, part, piece, quantize.dequantize_channel(levels, scales))
                 yield levels, scales
 
-    def _blocks(self, matrix: Matrix, bits: int) -> Pieces:
+    def _blocks(self, matrix: Matrix, form: quantize.Blocks) -> Pieces:
         for part in matrix.parts:
-            for piece, (levels, scales) in self.chosen.pieces(self.source, part, bits):
-                add_error(self.errors, part, piece, quantize.dequantize_block(levels, scales, matrix.k, bits))
+            for piece, (levels, scales) in self.chosen.pieces(self.source, part, form):
+                add_error(self.errors, part, piece, quantize.dequantize_block(levels, scales, matrix.k, form.bits))
                 yield levels, scales
 
 

@@ -8,15 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.runtimes.files.manifest import Format
-from edgespec.runtimes.files.packing import Kind
-
 WEIGHTS = "model.data"
 INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
 SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
 TABLES = "kv/tables.safetensors"  # of a bundle: what coded keys were learnt with
-PACKED_KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,9 @@ from edgespec.export.architectures.ops import (
     Norm,
 )
 from edgespec.export.heads.description import cut_head, group_matrices
-from edgespec.export.storage.layout import PACKED_KINDS
 from edgespec.export.storage.plan import Matrix, StoragePlan
 from edgespec.runtimes.files.manifest import HeadGroup
-from edgespec.runtimes.files.packing import Packed
+from edgespec.runtimes.files.packing import PACKED_KINDS, Packed
 
 
 @dataclass(frozen=True)

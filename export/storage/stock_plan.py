@@ -19,7 +19,7 @@ from edgespec.export.architectures.ops import (
     Norm,
 )
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
-from edgespec.export.quantization.quantizers.levels import BITS, BLOCK
+from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.storage.plan import Matrix, StoragePlan
 from edgespec.runtimes.files.manifest import Format
 
@@ -118,7 +118,8 @@ class StockPlan(StoragePlan):
             self.add(f"{name}.levels", (k, n), np.int8)
             self.add(f"{name}.scales", (n,), np.float32)
         else:
-            blocks, width = -(-k // BLOCK), BLOCK * BITS[matrix.form] // 8
+            form = BLOCKS[matrix.form]
+            blocks, width = form.count(k), form.nbytes
             self.add(f"{name}.levels", (n, blocks, width), np.uint8)
             self.add(f"{name}.scales", (n, blocks), np.float32)
             self.alias(f"{name}.rows", f"{name}.levels", (n, blocks * width))

@@ -13,8 +13,37 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.files.manifest import Format
+
 BLOCK, TILE = 32, 16
 Kind = Literal["q4", "q8", "c8", "f32"]
+PACKED_KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A block format.
+
+    Attributes:
+        bits: of a weight.
+        size: weights of a row that share a scale.
+    """
+
+    bits: int
+    size: int = BLOCK
+
+    @property
+    def nbytes(self) -> int:
+        """Of the levels of a block, as MatMulNBits stores them."""
+        return self.size * self.bits // 8
+
+    def count(self, k: int) -> int:
+        """Blocks of a row."""
+        return -(-k // self.size)
+
+
+BLOCKS: dict[Format, Blocks] = {"int4": Blocks(4), "int8": Blocks(8)}
+_BLOCKS_OF: dict[Kind, Blocks] = {PACKED_KINDS[form]: blocks for form, blocks in BLOCKS.items()}
 
 
 @dataclass(frozen=True)
@@ -41,6 +70,11 @@ class Packed:
         if not self.head_dim:
             return self.n
         return self.n // self.head_dim * (-(-self.head_dim // TILE) * TILE)
+
+    @property
+    def form(self) -> Blocks:
+        """Of a kind in blocks."""
+        return _BLOCKS_OF[self.kind]
 
     @property
     def blocks(self) -> int:

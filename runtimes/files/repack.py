@@ -147,7 +147,7 @@ def _to_stock(
         yield wanted[f"{name}.scales"], (scales.astype("<f4") for scales in rows(1))
     else:
         blocks = wanted[f"{name}.scales"][3][1]
-        bits = 4 if packed.kind == "q4" else 8
+        bits = packed.form.bits
         yield wanted[f"{name}.levels"], (pack_levels(levels[:, :blocks], bits) for levels in rows(0))
         yield wanted[f"{name}.scales"], (scales[:, :blocks].astype("<f4") for scales in rows(1))
 
@@ -170,5 +170,5 @@ def _to_native(
     if packed.kind == "c8":
         yield target, packed.pack_channels((levels[:, s : s + step].T, scales[s : s + step]) for s in starts)
         return
-    bits = 4 if packed.kind == "q4" else 8
+    bits = packed.form.bits
     yield target, packed.pack_blocks((unpack_levels(levels[s : s + step], bits), scales[s : s + step]) for s in starts)

@@ -16,7 +16,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import Vocab, Width
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Layout
-from edgespec.runtimes.files.packing import BLOCK, Packed
+from edgespec.runtimes.files.packing import Packed
 
 AGAIN = "copy the bundle or export it again"
 _MOST_GROWTH = 16  # a layout over the other: float32 scales and padding, nothing more
@@ -82,8 +82,8 @@ class WeightsIndex(BaseModel):
                 self._expect("stock", f"{name}.levels", (packed.k, packed.n), "|i1")
                 self._expect("stock", f"{name}.scales", (packed.n,), "<f4")
             else:
-                blocks, bits = -(-packed.k // BLOCK), 4 if packed.kind == "q4" else 8
-                self._expect("stock", f"{name}.levels", (packed.n, blocks, BLOCK * bits // 8), "|u1")
+                form, blocks = packed.form, packed.form.count(packed.k)
+                self._expect("stock", f"{name}.levels", (packed.n, blocks, form.nbytes), "|u1")
                 self._expect("stock", f"{name}.scales", (packed.n, blocks), "<f4")
         return self
 

@@ -49,7 +49,7 @@ class Weights:
 
 def levels(values: Floats) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # [n, k] -> [n, blocks, 32], [n, blocks]
     """A matrix in 8-bit blocks."""
-    return quantize.quantize_block(values, 8)
+    return quantize.quantize_block(values, quantize.Blocks(8))
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,12 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.quantization.quantizers.levels import Blocks
 from edgespec.export.source.source import Checkpoint
 
 Array = NDArray[np.float32]
-Quantized = tuple[NDArray[np.uint8], Array]  # levels [n, blocks, BLOCK], scales [n, blocks], all float16 values
-PieceQuantizer = Callable[[Array, int], Quantized]  # rows [n, k] of a matrix, bits
+Quantized = tuple[NDArray[np.uint8], Array]  # levels [n, blocks, size], scales [n, blocks], all float16 values
+PieceQuantizer = Callable[[Array, Blocks], Quantized]  # rows [n, k] of a matrix, and what is made of them
 
 
 class Quantizer(Protocol):
@@ -48,7 +49,7 @@ class LevelSource(Protocol):
 
     quantizer_name: str
 
-    def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
+    def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         """Pieces of the checkpoint's matrix ``name`` [n, k], in order, and what was made of them."""
         ...
 
@@ -60,12 +61,12 @@ class DirectLevels:
         self.quantizer = quantizer
         self.quantizer_name = quantizer.name
 
-    def pieces(self, source: Checkpoint, name: str, bits: int) -> Iterator[tuple[Array, Quantized]]:
+    def pieces(self, source: Checkpoint, name: str, form: Blocks) -> Iterator[tuple[Array, Quantized]]:
         """See LevelSource."""
         quantize, rows = self.quantizer.prepare(None), source.pieces(name)
 
         def following() -> tuple[Array, Quantized] | None:
-            return None if (piece := next(rows, None)) is None else (piece, quantize(piece, bits))
+            return None if (piece := next(rows, None)) is None else (piece, quantize(piece, form))
 
         with ThreadPoolExecutor(1) as pool:  # the next piece is read and quantized while this one is written
             ahead = pool.submit(following)

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
-from edgespec.export.quantization.quantizers.levels import BLOCK, HALF_MAX, half, reciprocal
+from edgespec.export.quantization.quantizers.levels import HALF_MAX, Blocks, half, reciprocal
 from edgespec.export.quantization.quantizers.mse import CHUNK, quantize_searched, search_scales
 
-LAZY = 4 * BLOCK  # columns whose corrections reach the rest of the matrix together
+LAZY = 128  # whole blocks of columns whose corrections reach the rest of the matrix together
 DAMPING = 0.01  # of the mean of the diagonal
 
 
 class Gptq:
     """Minimises the squared error of a matrix's outputs on its calibration inputs.
 
-    Columns come in their stored order: blocks of 32 are contiguous, so the paper's order by activation would need a
+    Columns come in their stored order: blocks are contiguous, so the paper's order by activation would need a
     permutation of the inputs.  The scale of a block is searched when the block is reached, on the corrected weights.
     """
 
@@ -29,8 +29,8 @@ class Gptq:
             return quantize_searched
         feedback, importance = feedback_factor(inputs), np.diag(inputs)
 
-        def quantize(weight: Array, bits: int) -> Quantized:
-            return quantize_corrected(weight, bits, feedback, importance)
+        def quantize(weight: Array, form: Blocks) -> Quantized:
+            return quantize_corrected(weight, form, feedback, importance)
 
         return quantize
 
@@ -57,27 +57,27 @@ def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, 
 
 def quantize_corrected(
     weight: Array,  # [n, k]
-    bits: int,
+    form: Blocks,
     feedback: Array,  # [k, k], of ``feedback_factor``
     importance: Array | None = None,  # [k]: of the channels, for the search of the scales
 ) -> Quantized:
     """Quantize rows with error feedback."""
-    n, k = weight.shape
+    (n, k), bits, size = weight.shape, form.bits, form.size
     zero = 1 << (bits - 1)
     low, high = np.float32(-zero), np.float32(zero - 1)
-    blocks = -(-k // BLOCK)
+    blocks = form.count(k)
     reach = HALF_MAX * np.float32(zero)  # what lies beyond the largest scale would make the rest infinite
     rest = np.clip(weight.T, -reach, reach, order="C")  # [k, n]: corrected as columns are done
-    levels = np.full((blocks * BLOCK, n), zero, np.uint8)
+    levels = np.full((blocks * size, n), zero, np.uint8)
     scales = np.empty((blocks, n), np.float32)
     errors = np.empty((LAZY, n), np.float32)
     for start in range(0, k, LAZY):
         end = min(start + LAZY, k)
-        for first in range(start, end, BLOCK):
-            last = min(first + BLOCK, k)
+        for first in range(start, end, size):
+            last = min(first + size, k)
             scale = _scales(rest[first:last], bits, None if importance is None else importance[first:last])
             inverse = reciprocal(scale)
-            scales[first // BLOCK] = scale
+            scales[first // size] = scale
             for j in range(first, last):
                 level = np.clip(np.rint(rest[j] * inverse), low, high)
                 error = rest[j] - level * scale
@@ -89,10 +89,10 @@ def quantize_corrected(
                 rest[last:end] -= feedback[first:last, last:end].T @ errors[first - start : last - start]
         if end < k:
             rest[end:] -= feedback[start:end, end:].T @ errors[: end - start]
-    return np.ascontiguousarray(levels.T).reshape(n, blocks, BLOCK), np.ascontiguousarray(scales.T)
+    return np.ascontiguousarray(levels.T).reshape(n, blocks, size), np.ascontiguousarray(scales.T)
 
 
-def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [up to BLOCK, n] -> [n]
+def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [up to a block, n] -> [n]
     found = np.empty(columns.shape[1], np.float32)
     at = np.abs(columns).argmax(0)
     largest = np.take_along_axis(columns, at[None], 0)[0]

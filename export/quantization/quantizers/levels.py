@@ -1,6 +1,7 @@
 """Weight formats: numbers in, numbers out.  Nothing here knows of graphs or files.
 
-* block formats (int4, int8): symmetric, 32 weights of a row share a scale that is a float16 value, zero point 8 (128).
+* block formats (int4, int8): symmetric, a block of weights of a row shares a scale that is a float16 value, zero point
+  8 (128).
   Quantizing gives (levels, scales); ``pack_levels`` makes the layout of ONNX Runtime's MatMulNBits of the levels.
 * channel format (w8a8): int8 per row with one scale, 7 bits by default so that uint8 x int8 pairs cannot saturate
   16-bit accumulators on AVX2.
@@ -11,12 +12,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.manifest import Format
-from edgespec.runtimes.files.packing import pack_levels as pack_levels  # beside what makes the levels
+from edgespec.runtimes.files.packing import BLOCKS as BLOCKS  # beside what makes the levels
+from edgespec.runtimes.files.packing import Blocks as Blocks
+from edgespec.runtimes.files.packing import pack_levels as pack_levels
 from edgespec.runtimes.files.packing import unpack_levels as unpack_levels
 
-BLOCK = 32
-BITS: dict[Format, int] = {"int4": 4, "int8": 8}
 CHANNEL_LEVELS = 63  # 7-bit weights: see above
 HALF_MAX = np.float32(65504)  # largest finite float16
 EMBEDDING_LEVELS = 127  # rows that are only looked up cannot saturate anything
@@ -30,13 +30,13 @@ def half(scales: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.clip(scales, -HALF_MAX, HALF_MAX).astype(np.float16).astype(np.float32)
 
 
-def grouped(weight: NDArray[np.float32]) -> NDArray[np.float32]:  # [n, k] -> [n, blocks, BLOCK]
+def grouped(weight: NDArray[np.float32], size: int) -> NDArray[np.float32]:  # [n, k] -> [n, blocks, size]
     """The rows in blocks, the last one filled up with zeros."""
     n, k = weight.shape
-    blocks = -(-k // BLOCK)
-    if blocks * BLOCK != k:
-        weight = np.pad(weight, ((0, 0), (0, blocks * BLOCK - k)))
-    return weight.reshape(n, blocks, BLOCK)
+    blocks = -(-k // size)
+    if blocks * size != k:
+        weight = np.pad(weight, ((0, 0), (0, blocks * size - k)))
+    return weight.reshape(n, blocks, size)
 
 
 def reciprocal(scales: NDArray[np.float32]) -> NDArray[np.float32]:  # [...]
@@ -45,10 +45,10 @@ def reciprocal(scales: NDArray[np.float32]) -> NDArray[np.float32]:  # [...]
 
 
 def round_levels(
-    blocks: NDArray[np.float32],  # [n, blocks, BLOCK]
+    blocks: NDArray[np.float32],  # [n, blocks, size]
     scales: NDArray[np.float32],  # [n, blocks]
     bits: int,
-) -> NDArray[np.uint8]:  # [n, blocks, BLOCK]
+) -> NDArray[np.uint8]:  # [n, blocks, size]
     """The level nearest to every weight, zero point added."""
     zero = 1 << (bits - 1)
     levels = np.rint(blocks * reciprocal(scales)[..., None])
@@ -56,7 +56,7 @@ def round_levels(
     return np.clip(levels, 0, 2 * zero - 1, out=levels).astype(np.uint8)
 
 
-def largest_scales(blocks: NDArray[np.float32], bits: int) -> NDArray[np.float32]:  # [n, blocks, BLOCK] -> [n, blocks]
+def largest_scales(blocks: NDArray[np.float32], bits: int) -> NDArray[np.float32]:  # [n, blocks, size] -> [n, blocks]
     """Signed float16 scales that put the value of largest magnitude on the end of the range with one more level."""
     largest = np.take_along_axis(blocks, np.abs(blocks).argmax(-1)[..., None], -1)[..., 0]
     return half(largest / np.float32(-(1 << (bits - 1))))
@@ -64,16 +64,16 @@ def largest_scales(blocks: NDArray[np.float32], bits: int) -> NDArray[np.float32
 
 def quantize_block(
     weight: NDArray[np.float32],  # [n, k]
-    bits: int,
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:  # levels [n, blocks, BLOCK], scales [n, blocks]
+    form: Blocks,
+) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:  # levels [n, blocks, form.size], scales [n, blocks]
     """Round to the nearest of 2**bits levels per block; the scale follows the value of largest magnitude."""
-    blocks = grouped(weight)
-    scales = largest_scales(blocks, bits)
-    return round_levels(blocks, scales, bits), scales
+    blocks = grouped(weight, form.size)
+    scales = largest_scales(blocks, form.bits)
+    return round_levels(blocks, scales, form.bits), scales
 
 
 def dequantize_block(
-    levels: NDArray[np.uint8],  # [n, blocks, BLOCK]
+    levels: NDArray[np.uint8],  # [n, blocks, size]
     scales: NDArray[np.float32],  # [n, blocks]
     k: int,
     bits: int,

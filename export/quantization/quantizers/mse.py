@@ -8,7 +8,7 @@ import numpy as np
 
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.levels import (
-    BLOCK,
+    Blocks,
     grouped,
     half,
     largest_scales,
@@ -36,20 +36,21 @@ class SquaredError:
 
 def quantize_searched(
     weight: Array,  # [n, k]
-    bits: int,
+    form: Blocks,
     importance: Array | None = None,  # [k], not negative
 ) -> Quantized:
     """Quantize with the scales of ``search_scales``; never worse than round to nearest, block by block."""
-    blocks = grouped(weight)  # [n, blocks, BLOCK]
+    bits, size = form.bits, form.size
+    blocks = grouped(weight, size)  # [n, blocks, size]
     n, count = blocks.shape[:2]
     levels, scales = np.empty(blocks.shape, np.uint8), np.empty((n, count), np.float32)
     step = max(1, CHUNK // count)
-    shared = None if importance is None else _tile(importance, count, min(step, n))  # [BLOCK, step * count]
+    shared = None if importance is None else _tile(importance, size, count, min(step, n))  # [size, step * count]
 
     def search(start: int) -> None:
         part = slice(start, start + step)
         own = blocks[part]
-        columns = np.ascontiguousarray(own.reshape(-1, BLOCK).T)  # [BLOCK, m]
+        columns = np.ascontiguousarray(own.reshape(-1, size).T)  # [size, m]
         weights = None if shared is None else shared[:, : columns.shape[1]]
         scales[part] = search_scales(columns, largest_scales(own, bits).ravel(), bits, weights).reshape(-1, count)
         levels[part] = round_levels(own, scales[part], bits)
@@ -61,10 +62,10 @@ def quantize_searched(
 
 
 def search_scales(
-    columns: Array,  # [BLOCK, m]: a block a column, so that every operation runs along m
+    columns: Array,  # [size, m]: a block a column, so that every operation runs along m
     start: Array,  # [m], float16 values
     bits: int,
-    importance: Array | None = None,  # [BLOCK, m] or [BLOCK, 1]
+    importance: Array | None = None,  # [size, m] or [size, 1]
 ) -> Array:  # [m], float16 values
     """Scales of least squared error.
 
@@ -126,7 +127,7 @@ def _error(
     return np.add.reduce(work, 0)
 
 
-def _tile(importance: Array, count: int, rows: int) -> Array:  # [k] -> [BLOCK, rows * count]
-    padded = np.zeros(count * BLOCK, np.float32)
+def _tile(importance: Array, size: int, count: int, rows: int) -> Array:  # [k] -> [size, rows * count]
+    padded = np.zeros(count * size, np.float32)
     padded[: len(importance)] = importance
-    return np.ascontiguousarray(np.tile(padded.reshape(count, BLOCK).T, rows))
+    return np.ascontiguousarray(np.tile(padded.reshape(count, size).T, rows))

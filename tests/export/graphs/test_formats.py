@@ -17,7 +17,7 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.graphs.formats import LINEAR, table_rows
 from edgespec.export.graphs.graph import GraphBuilder
 from edgespec.export.quantization.quantizers import levels as quantize
-from edgespec.export.quantization.quantizers.levels import BLOCK, EMBEDDING_LEVELS
+from edgespec.export.quantization.quantizers.levels import EMBEDDING_LEVELS, Blocks
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import LARGE_ALIGN, SMALL_ALIGN, WeightLayout
@@ -32,16 +32,16 @@ from tests.conftest import OPERATORS, Reference, Written
 from tests.support import hf
 
 NAMES = sorted(hf.CORE)
-BITS = {"int4": 4, "int8": 8}
+BLOCKS = {"int4": Blocks(4), "int8": Blocks(8)}
 
 Write = Callable[..., Written]
 BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 Matrix = NDArray[np.float32]
 
 
-def blocks_of(weight: Matrix) -> Matrix:  # [n, k] -> [n, blocks, BLOCK]
+def blocks_of(weight: Matrix, size: int) -> Matrix:  # [n, k] -> [n, blocks, size]
     n, k = weight.shape
-    return np.pad(weight, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
+    return np.pad(weight, ((0, 0), (0, -k % size))).reshape(n, -1, size)
 
 
 # -- one matrix through its graph --------------------------------------------------------------------------------------
@@ -58,8 +58,9 @@ def stored(folder: Path, form: Format, hidden: int, tied: bool) -> StockPlan:
 
 def stored_as(weight: Matrix, form: str) -> Matrix:
     """What a matrix is after it was stored, by the formulas of quantize.py."""
-    if form in BITS:
-        return quantize.dequantize_block(*quantize.quantize_block(weight, BITS[form]), weight.shape[1], BITS[form])
+    if form in BLOCKS:
+        blocks = BLOCKS[form]
+        return quantize.dequantize_block(*quantize.quantize_block(weight, blocks), weight.shape[1], blocks.bits)
     return quantize.dequantize_channel(*quantize.quantize_channel(weight)) if form == "w8a8" else weight
 
 
@@ -69,9 +70,9 @@ def by_token(x: Array) -> Array:
     return np.rint(x / scale) * scale
 
 
-def by_block(x: Array) -> Array:
-    """MatMulNBits at accuracy level 4: activations rounded to 127 levels either side of zero, in blocks of 32."""
-    blocks = blocks_of(x.reshape(-1, x.shape[-1]))
+def by_block(x: Array, size: int) -> Array:
+    """MatMulNBits at accuracy level 4: activations rounded to 127 levels either side of zero, in blocks."""
+    blocks = blocks_of(x.reshape(-1, x.shape[-1]), size)
     scale = np.maximum(np.abs(blocks).max(-1, keepdims=True), np.float32(1e-30)) / np.float32(127)
     return (np.rint(blocks / scale) * scale).reshape(len(blocks), -1)[:, : x.shape[-1]].reshape(x.shape)
 
@@ -99,11 +100,12 @@ def test_a_product_is_that_of_the_stored_matrix(tmp_path: Path, form: Format, k:
     seen = by_token(x) if form == "w8a8" else x
     expected = seen @ weight.T + (added if bias else 0)
     rounding = 1e-5 * (np.abs(x) @ np.abs(weight).T + 1)
-    if form in BITS:
-        emulated = by_block(x) @ weight.T + (added if bias else 0)
+    if form in BLOCKS:
+        size = BLOCKS[form].size
+        emulated = by_block(x, size) @ weight.T + (added if bias else 0)
         assert (np.abs(got - emulated) <= rounding).mean() > 0.95  # but for values just between two levels
-        step = np.abs(blocks_of(x)).max(-1) / 127  # [T, blocks]
-        rounding += 0.5 * step @ np.abs(blocks_of(weight.astype(np.float32))).sum(-1).T
+        step = np.abs(blocks_of(x, size)).max(-1) / 127  # [T, blocks]
+        rounding += 0.5 * step @ np.abs(blocks_of(weight.astype(np.float32), size)).sum(-1).T
     assert (np.abs(got - expected) <= rounding).all()
     for part, values in parts.items():
         error, norm = quantize.squared_error(values, stored_as(values, form))
@@ -145,13 +147,13 @@ class StoredOps(NumpyOps):
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
         arch, matrix = self.arch, self.source.read(weight)
-        if arch.facts.hidden % BLOCK == 0 if self.form in BITS else arch.facts.tied:
+        if arch.facts.hidden % BLOCKS[self.form].size == 0 if self.form in BLOCKS else arch.facts.tied:
             return stored_as(matrix, self.form)[self.tokens][None]
         rows = quantize.dequantize_channel(*quantize.quantize_channel(matrix, EMBEDDING_LEVELS))
         return (matrix if self.form == "fp32" else rows)[self.tokens][None]
 
     def _linear(self, x: Array, part: Linear) -> Array:
-        seen = x if self.form == "fp32" else by_token(x) if self.form == "w8a8" else by_block(x)
+        seen = x if self.form == "fp32" else by_token(x) if self.form == "w8a8" else by_block(x, BLOCKS[self.form].size)
         y = seen @ stored_as(self.source.read(part.weight), self.form).T
         return y if part.bias is None else y + self.source.read(part.bias)
 
@@ -255,7 +257,7 @@ def test_a_tied_embedding_is_stored_once(tmp_path: Path, form: Format, written: 
     made = written("builtin:shakespeare", form)
     facts = made.part.facts
     assert facts.tied
-    entry_bytes = {"fp32": 4.0, "int8": 1 + 4 / BLOCK, "int4": 0.5 + 4 / BLOCK, "w8a8": 1 + 4 / facts.hidden}[form]
+    entry_bytes = {"fp32": 4.0, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "w8a8": 1 + 4 / facts.hidden}[form]
     one = facts.vocab * facts.hidden * entry_bytes
     tensors = {
         tensor.name: {item.key: int(item.value) for item in tensor.external_data if item.key != "location"}

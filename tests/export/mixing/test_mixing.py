@@ -23,7 +23,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.quantizers import QUANTIZERS
-from edgespec.export.quantization.quantizers.levels import dequantize_block
+from edgespec.export.quantization.quantizers.levels import Blocks, dequantize_block
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
@@ -51,7 +51,7 @@ class OneByOne:
 
     def read(self, name: str, *part: slice) -> NDArray[np.float32]:
         values: NDArray[np.float32] = self.source.read(name, *part)
-        return dequantize_block(*self.quantize(values, 4), values.shape[1], 4) if name in self.names else values
+        return dequantize_block(*self.quantize(values, Blocks(4)), values.shape[1], 4) if name in self.names else values
 
     def pieces(self, name: str) -> Iterator[NDArray[np.float32]]:
         yield self.read(name)

@@ -31,7 +31,7 @@ from edgespec.export.quantization.calibration_text import quantizer_texts, read_
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.quantizers.drift import Correction
 from edgespec.export.quantization.quantizers.gptq import feedback_factor
-from edgespec.export.quantization.quantizers.levels import BLOCK, dequantize_block, grouped
+from edgespec.export.quantization.quantizers.levels import Blocks, dequantize_block, grouped
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
@@ -49,6 +49,7 @@ NAMES = list(QUANTIZERS)
 MATRICES = st.tuples(st.integers(1, 4), st.sampled_from([1, 31, 32, 45, 96])).flatmap(
     lambda shape: arrays(np.float32, shape, elements=st.floats(-1e4, 1e4, width=32))
 )
+FORMS = Blocks(4), Blocks(8), Blocks(4, 64)
 PROPERTIES = settings(max_examples=60, deadline=None)
 
 
@@ -63,37 +64,37 @@ def products_of(x: Matrix) -> Matrix:  # [tokens, k] -> [k, k]
     return (x.T @ x / np.float32(len(x))).astype(np.float32)
 
 
-def stored(name: str, weight: Matrix, bits: int, products: Matrix | None = None) -> Matrix:
-    return dequantize_block(*QUANTIZERS[name].prepare(products)(weight, bits), weight.shape[1], bits)
+def stored(name: str, weight: Matrix, form: Blocks, products: Matrix | None = None) -> Matrix:
+    return dequantize_block(*QUANTIZERS[name].prepare(products)(weight, form), weight.shape[1], form.bits)
 
 
 # -- a block -----------------------------------------------------------------------------------------------------------
 
 
 @PROPERTIES
-@given(weight=MATRICES, bits=st.sampled_from([4, 8]), name=st.sampled_from(NAMES), calibrated=st.booleans())
-def test_levels_and_scales_of_every_quantizer(weight: Matrix, bits: int, name: str, calibrated: bool) -> None:
+@given(weight=MATRICES, form=st.sampled_from(FORMS), name=st.sampled_from(NAMES), calibrated=st.booleans())
+def test_levels_and_scales_of_every_quantizer(weight: Matrix, form: Blocks, name: str, calibrated: bool) -> None:
     n, k = weight.shape
     products = products_of(inputs_of(k)) if calibrated else None
-    levels, scales = QUANTIZERS[name].prepare(products)(weight, bits)
-    blocks = -(-k // BLOCK)
-    assert (levels.dtype.name, levels.shape, levels.flags.c_contiguous) == ("uint8", (n, blocks, BLOCK), True)
+    levels, scales = QUANTIZERS[name].prepare(products)(weight, form)
+    blocks = -(-k // form.size)
+    assert (levels.dtype.name, levels.shape, levels.flags.c_contiguous) == ("uint8", (n, blocks, form.size), True)
     assert (scales.dtype.name, scales.shape, scales.flags.c_contiguous) == ("float32", (n, blocks), True)
-    assert levels.max() < 1 << bits
+    assert levels.max() < 1 << form.bits
     np.testing.assert_array_equal(scales, scales.astype(np.float16).astype(np.float32))
 
 
 @PROPERTIES
-@given(weight=MATRICES, bits=st.sampled_from([4, 8]), weighted=st.booleans())
-def test_a_searched_scale_is_never_worse(weight: Matrix, bits: int, weighted: bool) -> None:
+@given(weight=MATRICES, form=st.sampled_from(FORMS), weighted=st.booleans())
+def test_a_searched_scale_is_never_worse(weight: Matrix, form: Blocks, weighted: bool) -> None:
     k = weight.shape[1]
     products = products_of(inputs_of(k)) if weighted else np.eye(k, dtype=np.float32)
     importance = np.diag(products) * 1.0
     importance += importance.mean() * (1e-3 if weighted else 0)
 
     def errors(name: str) -> Matrix:  # [n, blocks], in float64
-        lost = np.square(weight.astype(np.float64) - stored(name, weight, bits, products)) * importance
-        return grouped(lost).sum(-1)
+        lost = np.square(weight.astype(np.float64) - stored(name, weight, form, products)) * importance
+        return grouped(lost, form.size).sum(-1)
 
     nearest, searched = errors("rtn"), errors("awq" if weighted else "mse")
     assert (searched <= nearest * (1 + 1e-4) + 1e-12).all()
@@ -101,47 +102,47 @@ def test_a_searched_scale_is_never_worse(weight: Matrix, bits: int, weighted: bo
 
 def test_a_searched_scale_is_mostly_better() -> None:
     weight = np.random.default_rng(0).standard_normal((64, 256), np.float32)
-    lost = {name: float(np.square(weight - stored(name, weight, 4)).mean()) for name in ("rtn", "mse")}
+    lost = {name: float(np.square(weight - stored(name, weight, Blocks(4))).mean()) for name in ("rtn", "mse")}
     assert lost["mse"] < 0.92 * lost["rtn"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("bits", [4, 8])
-def test_zero_huge_and_tiny_weights(name: str, bits: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+def test_zero_huge_and_tiny_weights(name: str, form: Blocks) -> None:
     weight = np.zeros((6, 64), np.float32)
     weight[1] = 3e38  # its scale overflows float16: it becomes the largest there is
     weight[2] = -1e-30  # its scale is 0: so are the weights
     weight[3, 40] = 6e-8
     weight[4, :3] = 1e6, -1e6, 1.0
-    weight[5] = 1e-6 * (1 << bits - 4)  # subnormal scales
+    weight[5] = 1e-6 * (1 << form.bits - 4)  # subnormal scales
     for products in (None, products_of(inputs_of(64)), np.zeros((64, 64), np.float32)):
-        got = stored(name, weight, bits, products)
+        got = stored(name, weight, form, products)
         assert np.isfinite(got).all()
         np.testing.assert_array_equal(got[0], 0)
-        assert (np.abs(got[1]) >= 65504 * ((1 << bits - 1) - 1) * 0.9).any()
+        assert (np.abs(got[1]) >= 65504 * ((1 << form.bits - 1) - 1) * 0.9).any()
         np.testing.assert_array_equal(got[2], 0)
-    np.testing.assert_allclose(stored(name, weight, bits)[5], weight[5], rtol=0.1)
+    np.testing.assert_allclose(stored(name, weight, form)[5], weight[5], rtol=0.1)
 
 
 # -- a matrix ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("k", [32, 100, 352])
-def test_gptq_keeps_the_outputs(bits: int, k: int) -> None:
+def test_gptq_keeps_the_outputs(form: Blocks, k: int) -> None:
     x, weight = inputs_of(k, 3 * k), np.random.default_rng(1).standard_normal((48, k), np.float32)
     products = products_of(x)
-    lost = {name: float(np.square(x @ (weight - stored(name, weight, bits, products)).T).sum()) for name in NAMES}
+    lost = {name: float(np.square(x @ (weight - stored(name, weight, form, products)).T).sum()) for name in NAMES}
     assert lost["gptq"] < 0.8 * lost["awq"] < lost["rtn"]
 
 
-@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", NAMES)
-def test_pieces_make_the_whole(name: str, bits: int) -> None:
+def test_pieces_make_the_whole(name: str, form: Blocks) -> None:
     weight, products = np.random.default_rng(8).standard_normal((50, 100), np.float32), products_of(inputs_of(100))
     quantize = QUANTIZERS[name].prepare(products)
-    levels, scales = quantize(weight, bits)
-    parts = [quantize(weight[rows], bits) for rows in (slice(0, 1), slice(1, 33), slice(33, 50))]
+    levels, scales = quantize(weight, form)
+    parts = [quantize(weight[rows], form) for rows in (slice(0, 1), slice(1, 33), slice(33, 50))]
     # BLAS rounds by shape, which may tip a level of gptq, and that moves what follows
     assert (np.concatenate([part[0] for part in parts]) == levels).mean() >= (0.97 if name == "gptq" else 1)
     assert (np.concatenate([part[1] for part in parts]) == scales).mean() >= (0.97 if name == "gptq" else 1)
@@ -163,7 +164,8 @@ def test_inputs_that_leave_the_products_singular() -> None:
     weight = np.random.default_rng(2).standard_normal((8, 96), np.float32)
     products = products_of(x)
     lost = {
-        name: float(np.square(x @ (weight - stored(name, weight, 4, products)).T).sum()) for name in ("rtn", "gptq")
+        name: float(np.square(x @ (weight - stored(name, weight, Blocks(4), products)).T).sum())
+        for name in ("rtn", "gptq")
     }
     assert lost["gptq"] < lost["rtn"]
 
@@ -200,16 +202,16 @@ def test_the_levels_of_a_model(
 ) -> None:
     """Every matrix comes back in the pieces that it was read in, and stands for something like the source's."""
     monkeypatch.setattr(sources, "PIECE_BYTES", 1 << 12)
-    arch, bits = open_model(checkpoint("llama_biases_mqa"), None), 8
-    with chosen_levels(arch, QUANTIZERS[name], lambda _: bits, texts % arch.facts.vocab, tmp_path) as chosen:
+    arch, form = open_model(checkpoint("llama_biases_mqa"), None), Blocks(8)
+    with chosen_levels(arch, QUANTIZERS[name], lambda _: form, texts % arch.facts.vocab, tmp_path) as chosen:
         assert chosen.quantizer_name == name
         several = 0
         for each in [each for each in arch.source.index if len(arch.source.shape(each)) == 2]:
-            got = list(chosen.pieces(arch.source, each, bits))
+            got = list(chosen.pieces(arch.source, each, form))
             several += len(got) > 1
             weight = np.concatenate([piece for piece, _ in got])
             np.testing.assert_array_equal(weight, arch.source.read(each))
-            made = np.concatenate([dequantize_block(*levels, weight.shape[1], bits) for _, levels in got])
+            made = np.concatenate([dequantize_block(*levels, weight.shape[1], form.bits) for _, levels in got])
             assert np.square(made - weight).sum() < 0.01 * np.square(weight).sum()
         assert several > 3
     assert not list(tmp_path.iterdir())
@@ -225,7 +227,7 @@ def test_the_calibration_run_is_the_model(checkpoint: Callable[[str], Path], tmp
             return x
 
     with (tmp_path / "spool").open("w+b") as file:
-        ops = Head(arch, rows, QUANTIZERS["awq"], lambda _: 8, SpooledLevels(file, QUANTIZERS["awq"]))
+        ops = Head(arch, rows, QUANTIZERS["awq"], lambda _: Blocks(8), SpooledLevels(file, QUANTIZERS["awq"]))
         hidden = arch.build(ops)  # [2 S, T, hidden]
     normed = ops.norm(hidden[:2], arch.final_norm) @ arch.source.read(arch.head.weight).T
     for row, logits in zip(rows, normed, strict=True):
@@ -271,7 +273,7 @@ def test_better_quantizers_are_nearer_to_the_source(tmp_path: Path) -> None:
         choice = WeightChoice.of("int4", name, head)  # type: ignore[arg-type]
         folder = tmp_path / f"{name}{head}"
         folder.mkdir()
-        with chosen_levels(arch, QUANTIZERS[name], choice.bits(arch), texts, tmp_path) as chosen:
+        with chosen_levels(arch, QUANTIZERS[name], choice.blocks(arch), texts, tmp_path) as chosen:
             part = write_model(folder, arch, "int4", head=choice.head, chosen=chosen, draft=True, layout="stock").part
         logits = open_slot(Model(folder, part, "plain", 2)).forward(text).logits
         lost[name, head] = float(np.square(logits - exact).mean())
@@ -307,6 +309,6 @@ def test_direct_levels_stream(tmp_path: Path) -> None:
     weight = np.random.default_rng(7).standard_normal((40, 64), np.float32)
     (tmp_path / "config.json").write_text(json.dumps({}), "utf-8")
     save_file({"a": weight}, tmp_path / "model.safetensors")
-    ((piece, (levels, scales)),) = DirectLevels(QUANTIZERS["mse"]).pieces(Checkpoint.open(tmp_path), "a", 4)
+    ((piece, (levels, scales)),) = DirectLevels(QUANTIZERS["mse"]).pieces(Checkpoint.open(tmp_path), "a", Blocks(4))
     np.testing.assert_array_equal(piece, weight)
-    np.testing.assert_array_equal(dequantize_block(levels, scales, 64, 4), stored("mse", weight, 4))
+    np.testing.assert_array_equal(dequantize_block(levels, scales, 64, 4), stored("mse", weight, Blocks(4)))

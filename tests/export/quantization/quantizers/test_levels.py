@@ -10,56 +10,60 @@ from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
 from edgespec.export.quantization.quantizers import levels as quantize
-from edgespec.export.quantization.quantizers.levels import BLOCK, EMBEDDING_LEVELS
+from edgespec.export.quantization.quantizers.levels import EMBEDDING_LEVELS, Blocks
 
 Matrix = NDArray[np.float32]
 
 MATRICES = st.tuples(st.integers(1, 4), st.sampled_from([1, 2, 31, 32, 33, 64, 70])).flatmap(
     lambda shape: arrays(np.float32, shape, elements=st.floats(-1e4, 1e4, width=32))
 )
+FORMS = Blocks(4), Blocks(8), Blocks(4, 64)
 PROPERTIES = settings(max_examples=150, deadline=None)
 VANISHING = 2.0**-25  # half of float16's smallest step: such scales may become 0
 
 
-def blocks_of(weight: Matrix) -> Matrix:  # [n, k] -> [n, blocks, BLOCK]
+def blocks_of(weight: Matrix, size: int) -> Matrix:  # [n, k] -> [n, blocks, size]
     n, k = weight.shape
-    return np.pad(weight, ((0, 0), (0, -k % BLOCK))).reshape(n, -1, BLOCK)
+    return np.pad(weight, ((0, 0), (0, -k % size))).reshape(n, -1, size)
 
 
 @PROPERTIES
-@given(weight=MATRICES, bits=st.sampled_from([4, 8]))
-def test_the_error_of_a_block_is_half_a_step(weight: Matrix, bits: int) -> None:
-    levels, scales = quantize.quantize_block(weight, bits)
-    n, k = weight.shape
-    blocks = -(-k // BLOCK)
-    assert levels.shape == (n, blocks, BLOCK)
-    assert quantize.pack_levels(levels, bits).shape == (n, blocks, BLOCK * bits // 8)
+@given(weight=MATRICES, form=st.sampled_from(FORMS))
+def test_the_error_of_a_block_is_half_a_step(weight: Matrix, form: Blocks) -> None:
+    levels, scales = quantize.quantize_block(weight, form)
+    (n, k), bits, size = weight.shape, form.bits, form.size
+    blocks = -(-k // size)
+    assert levels.shape == (n, blocks, size)
+    assert quantize.pack_levels(levels, bits).shape == (n, blocks, size * bits // 8)
     np.testing.assert_array_equal(quantize.unpack_levels(quantize.pack_levels(levels, bits), bits), levels)
     assert scales.shape == (n, blocks)
     assert np.isfinite(scales).all()
     got = quantize.dequantize_block(levels, scales, k, bits)
     assert got.shape == weight.shape
-    wide, step = blocks_of(weight).astype(np.float64), np.abs(scales.astype(np.float64))[..., None]
-    error = np.abs(wide - blocks_of(got))
+    wide, step = blocks_of(weight, size).astype(np.float64), np.abs(scales.astype(np.float64))[..., None]
+    error = np.abs(wide - blocks_of(got, size))
     # the side that has a level less may be clipped, by one step at most
     last = np.sign(scales)[..., None] * wide > ((1 << (bits - 1)) - 1) * step
     assert (error <= np.where(last, 1.0, 0.5) * step * (1 + 1e-5) + VANISHING * (1 << (bits - 1))).all()
 
 
 @PROPERTIES
-@given(weight=MATRICES, bits=st.sampled_from([4, 8]))
-def test_the_largest_of_a_block_is_kept(weight: Matrix, bits: int) -> None:
-    got = blocks_of(quantize.dequantize_block(*quantize.quantize_block(weight, bits), weight.shape[1], bits))
+@given(weight=MATRICES, form=st.sampled_from(FORMS))
+def test_the_largest_of_a_block_is_kept(weight: Matrix, form: Blocks) -> None:
+    made = quantize.dequantize_block(*quantize.quantize_block(weight, form), weight.shape[1], form.bits)
+    got = blocks_of(made, form.size)
     # to the precision of a float16 scale
-    atol = VANISHING * (1 << (bits - 1))
-    np.testing.assert_allclose(np.abs(got).max(-1), np.abs(blocks_of(weight)).max(-1), rtol=2.0**-11, atol=atol)
+    atol = VANISHING * (1 << (form.bits - 1))
+    np.testing.assert_allclose(
+        np.abs(got).max(-1), np.abs(blocks_of(weight, form.size)).max(-1), rtol=2.0**-11, atol=atol
+    )
 
 
 @PROPERTIES
-@given(weight=MATRICES, bits=st.sampled_from([4, 8]))
-def test_quantizing_twice_changes_nothing(weight: Matrix, bits: int) -> None:
-    once = quantize.dequantize_block(*quantize.quantize_block(weight, bits), weight.shape[1], bits)
-    twice = quantize.dequantize_block(*quantize.quantize_block(once, bits), weight.shape[1], bits)
+@given(weight=MATRICES, form=st.sampled_from(FORMS))
+def test_quantizing_twice_changes_nothing(weight: Matrix, form: Blocks) -> None:
+    once = quantize.dequantize_block(*quantize.quantize_block(weight, form), weight.shape[1], form.bits)
+    twice = quantize.dequantize_block(*quantize.quantize_block(once, form), weight.shape[1], form.bits)
     np.testing.assert_allclose(twice, once, rtol=1e-6, atol=VANISHING)
 
 
@@ -77,23 +81,23 @@ def test_the_error_of_a_channel_is_half_a_step(weight: Matrix, limit: int) -> No
 
 
 @PROPERTIES
-@given(weight=MATRICES, bits=st.sampled_from([4, 8]))
-def test_scales_are_float16_values(weight: Matrix, bits: int) -> None:
+@given(weight=MATRICES, form=st.sampled_from(FORMS))
+def test_scales_are_float16_values(weight: Matrix, form: Blocks) -> None:
     """Both layouts hold the same numbers, and the packed one has room for float16."""
     huge = weight * np.float32(1e5)  # beyond what float16 holds, where it matters
     for matrix in (weight, huge):
-        _, scales = quantize.quantize_block(matrix, bits)
+        _, scales = quantize.quantize_block(matrix, form)
         assert scales.dtype == np.float32
         assert np.isfinite(scales).all()
         np.testing.assert_array_equal(scales.astype(np.float16).astype(np.float32), scales)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.parametrize("k", [1, 32, 45])
-def test_zeros_stay_zeros(bits: int, k: int) -> None:
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("k", [1, 32, 45, 80])
+def test_zeros_stay_zeros(form: Blocks, k: int) -> None:
     weight = np.zeros((3, k), np.float32)
     weight[1, 0] = 5
-    got = quantize.dequantize_block(*quantize.quantize_block(weight, bits), k, bits)
+    got = quantize.dequantize_block(*quantize.quantize_block(weight, form), k, form.bits)
     np.testing.assert_array_equal(got, weight)
     np.testing.assert_array_equal(quantize.dequantize_channel(*quantize.quantize_channel(weight)), weight)
 
@@ -101,7 +105,7 @@ def test_zeros_stay_zeros(bits: int, k: int) -> None:
 def test_levels_are_packed_low_nibble_first() -> None:
     weight = np.zeros((1, 32), np.float32)
     weight[0, :3] = [-8, 7, 1]  # scale 1, zero point 8
-    levels, scales = quantize.quantize_block(weight, 4)
+    levels, scales = quantize.quantize_block(weight, Blocks(4))
     assert scales.tolist() == [[1.0]]
     assert quantize.pack_levels(levels, 4)[0, 0, :2].tolist() == [0 | 15 << 4, 9 | 8 << 4]
 
