@@ -276,7 +276,7 @@ class Exporter:
             self.notes.append(part.notes)
         if self.drafter is not None and made.drafter is not None:
             self.progress("acceptance", 0, 1, "the drafter against the target")
-            found = measure_drafter(self.drafter, made.folder, made.drafter, made.slot, made.tokens, options.threads)
+            found = measure_drafter(self.drafter, made.folder, made.drafter, made.slot, made.tokens, choice)
             made.methods[self.drafter.method] = found.method(made.costs, self.text_name, digest(self.text))
             self.notes += found.notes
             self.progress("acceptance", 1, 1, "the drafter against the target")

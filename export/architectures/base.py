@@ -53,6 +53,7 @@ class Architecture:
         given: columns of the rows that a drafter's passes are given; 0 = passes begin with tokens.
         lent: sizes of heads of the target's layers, for a drafter that reads their keys and values.
         reads: which of them each layer reads.
+        target: the model that a drafter is for, where it is given embeddings that it does not norm.
     """
 
     model_type: ClassVar[str]
@@ -86,6 +87,7 @@ class Architecture:
     given: int = 0
     lent: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
+    target: Architecture | None = None
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)

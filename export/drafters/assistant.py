@@ -48,6 +48,7 @@ class Assistant(Gemma4):
     model_type = MODEL_TYPE
     drafts = "assistant"
     raw = False  # the target's hidden state is taken before its final norm, which no known checkpoint says
+    target: Gemma4
 
     def __init__(self, source: Checkpoint, target: Gemma4) -> None:
         self.target = target

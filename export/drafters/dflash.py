@@ -35,6 +35,9 @@ class DFlash(Architecture):
         source: the checkpoint, with what config.json says of blocks at its top.
         tapped: how many boundaries of the target are looked at.
         context: most tokens, the target's.
+
+    Attributes:
+        masks: every token that its config.json calls a mask, or padding.
     """
 
     model_type = "dflash"
@@ -45,6 +48,7 @@ class DFlash(Architecture):
         self.facts = self.facts.model_copy(update={"context": context})
         self.given = (1 + tapped) * self.facts.hidden
         self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
+        self.masks = {self.mask} if self.mask is not None else set()
 
     def check(self) -> None:
         self.settings.refuse("conv_kernel_size", "convolutions of DFlash 2", "DFlash without")
@@ -120,4 +124,7 @@ def read_dflash(source: Checkpoint, target: Architecture) -> Drafter:
         raise ExportError(f"{source.path}: blocks of {arch.block} with mask {arch.mask}: expected 2 to 64 rows, and a "
                           f"token below {vocab}")  # fmt: skip
     check_tensors(arch, given)
+    arch.target = target
+    named = source.config.get("mask_token_id"), source.config.get("pad_token_id"), target.config.get("pad_token_id")
+    arch.masks |= {each for each in named if isinstance(each, int) and 0 <= each < vocab}
     return Drafter(arch, tuple(at + 1 for at in ids), None)  # of a list that counts outputs of layers

@@ -23,12 +23,14 @@ class WeightChoice:
         quantizer: of int4 and int8 matrices; None for other formats, which have none to choose.
         head: format of the LM head and of the embedding tied to it; None = ``format``.
         fine: names of the target's matrices that are int8 in an int4 model (``mixed.py``).
+        asked: what ``--head-format`` said; None = nothing.
     """
 
     format: Format
     quantizer: Quantizer | None
     head: Format | None
     fine: frozenset[str] = frozenset()
+    asked: Format | None = None
 
     @classmethod
     def of(cls, form: Format, quantizer: str | None, head: Format | None) -> WeightChoice:
@@ -49,12 +51,12 @@ class WeightChoice:
             return cls(form, None, None)
         if head is not None and head not in BLOCKS:
             raise ExportError(f"--head-format {head}: expected int4 or int8", "leave --head-format out")
-        return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head)
+        return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head, asked=head)
 
     @property
     def drafter_head(self) -> Format | None:
         """Of a drafter's LM head and what fuses hidden states: int8 in an int4 bundle, unless it was chosen."""
-        return self.head or ("int8" if self.format == "int4" else None)
+        return self.asked or ("int8" if self.format == "int4" else None)
 
     def blocks(self, arch: Architecture) -> Callable[[str], Blocks]:
         """What a matrix becomes, by its name."""

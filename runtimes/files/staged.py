@@ -30,6 +30,30 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
     Raises:
         OSError: it cannot be written.
     """
+    with _part(target, folder) as part:
+        yield part
+        if not private:  # as both are made
+            part.chmod(0o755 if folder else 0o644)
+        for path in part.rglob("*") if folder else (part,):
+            if path.is_file():
+                _sync(path)
+        _take_name(part, target, replace)
+
+
+@contextmanager
+def scratch(beside: Path) -> Iterator[Path]:
+    """A folder beside another one, for a moment: nothing is left of it, as of what ``staged`` did not finish.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    with _part(beside, folder=True) as part:
+        yield part
+
+
+@contextmanager
+def _part(target: Path, folder: bool) -> Iterator[Path]:
+    """A hidden sibling of ``target``, locked, which is gone at the end if it has that name still."""
     remove_stale(target)
     part, lock = target.with_name(f".{target.name}.part-{secrets.token_hex(6)}"), None
     try:  # from here on a signal may come between any two steps
@@ -40,12 +64,6 @@ def staged(target: Path, folder: bool = False, replace: bool = True, private: bo
         with suppress(OSError):  # a file system without locks
             lock = take_lock(part)
         yield part
-        if not private:  # as both are made
-            part.chmod(0o755 if folder else 0o644)
-        for path in part.rglob("*") if folder else (part,):
-            if path.is_file():
-                _sync(path)
-        _take_name(part, target, replace)
     finally:
         try:
             _remove(part)

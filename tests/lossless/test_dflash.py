@@ -17,10 +17,11 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.runtimes.files.manifest import Format
-from tests.support.dflash import BLOCK, write_dflash
+from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp
 from tests.support.same_text import assert_plain_text
 
+LOUD = 77  # a token that the model hardly writes
 PROMPTS = ("The harbour lights came on", "and the ferry", "went down")
 
 
@@ -106,3 +107,23 @@ def test_other_layers_are_said_where_they_would_help(
     with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
         Exporter(made).run()
     assert f"would be right with target_layer_ids: {right} in its config.json" in str(refused.value.hint)
+
+
+def test_another_mask_is_said_where_it_would_help(native: None, tmp_path: Path) -> None:
+    """A configuration with two: the drafter was trained with the other one, and this one's embedding is loud."""
+    made = options(tmp_path, "fp32")
+    model = tmp_path / "model"
+    config = json.loads((model / "config.json").read_text("utf-8")) | {"tie_word_embeddings": False}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    tensors = load_file(model / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].copy()
+    tensors["model.embed_tokens.weight"][LOUD] *= 50
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    config = json.loads((tmp_path / "drafter" / "config.json").read_text("utf-8")) | {"mask_token_id": MASK}
+    config["dflash_config"]["mask_token_id"] = LOUD
+    (tmp_path / "drafter" / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(made).run()
+    assert f"would be right with mask_token_id: {MASK} in its config.json" in str(refused.value.hint)
+    assert "target_layer_ids" not in str(refused.value.hint)
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []

@@ -12,9 +12,13 @@ from safetensors.numpy import load_file, save_file
 from edgespec.decoding.settings import Settings
 from edgespec.engine.loading import load
 from edgespec.errors import ExportError
+from edgespec.export.bundle.writer import staged_folder
+from edgespec.export.drafters.guesses import written
+from edgespec.export.drafters.hints import Trials
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
+from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Format, Operators
 from tests.conftest import use_operators
 from tests.support import hf
@@ -108,6 +112,63 @@ def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp
     with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
         Exporter(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1)).run()
     assert "would be right with the hidden state before the model's final norm, which" in str(refused.value.hint)
+
+
+def coarse(folder: Path, size: float) -> Path:
+    """A model whose layer guesses well, but for formats of few levels.
+
+    A weight of ``size`` times the others stands in each block of the matrix that fuses, where the input is always zero.
+    """
+    model = write_mtp(folder / "model", DENSE, agrees=True)
+    tensors = load_file(model / "model.safetensors")
+    fuse, norm = tensors["mtp.fc.weight"], tensors["mtp.pre_fc_norm_embedding.weight"]
+    norm[::32] = 0
+    fuse[:, : len(norm) : 32] = size
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    return model
+
+
+@pytest.mark.parametrize(
+    "size, form, head, option",
+    [
+        (500, "int4", None, "--format fp32"),
+        (500, "int8", None, "--format fp32"),
+        (30, "int8", "int4", "--head-format int8"),
+        (30, "int4", "int4", "--head-format int8"),
+    ],
+)
+def test_a_format_that_costs_the_guesses_is_said(
+    native: None, tmp_path: Path, size: float, form: Format, head: Format | None, option: str
+) -> None:
+    """No other reading is: without the hidden state, which nothing reads here, all of them guess the same."""
+    model = coarse(tmp_path, size)
+    options = ExportOptions(str(model), tmp_path / "bundle", ["mtp"], form, head_format=head, threads=1)
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(options).run()
+    hint = str(refused.value.hint)
+    assert f"would be right with {option}" in hint
+    assert "the format that costs them" in hint
+    assert "hidden state" not in hint
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]  # nothing is left
+
+
+def test_formats_are_compared_with_the_format_of_the_head(native: None, tmp_path: Path) -> None:
+    """With int4 for what fuses, int8 layers guess as badly as int4 ones; without, both guess well."""
+    model = coarse(tmp_path, 30)
+    shares = {}
+    for head in ("int8", "int4"):
+        options = ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1)
+        exporter = Exporter(options)
+        assert exporter.drafter is not None
+        with staged_folder(tmp_path / head, False) as folder:
+            made = exporter._write(folder)
+            choice = WeightChoice.of("int4", None, head)
+            texts = written(made.slot, made.tokens)
+            shares[head] = Trials(exporter.drafter, choice, folder, made.slot, texts, 1).formats()
+            (folder / "edgespec.json").write_text("{}")
+    assert shares["int8"]["int8"] >= shares["int8"]["fp32"] - 0.1 > 0.4
+    assert shares["int4"]["int8"] < 0.2
+    assert shares["int4"]["fp32"] == shares["int8"]["fp32"]
 
 
 @pytest.mark.parametrize(

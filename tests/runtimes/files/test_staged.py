@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.runtimes.files import staged as module
-from edgespec.runtimes.files.staged import remove_stale, staged, write_staged
+from edgespec.runtimes.files.staged import remove_stale, scratch, staged, write_staged
 
 ROOT = Path(__file__).resolve().parents[3]
 LONG_AGO = (1, 1)
@@ -149,3 +149,26 @@ def test_a_part_that_has_just_begun_is_left_alone(tmp_path: Path) -> None:
     remove_stale(tmp_path / "out")
     assert not part.exists()
     assert module._YOUNG >= 1
+
+
+def test_a_scratch_folder_is_gone_whatever_happens(tmp_path: Path) -> None:
+    with scratch(tmp_path / "out") as folder:
+        (folder / "file").touch()
+        assert folder.parent == tmp_path
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(FileNotFoundError), scratch(tmp_path / "out") as folder:
+        (folder / "missing" / "file").touch()
+    assert [*tmp_path.iterdir()] == []
+
+
+@locks
+def test_a_scratch_folder_of_a_killed_process_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    """Also one beside a part: that of a bundle in the making."""
+    for name in (".out.part-1", "..out.part-1.part-2"):
+        (tmp_path / name / "inner").mkdir(parents=True)
+        os.utime(tmp_path / name, LONG_AGO)
+    with staged(tmp_path / "out", folder=True):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    with staged(tmp_path / "new", folder=True) as part, scratch(part) as folder:
+        assert folder.name.startswith(f".{part.name}.part-")

@@ -1,0 +1,146 @@
+"""Texts that a target writes itself, and how often it accepts a drafter's guesses along them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.drafters.probe import streams
+from edgespec.export.measuring.acceptance import Acceptance
+from edgespec.runtimes.files.manifest import DecoderPart, ModelPart
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
+
+GAMMA, TEXTS, PROMPT, WRITTEN = 5, 4, 24, 64  # guesses of a chain; texts, given tokens and written ones of each
+LEAST = 0.2  # first guesses of a drafter that fits are right far more often
+Text = tuple[list[int], NDArray[np.float32]]  # tokens, and what was tapped [tokens - 1, k * hidden]
+
+
+def opened(folder: Path, part: ModelPart, target: Slot, threads: int | None) -> Slot:
+    """A drafter that was written into a folder, on the operators of the target."""
+    graph = choose_operators(target.model.graph.operators, part).graph(part, strict=False)
+    return open_slot(Model(folder, part, graph, threads))
+
+
+def written(target: Slot, tokens: Sequence[int]) -> list[Text]:
+    """Texts that the target writes greedily after pieces of a text."""
+    starts = np.linspace(0, max(0, len(tokens) - PROMPT), TEXTS).astype(int)
+    return [_continued(target, tokens[at : at + PROMPT]) for at in starts]
+
+
+def tapped(target: Slot, texts: Sequence[Text], at: Sequence[int]) -> list[Text]:
+    """The same texts with what is tapped at other boundaries."""
+    found = []
+    for text, _ in texts:
+        rows = streams(target, text[:-1], at)
+        found.append((text, np.concatenate([rows[each] for each in at], -1)))
+    return found
+
+
+def accepted(
+    target: Slot, slot: Slot, part: ModelPart, texts: Sequence[Text], most: int = GAMMA, scale: float = 1.0
+) -> Acceptance:
+    """Of chains of so many guesses, or blocks, along texts that the target wrote.
+
+    Args:
+        target: its slot is overwritten.
+        slot: of the drafter.
+        part: the drafter's entry.
+        texts: along which it guesses.
+        most: guesses of a chain.
+        scale: what embeddings of tokens are multiplied by.
+    """
+    block, reads = decoder_of(part).block, bool(decoder_of(part).reads)
+    gamma = min(GAMMA, block - 1) if block else most  # what a block guesses first depends on its size
+    run = _Run(target, slot, decoder_of(part), gamma, scale)
+    right, offered = np.zeros(gamma, np.int64), np.zeros(gamma, np.int64)
+    for text, taps in texts:
+        del slot.tokens[:]
+        if reads:  # the target's keys, of this text
+            target.follow([])
+            target.prefill(text[:-1])
+        else:
+            slot.absorb_given(run.given(text[1 : PROMPT - 1], taps[: PROMPT - 2]))
+        for end in range(PROMPT, len(text) - GAMMA):  # tokens that are known, the pending one last
+            last = text[end - 1], taps[end - 2]
+            guesses = run.block(*last) if block else run.chain(*last, end - 1)
+            same = int(np.cumprod(np.equal(guesses, text[end : end + gamma])).sum())
+            offered[: same + 1] += 1
+            right[:same] += 1
+    return Acceptance(tuple(offered.tolist()), tuple(right.tolist()))
+
+
+def decoder_of(part: ModelPart) -> DecoderPart:
+    """What kind of drafter it is."""
+    assert part.decoder is not None
+    return part.decoder
+
+
+class _Run:
+    """A drafter that guesses after tokens; see ``accepted``."""
+
+    def __init__(self, target: Slot, slot: Slot, decoder: DecoderPart, gamma: int, scale: float) -> None:
+        self.target, self.slot, self.decoder, self.gamma, self.scale = target, slot, decoder, gamma, scale
+
+    def chain(self, pending: int, taps: NDArray[np.float32], rows: int) -> list[int]:
+        """Guesses after a pending token, of what was tapped [k * hidden] at the token before; its entry is kept.
+
+        An assistant reads the target's keys of so many ``rows`` instead.
+        """
+        given, guesses, kept = self.given([pending], taps[None]), list[int](), len(self.slot.tokens) + 1
+        reads = self.decoder.reads
+        for step in range(self.gamma):
+            run = partial(self.slot.forward_over, self.target, rows) if reads else self.slot.forward_given
+            output = run(given, step > 0, True)
+            assert output.best is not None
+            assert output.hidden is not None
+            guesses.append(int(output.best[0][-1]))
+            state = output.hidden[-1:].copy()
+            if not reads:
+                self.slot.keep([0])
+            given = self.given(guesses[-1:], state)
+        del self.slot.tokens[kept:]
+        return guesses
+
+    def block(self, pending: int, taps: NDArray[np.float32]) -> list[int]:
+        """As ``chain``, of a drafter of blocks; taps [k * hidden]."""
+        assert self.decoder.mask is not None
+        self.slot.absorb_given(self.given([pending], taps[None]))
+        rows = [pending] + [self.decoder.mask] * self.gamma
+        best = self.slot.forward_block(self.given(rows, np.zeros((1, 0), np.float32)), best=True).best
+        assert best is not None
+        guesses: list[int] = best[0].tolist()
+        return guesses
+
+    def given(self, tokens: Sequence[int], state: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[n, columns]: what the drafter is given of tokens [n], and taps or its own hidden states [n, any]."""
+        embedded = self.target.embed(np.array(tokens, np.int64)) * np.float32(self.scale)
+        found = np.zeros((len(tokens), self.decoder.columns), np.float32)
+        found[:, : embedded.shape[1]] = embedded
+        found[:, embedded.shape[1] : embedded.shape[1] + state.shape[1]] = state
+        return found
+
+
+def _continued(target: Slot, prompt: Sequence[int]) -> Text:
+    """A text that the target goes on with greedily, and what is tapped of it, [tokens - 1, k * hidden]."""
+    text, taps = list(prompt), []
+    target.follow([])
+    target.keep_taps = True
+    try:
+        rows = text
+        while len(text) < min(len(prompt) + WRITTEN, target.context - 1):
+            output = target.forward(np.array(rows, np.int64))
+            assert output.taps is not None
+            taps.append(output.taps.copy())
+            rows = [int(output.logits[-1].argmax())]
+            target.keep(range(len(taps[-1])))
+            text += rows
+    finally:
+        target.keep_taps = False
+    return text, np.concatenate(taps)
