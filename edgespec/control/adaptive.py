@@ -71,6 +71,7 @@ class Adaptive(Wrapper):
         self._nodes_per_depth = 1.0  # of a costly drafter's trees
         self._control = Control()
         self._width = 1  # requests in a pass
+        self._asked = 0  # guesses that a costly drafter was last asked for
         self._last: tuple[int, float, float] = (0, 0.0, prior)  # best length, its predicted speed-up, acceptance
 
     @property
@@ -119,8 +120,8 @@ class Adaptive(Wrapper):
             if len(proposal):
                 proposal = proposal.truncated(self._decide(proposal.bucket, _rows(proposal, budget)))
         else:
-            length = self._decide(self._expected_bucket, self._expected_rows(budget))
-            proposal = self.inner.propose(tokens, length) if length else EMPTY
+            self._asked = self._decide(self._expected_bucket, self._expected_rows(budget))
+            proposal = self.inner.propose(tokens, self._asked) if self._asked else EMPTY
         if len(proposal):
             self.drafted += 1
             self._bucket = proposal.bucket
@@ -208,7 +209,8 @@ class Adaptive(Wrapper):
 
     def price(self, proposal: Proposal) -> float:
         """Plain steps that a round over this proposal is expected to take, whatever is accepted."""
-        return self._steps(proposal.deepest, len(proposal) + 1) if len(proposal) else 1.0
+        depth = proposal.deepest if proposal.resume is None else max(proposal.deepest, 1)
+        return self._steps(depth, len(proposal) + 1) if depth else 1.0
 
     @property
     def steady(self) -> bool:
@@ -235,17 +237,22 @@ class Adaptive(Wrapper):
         return self._records[bucket]
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Learn what was accepted; pass the round on."""
-        if len(proposal):
+        """Learn what was accepted; pass the round on.
+
+        An exit that was asked and not sure counts like a guess that was wrong: it took the time of one.
+        """
+        if len(proposal) or proposal.resume is not None:
             record = self._record(proposal.bucket)
-            tested = proposal.tested(verdict.path)
+            right, tested = len(verdict.path), proposal.tested(verdict.path)
+            if proposal.resume is not None and right == len(proposal) < self._asked:
+                tested += 1
             for position in range(tested):
-                record.learn(position, position < len(verdict.path))
+                record.learn(position, position < right)
             if proposal.parents is not None:
                 self._nodes_per_depth = len(proposal) / proposal.deepest
             if record.probing:
                 record.probing = False
-                if tested == len(verdict.path) and record.streak < _STREAK:
+                if tested == right and record.streak < _STREAK:
                     record.sat = record.wait
                 else:
                     record.wait, record.streak = min(2 * record.wait, LONGEST_WAIT), 0
@@ -260,7 +267,7 @@ class Adaptive(Wrapper):
                 if len(proposal) and self.inner.caught_up:
                     self.cost.observe_draft(steps, time.draft_ms)
             else:  # part of the pass over the first row ran while drafting, too
-                self.cost.observe_round(time.rows, steps, time.draft_ms + time.verify_ms)
+                self.cost.observe_round(time.rows, max(steps, 1), time.draft_ms + time.verify_ms)
         super().timed(proposal, time)
 
     @property

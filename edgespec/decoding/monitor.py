@@ -152,7 +152,7 @@ class Monitor:
         shadow: comparison with plain decoding.
         drops: drafters that failed.
         recent: the last ``WINDOW`` rounds.
-        plain_rounds: rounds without a guess; plain_ms: what their passes took.
+        plain_rounds: rounds without a guess; plain_ms: what those of them took in which no exit was asked.
         drafted_rounds: rounds with guesses.
         tokens: tokens written.
         work: rows of the target, and draft steps in such rows.
@@ -167,6 +167,7 @@ class Monitor:
     drafted_rounds: int = 0
     tokens: int = 0
     work: float = 0.0
+    _plain_steps: int = 0  # rounds that ``plain_ms`` is of
     _expected: tuple[float, float] = (0.0, 0.0)  # tokens and plain steps of the rounds below, as predicted
     _measured: tuple[float, float] = (0.0, 0.0)  # the same by the clock
 
@@ -177,7 +178,9 @@ class Monitor:
         self.work += seen.rows
         if not seen.drafted:
             self.plain_rounds += 1
-            self.plain_ms += seen.verify_ms
+            if seen.rows >= 1:  # else its pass is what an exit's layers have left
+                self._plain_steps += 1
+                self.plain_ms += seen.verify_ms
             return
         self.work += self._draft_work(seen)
         self.drafted_rounds += 1
@@ -192,7 +195,7 @@ class Monitor:
     @property
     def step_ms(self) -> float | None:
         """What a plain step took in this request; None = it had too few to tell."""
-        return self.plain_ms / self.plain_rounds if self.plain_rounds >= ENOUGH else None
+        return self.plain_ms / self._plain_steps if self._plain_steps >= ENOUGH else None
 
     def _draft_work(self, seen: RoundRecord) -> float:
         if self.control.step_cost is not None:

@@ -15,7 +15,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.decoding.target import Pass
+from edgespec.decoding.target import Pass, Resume
 from edgespec.drafters.ar import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
 from tests.support.timed_toy import Clock, Guesser, controlled, run
@@ -246,3 +246,29 @@ def test_what_pays_for_several_guesses_is_found_where_the_first_is_dear(
     best = max(expected_tokens(0.8, k) / (0.23 + 0.1 * k + control.cost.v(k + 1)) for k in range(1, 9))
     assert best > 1.4
     assert 1024 / made.steps > 0.95 * best
+
+
+@pytest.mark.parametrize(
+    ("sure", "took", "goes_on"), [(0.3, 1.8, False), (0.3, 1.05, True), (0.9, 1.2, True), (0.9, 2.4, False)]
+)
+def test_an_exit_that_was_asked_and_not_sure_has_cost_its_time(sure: float, took: float, goes_on: bool) -> None:
+    """Whatever comes of it, asking takes ``took`` plain steps, and is worth 1 + ``sure`` tokens."""
+    rng = np.random.default_rng(0)
+
+    def flight(tokens: list[int], budget: int) -> Proposal:
+        n = int(rng.random() < sure)
+        return Proposal(np.zeros(n, np.int64), resume=Resume(np.zeros((n + 1, 4), np.float32), 1))
+
+    cost = CostModel({1: 1.0, 2: 1.0})
+    cost.observe_verify(1, 10.0, times=20)
+    adaptive = Adaptive(Scripted(flight), cost, gamma_max=1, prior=0.9)
+    asked = []
+    for _ in range(400):
+        proposal = adaptive.propose([1], 1)
+        asked.append(proposal.resume is not None)
+        seen = Pass(np.zeros((1 + len(proposal), 1), np.float32))
+        adaptive.observe(proposal, Verdict(range(len(proposal)), 0), seen)
+        ms = 10.0 * (took - 0.25) if asked[-1] else 0.0
+        adaptive.timed(proposal, RoundTime(ms, 2.5 if asked[-1] else 10.0, 1 + len(proposal), False))
+    late = asked[200:]
+    assert (sum(late) > 150) if goes_on else (sum(late) < 50)

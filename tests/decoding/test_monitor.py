@@ -71,6 +71,16 @@ def test_layers_that_ran_while_drafting_are_not_counted_twice() -> None:
     assert monitor.work_per_token == 0.75
 
 
+def test_a_round_in_which_an_exit_was_asked_is_no_plain_step() -> None:
+    monitor = Monitor()
+    for _ in range(20):
+        monitor.add(RoundRecord(PLAIN, 1, 0, 0, 0.2, 9.0, 3.0))  # the last fifth of the layers
+    assert (monitor.plain_rounds, monitor.plain_ms, monitor.step_ms) == (20, 0.0, None)
+    for _ in range(20):
+        monitor.add(RoundRecord(PLAIN, 1, 0, 0, 1, 0.0, 8.0))
+    assert (monitor.plain_rounds, monitor.step_ms) == (40, 8.0)
+
+
 def test_prediction_is_held_against_the_clock() -> None:
     monitor = Monitor(Control(expected=(3.0, 2.0), plain_ms=10.0))
     monitor.add(RoundRecord("a", 2, 2, 1, 3, 4.0, 16.0))

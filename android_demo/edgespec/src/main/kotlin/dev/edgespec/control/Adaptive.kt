@@ -54,6 +54,7 @@ class Adaptive(
     private var costs = cost
     private var nodesPerDepth = 1.0 // of a costly drafter's trees
     private var control = Control()
+    private var asked = 0 // guesses that a costly drafter was last asked for
     private var last = Triple(0, 0.0, prior) // best length, its predicted speed-up, acceptance
 
     override val proposer: String get() = inner.proposer
@@ -102,8 +103,8 @@ class Adaptive(
             val found = inner.propose(tokens, most)
             if (found.size > 0) found.truncated(decide(found.bucket, rowsOf(found, most))) else found
         } else {
-            val length = decide(expectedBucket, expectedRows(most))
-            if (length > 0) inner.propose(tokens, length) else Proposal.EMPTY
+            asked = decide(expectedBucket, expectedRows(most))
+            if (asked > 0) inner.propose(tokens, asked) else Proposal.EMPTY
         }
         if (proposal.size > 0) {
             drafted++
@@ -194,7 +195,10 @@ class Adaptive(
     private fun steps(depth: Int, rows: Int): Double = (costs.d(if (atOnce) 1 else depth) + costs.v(rows)) / costs.v(1)
 
     /** Plain steps that a round over this proposal is expected to take, whatever is accepted. */
-    fun price(proposal: Proposal): Double = if (proposal.size > 0) steps(proposal.deepest, proposal.size + 1) else 1.0
+    fun price(proposal: Proposal): Double {
+        val depth = if (proposal.resume == null) proposal.deepest else maxOf(proposal.deepest, 1)
+        return if (depth > 0) steps(depth, proposal.size + 1) else 1.0
+    }
 
     /** Tokens, and time in plain steps, of a round over [proposal]. */
     private fun expect(proposal: Proposal): Pair<Double, Double> {
@@ -219,15 +223,18 @@ class Adaptive(
         return Record(prior).also { records[bucket] = it }
     }
 
+    /** An exit that was asked and not sure counts like a guess that was wrong: it took the time of one. */
     override fun observe(proposal: Proposal, verdict: Verdict, output: Pass) {
-        if (proposal.size > 0) {
+        if (proposal.size > 0 || proposal.resume != null) {
             val record = record(proposal.bucket)
-            val tested = reached(proposal, verdict.path)
-            for (position in 0 until tested) record.learn(position, position < verdict.path.size)
+            val right = verdict.path.size
+            val unsure = proposal.resume != null && right == proposal.size && right < asked
+            val tested = reached(proposal, verdict.path) + if (unsure) 1 else 0
+            for (position in 0 until tested) record.learn(position, position < right)
             if (proposal.parents != null) nodesPerDepth = proposal.size.toDouble() / proposal.deepest
             if (record.probing) {
                 record.probing = false
-                if (tested == verdict.path.size && record.streak < STREAK) {
+                if (tested == right && record.streak < STREAK) {
                     record.sat = record.wait
                 } else {
                     record.wait = minOf(2 * record.wait, LONGEST_WAIT)
@@ -242,7 +249,7 @@ class Adaptive(
         if (!steady) {
             val steps = if (proposal.size == 0) 0 else if (atOnce) 1 else proposal.deepest
             if (proposal.resume != null) { // part of the pass over the first row ran while drafting, too
-                cost.observeRound(proposal.size + 1, if (atOnce) 1 else steps, draftMs + verifyMs)
+                cost.observeRound(proposal.size + 1, if (atOnce) 1 else maxOf(steps, 1), draftMs + verifyMs)
             } else {
                 cost.observeVerify(proposal.size + 1, verifyMs)
                 if (proposal.size > 0 && inner.caughtUp) cost.observeDraft(steps, draftMs)
