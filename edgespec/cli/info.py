@@ -113,9 +113,13 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     for name, part in manifest.methods.items():
         if part.notes:
             console.print(f"{name}: {part.notes}", markup=False)
+    told = "; ".join(part.notes or "" for part in manifest.methods.values())
+    for note in manifest.provenance.get("notes", []):  # texts, as the manifest was checked
+        if note not in told:
+            console.print(f"note: {note}", markup=False)
 
 
-_SHOWN = ("model", "traits")  # of the provenance, elsewhere in the table
+_SHOWN = ("model", "traits", "notes")  # of the provenance, elsewhere
 
 
 def _devices(manifest: Manifest) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -39,6 +40,18 @@ def test_table_on_a_small_terminal(command: Command, demo: Path, monkeypatch: py
 
 def test_names_are_not_markup(command: Command, chatty: Path) -> None:
     assert "[red]a $b$ :+1:: llama" in command("info", chatty).out
+
+
+def test_what_the_export_noted_is_printed_once(command: Command, demo: Path, tmp_path: Path) -> None:
+    """Whole, below the table; what stands at a method is not said again."""
+    folder = Path(shutil.copytree(demo, tmp_path / "noted"))
+    manifest = json.loads((folder / "edgespec.json").read_text("utf-8"))
+    manifest["methods"]["speculative"]["notes"] = "right half the time; as measured"
+    manifest["provenance"]["notes"] = ["read in another way", "as measured"]
+    (folder / "edgespec.json").write_text(json.dumps(manifest), "utf-8")
+    out = command("info", folder, "--no-check").out
+    assert out.count("as measured") == 1
+    assert out.count("note: read in another way") == 1
 
 
 @pytest.fixture

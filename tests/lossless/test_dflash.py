@@ -17,6 +17,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.runtimes.files.manifest import Format
+from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp
 from tests.support.same_text import assert_plain_text
@@ -127,3 +128,18 @@ def test_another_mask_is_said_where_it_would_help(native: None, tmp_path: Path) 
     assert f"would be right with mask_token_id: {MASK} in its config.json" in str(refused.value.hint)
     assert "target_layer_ids" not in str(refused.value.hint)
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_embeddings_as_they_are_stored_are_said_where_they_would_help(native: None, tmp_path: Path) -> None:
+    """A drafter that was trained on them: as large as Gemma has them, the mask's embedding drowns what was tapped."""
+    model = hf.write_reference_checkpoint(tmp_path / "model", "gemma3_old")
+    tensors = load_file(model / "model.safetensors")
+    for name, value in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensors[name] = (value.astype(np.float32) * 0.4).astype(value.dtype)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    drafter = write_dflash(tmp_path / "drafter", open_model(model, None), agrees=True)
+    made = ExportOptions(str(model), tmp_path / "bundle", ["dflash"], "fp32", threads=1, drafter=str(drafter))
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(made).run()
+    assert "would be right with embeddings as they are stored, not 8 times that" in str(refused.value.hint)
