@@ -90,9 +90,11 @@ class Trials:
     def _shares(self, choice: WeightChoice, readings: Sequence[Reading]) -> dict[str, float]:
         """By words; it is written once for all readings that differ in what it is given alone."""
         arch, found = self.drafter.arch, dict[str, float]()
-        for flags in {tuple(sorted(reading.flags.items())): None for reading in readings}:
-            alike = [reading for reading in readings if tuple(sorted(reading.flags.items())) == flags]
-            said = {name: getattr(arch, name) for name, _ in flags}
+        rest = list(readings)
+        while rest:
+            flags = rest[0].flags
+            alike, rest = [r for r in rest if r.flags == flags], [r for r in rest if r.flags != flags]
+            said = {name: getattr(arch, name) for name in flags}
             try:
                 vars(arch).update(flags)
                 found |= self._written(choice, alike)

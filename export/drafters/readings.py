@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
+
+import numpy as np
 
 from edgespec.export.drafters.assistant import Assistant
 from edgespec.export.drafters.dflash import DFlash
 from edgespec.export.drafters.drafter import Drafter
-from edgespec.export.drafters.mtp import Mtp
+from edgespec.export.drafters.mtp import TARGET_NORM, Mtp
+from edgespec.export.source.extended import ExtendedCheckpoint, Held
 
 UNSAID = ", which this layout does not have"
 RAW = "the hidden state before the model's final norm"
@@ -23,14 +27,14 @@ class Reading:
     Attributes:
         words: what is other.
         tapped: which boundaries of the target are looked at, in order.
-        flags: attributes of the architecture, by name.
+        flags: attributes of the architecture, by name; ``source`` is another checkpoint.
         mask: the token that stands for a guess of a block; None = as it was read.
         scale: what embeddings are multiplied by, as the target sees them.
     """
 
     words: str
     tapped: tuple[int, ...]
-    flags: Mapping[str, bool] = field(default_factory=dict)
+    flags: Mapping[str, Any] = field(default_factory=dict)
     mask: int | None = None
     scale: float = 1.0
 
@@ -59,6 +63,9 @@ def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]
             words = [f"the {order}"] if hidden_first != arch.hidden_first else []
             words += [RAW] if raw else []
             found.append(Reading(" and ".join(words) + UNSAID, tapped, {"hidden_first": hidden_first, "raw": raw}))
+        if arch.norm_weight_is_offset:
+            stored = f"its norms as they are stored, without the 1 that this model's add{UNSAID}"
+            found.append(Reading(stored, tapped, {**first.flags, "source": _without_one(arch)}))
     if isinstance(arch, Assistant):
         for raw, last in product((False, True), (layers, layers - 1)):
             words = [f"the hidden state after layer {last} of {layers}"] if last != layers else []
@@ -77,3 +84,10 @@ def other_readings(drafter: Drafter, layers: int, scale: float) -> list[Reading]
         found.append(Reading(stored, tapped, first.flags, scale=1 / scale))
     same = first.tapped, first.flags, None, 1.0
     return [each for each in found if (each.tapped, each.flags, each.mask, each.scale) != same]
+
+
+def _without_one(arch: Mtp) -> ExtendedCheckpoint:
+    """Its checkpoint with norms of its own that multiply by what is stored: a converter has added the 1 already."""
+    own = [name for name, shape in arch.tensors.items() if len(shape) == 1 and name.endswith("norm.weight")]
+    own.remove(f"{TARGET_NORM}.weight")
+    return ExtendedCheckpoint(arch.source, {name: Held(arch.source.read(name) - np.float32(1)) for name in own})

@@ -114,6 +114,27 @@ def test_the_state_before_the_norm_is_said_where_it_would_help(native: None, tmp
     assert "would be right with the hidden state before the model's final norm, which" in str(refused.value.hint)
 
 
+def test_norms_without_the_models_one_are_said_where_they_would_help(native: None, tmp_path: Path) -> None:
+    """A converter has added the 1 to the layer's norms; with it twice, the last one turns every sign."""
+    model = write_mtp(tmp_path / "model", HYBRID, agrees=True)
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    config["text_config"]["tie_word_embeddings"] = config["tie_word_embeddings"] = False
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+    tensors = load_file(model / "model.safetensors")
+    for name, values in tensors.items():  # layers add nothing, and after each token comes the next one
+        if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight", "out_proj.weight")):
+            values[:] = 0
+    tensors["model.language_model.norm.weight"][:] = tensors["mtp.norm.weight"][:] = -1.5
+    tensors["lm_head.weight"] = -np.roll(tensors["model.language_model.embed_tokens.weight"], 1, 0)
+    for name in tensors:
+        if (name.startswith("mtp.") and name.endswith("norm.weight")) or "mtp.pre_fc_norm" in name:
+            tensors[name] = tensors[name] + np.float32(1)
+    save_file(tensors, model / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ExportError, match="of the drafter's first guesses") as refused:
+        Exporter(ExportOptions(str(model), tmp_path / "bundle", ["mtp"], "fp32", threads=1)).run()
+    assert "would be right with its norms as they are stored" in str(refused.value.hint)
+
+
 def coarse(folder: Path, size: float) -> Path:
     """A model whose layer guesses well, but for formats of few levels.
 
