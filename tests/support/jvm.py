@@ -45,7 +45,8 @@ def maven(*arguments: str) -> subprocess.CompletedProcess[str]:
     # the JVM is given its own memory limits by the build
     command = ["mvn", "-q", "-B", *arguments]
     found = subprocess.run([*command, "-o"], cwd=DEMO, capture_output=True, text=True, timeout=LIMIT)
-    if found.returncode and "offline" in found.stdout + found.stderr:
+    # the second where not even the plug-in that a prefix stands for is known
+    if found.returncode and re.search("offline|No plugin found for prefix", found.stdout + found.stderr):
         found = subprocess.run(command, cwd=DEMO, capture_output=True, text=True, timeout=LIMIT)
     return found
 
