@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -96,9 +98,10 @@ class Plain:
     offset: int
 
     def raw(self, rows: slice = slice(None), columns: slice | None = None) -> NDArray[Any]:
-        """A part as it is stored.
+        """A part as it is stored: ``rows`` of the first dimension, ``columns`` of a matrix.
 
-        The file is mapped for this read alone, so that its pages do not stay in the process.
+        Whole rows are read, for mapping the file takes longer than a small tensor.  Where columns are left out, the
+        file is mapped for this read alone, so that its pages do not stay in the process.
         """
         dtype = numpy_dtype(self.dtype)
         if dtype is None:
@@ -106,13 +109,36 @@ class Plain:
         if 0 in self.shape:
             return np.zeros(self.shape, dtype)
         try:
-            mapped = np.memmap(self.file, np.uint8, "r", self.offset, (int(np.prod(self.shape)) * dtype.itemsize,))
+            if columns is None:
+                return self._whole_rows(dtype, rows)
+            size = prod(self.shape) * dtype.itemsize
+            mapped = np.memmap(self.file, np.uint8, "r", self.offset, (size,))
         except (OSError, ValueError) as error:
             raise ExportError(f"{self.file}: cannot read {self.name}: {error}", TRUNCATED) from error
-        whole = mapped.view(np.ndarray).view(dtype).reshape(self.shape)
-        if not self.shape:
-            return whole.copy()
-        return whole[rows].copy() if columns is None else whole[rows, columns].copy()
+        return mapped.view(np.ndarray).view(dtype).reshape(self.shape)[rows, columns].copy()
+
+    def _whole_rows(self, dtype: np.dtype[Any], rows: slice) -> NDArray[Any]:  # [rows, ..]
+        """As ``raw``.
+
+        Raises:
+            OSError: the file cannot be read.
+            ValueError: it ends before the tensor does.
+        """
+        first, end = span(rows, self.shape[0]) if self.shape else (0, 1)
+        row = prod(self.shape[1:]) * dtype.itemsize
+        out = np.empty((end - first, *self.shape[1:]) if self.shape else (), dtype)
+        with self.file.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < (needed := self.offset + prod(self.shape) * dtype.itemsize):
+                raise ValueError(f"it needs {needed} bytes, the file has {size}")
+            file.seek(self.offset + first * row)
+            left = out.reshape(-1).view(np.uint8).data
+            while left:
+                read = file.readinto(left)
+                if not read:
+                    raise ValueError("the file became shorter")
+                left = left[read:]
+        return out
 
     def read(self, rows: slice, columns: slice | None) -> NDArray[np.float32]:
         """See Stored."""
