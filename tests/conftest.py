@@ -182,6 +182,14 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_disk() -> Iterator[None]:
+    """Nothing that a test writes outlives a loss of power, so this process waits for no disk; others of a test do."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda handle: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def native() -> None:
     """Native operators are there: a must where there is a compiler to build them, else the test is skipped."""
@@ -254,14 +262,19 @@ def method_parts(target: str) -> tuple[list[str], list[str]]:
     return ([*methods, "medusa"], [str(trained)]) if trained.is_dir() else (methods, [])
 
 
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of a run have in common."""
+    place = tmp_path_factory.getbasetemp()
+    return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+
+
 @pytest.fixture(scope="session")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock.
 
     All processes of a run share it: nobody may change it.
     """
-    place = tmp_path_factory.getbasetemp()
-    place = place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+    place = common(tmp_path_factory)
 
     def get(operators: Operators, form: Format = "int4", target: str = TARGET, draft: str = DRAFT) -> Path:
         names = [operators, form, *(Path(name).name.replace(":", "-") for name in (target, draft))]

@@ -29,6 +29,25 @@ def test_a_file_takes_its_name_at_the_end(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.json"]
 
 
+def test_all_is_on_the_disk_before_the_name_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, synced = tmp_path / "out", dict[int, bool]()
+
+    def sync(handle: int) -> None:  # file -> whether the name was free still
+        synced[os.fstat(handle).st_ino] = not target.exists()
+
+    monkeypatch.setattr("os.fsync", sync)
+    with staged(target, folder=True) as part:
+        (part / "inner").mkdir()
+        files = [part / "a", part / "inner" / "b"]
+        for file in files:
+            file.write_text("something")
+        numbers = {file.stat().st_ino for file in files}
+    assert synced == dict.fromkeys(numbers, True)
+    target = tmp_path / "alone"
+    write_staged(target, "text")
+    assert synced[target.stat().st_ino]
+
+
 @pytest.mark.parametrize("in_one_step", [True, False])
 def test_a_folder_takes_the_place_of_an_older_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_one_step: bool
