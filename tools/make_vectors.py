@@ -211,13 +211,14 @@ class _Guesser(Drafter):
 def adaptive() -> Iterator[dict[str, Any]]:
     """Lengths that control chooses on recorded rounds: how many guesses would stand, and what the clock said.
 
-    ``first_ms`` is the first step's alone, of which the fixed costs know (0.2 passes a millisecond).
+    ``first_ms`` is the first step's alone, of which the fixed costs know (0.2 passes a millisecond).  In the rounds of
+    ``slow``, from the first until before the second, everything takes twice as long.
     """
     for number, (cheap, seeded, fallback, good, first) in enumerate(
         [(True, True, True, 0.8, 0), (True, True, True, 0.1, 0), (False, True, True, 0.6, 0),
          (False, True, False, 0.05, 0), (True, False, True, 0.5, 0), (False, False, True, 0.75, 0),
          (False, False, True, 0.3, 0), (False, False, True, 0.75, 1.5),
-         (False, True, True, 0.75, 1.5)]
+         (False, True, True, 0.75, 1.5), (False, False, True, 0.6, 0), (True, False, True, 0.6, 0)]
     ):  # fmt: skip
         rng, rounds = np.random.default_rng(number), 240
         buckets = rng.integers(0, 3, rounds).tolist() if cheap else [0] * rounds
@@ -230,14 +231,15 @@ def adaptive() -> Iterator[dict[str, Any]]:
         control.bind(
             SamplingParams(temperature=float(seeded), seed=1), Noise(1)
         )  # a seeded text never follows the clock
-        lengths = []
+        lengths, slow = [], {9: [60, 110], 10: [100, 240]}.get(number, [0, 0])
         for at in range(rounds):
             inner.round = at
+            pace = 2.0 if slow[0] <= at < slow[1] else 1.0
             proposal = control.propose([1], 1 + at % 8)
             count = len(proposal)
             control.observe(proposal, Verdict(range(min(count, int(stand[at]))), 0), NOTHING)
-            drafted = first * (count > 0) + float(draft[at]) * count
-            control.timed(proposal, RoundTime(drafted, 5 + float(extra[at]) * count, count + 1))
+            drafted = pace * (first * (count > 0) + float(draft[at]) * count)
+            control.timed(proposal, RoundTime(drafted, pace * (5 + float(extra[at]) * count), count + 1))
             lengths.append(count)
         yield {
             "cheap": cheap,
@@ -246,6 +248,7 @@ def adaptive() -> Iterator[dict[str, Any]]:
             "buckets": buckets,
             "stand": stand.tolist(),
             "first_ms": first,
+            "slow": slow,
             "draft_ms": draft.tolist(),
             "row_ms": extra.tolist(),
             "lengths": lengths,

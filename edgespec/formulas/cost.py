@@ -15,6 +15,8 @@ from itertools import pairwise
 from statistics import median
 from time import perf_counter
 
+from edgespec.formulas.timings import Timings
+
 Curve = Callable[[int], float]  # n -> v(n)
 
 # Assumptions, for use until something was measured on the device at hand.  v: int4 linear layers on stock ONNX Runtime
@@ -24,9 +26,7 @@ ASSUMED_VERIFY: Mapping[int, float] = {1: 1.0, 4: 1.67, 8: 2.57, 16: 3.95}
 ASSUMED_DRAFT = 0.05
 WORTH = 1.05  # predicted gain below which a plan does not pick a drafting method
 
-_WINDOW = 15  # latest timings of one pass size; their median is not moved by a pass that the system interrupted
 ENOUGH = 3  # timings before they count
-_SIZES = 32  # pass sizes whose timings are kept: batches have many, and every drafter a model of its own
 _REFRESH = 8  # timings between two evaluations of the medians
 
 
@@ -68,6 +68,7 @@ class CostModel:
 
     Attributes:
         assumed: whether these numbers are still the assumptions of this module.
+        timings: what was observed.
 
     Raises:
         ValueError: no point, or one that is not a positive number of rows with a positive cost.
@@ -83,8 +84,7 @@ class CostModel:
         self._given_c, self._given_first = ASSUMED_DRAFT if draft is None else draft, first
         one = points.get(1, points[min(points)])
         self._given = {1: 1.0} | {n: cost / one for n, cost in sorted(points.items())}
-        self._verify_ms: dict[int, array[float]] = {}  # the size observed last is last
-        self._draft_ms: dict[int, array[float]] = {}  # by steps, in the same order
+        self.timings = Timings()
         self._unread = 0
         self._points = list(self._given.items())
         self._steps = [(0, 0.0), (1, self._given_c)]
@@ -124,32 +124,27 @@ class CostModel:
 
     def observe_verify(self, n: int, ms: float, times: int = 1) -> None:
         """A pass over ``n`` rows took ``ms``; ``times``: as the median of so many."""
-        _observe(self._verify_ms, n, ms, times)
+        self.timings.add_pass(n, ms, times)
         self._unread += times
 
     def observe_draft(self, n: int, ms: float, times: int = 1) -> None:
         """``n`` draft steps took ``ms``; ``times``: as the median of so many."""
         if n > 0:
-            _observe(self._draft_ms, n, ms, times)
+            self.timings.add_draft(n, ms, times)
             self._unread += times
 
     def observe_round(self, n: int, steps: int, ms: float) -> None:
         """Drafting in ``steps`` steps and verifying ``n`` rows took ``ms`` together: draft steps are the rest."""
-        one = self._one_ms()
+        one = self.timings.one()
         if one and steps > 0:
             self.observe_draft(steps, max(0.0, ms - one * self.v(n)))
-
-    def _one_ms(self) -> float | None:
-        """Time of a one-row pass, as observed."""
-        times = self._verify_ms.get(1)
-        return median(times) if times else None
 
     def _refresh(self) -> None:
         """Fold new timings in, now and then: medians of all windows are too dear for every round."""
         if self._unread < _REFRESH:
             return
         self._unread = 0
-        ms = {n: median(times) for n, times in sorted(self._verify_ms.items()) if len(times) >= ENOUGH}
+        ms = {n: median(times) for n, times in sorted(self.timings.passes.items()) if len(times) >= ENOUGH}
         if not ms:
             return
         self.assumed = False
@@ -161,15 +156,8 @@ class CostModel:
         # What was measured stands; a given point between measured ones may contradict them.
         known = {n: cost for n, cost in points.items() if n in ms or n == 1 or not min(ms) < n < max(ms)}
         self._points, self._table = _rising(known), array("d")
-        if drafts := {k: median(times) / one for k, times in self._draft_ms.items() if len(times) >= ENOUGH}:
+        if drafts := {k: median(times) / one for k, times in self.timings.drafts.items() if len(times) >= ENOUGH}:
             self._steps, self._draft_table = _rising({0: 0.0} | drafts), array("d")
-
-
-def _observe(windows: dict[int, array[float]], n: int, ms: float, times: int) -> None:
-    """Add a timing; windows have no room to spare, because there are many."""
-    windows[n] = (windows.pop(n, array("d")) + array("d", [ms] * times))[-_WINDOW:]
-    if len(windows) > _SIZES:
-        del windows[next(size for size in windows if size > 1)]
 
 
 def _rising(points: Mapping[int, float]) -> list[tuple[int, float]]:

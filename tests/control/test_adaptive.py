@@ -166,9 +166,9 @@ def test_what_a_drafter_missed_does_not_count_as_the_cost_of_its_steps() -> None
     inner = Full()
     adaptive = Adaptive(inner, CostModel(COST, 0.05))
     for inner.caught_up in (False, True):
-        assert not adaptive.cost._draft_ms
+        assert not adaptive.cost.timings.drafts
         adaptive.timed(chain([1, 2]), RoundTime(8.0, 10.0, 3))
-    assert {k: list(times) for k, times in adaptive.cost._draft_ms.items()} == {2: [8.0]}
+    assert {k: list(times) for k, times in adaptive.cost.timings.drafts.items()} == {2: [8.0]}
 
 
 def test_the_clock_of_the_loop_reaches_it() -> None:
@@ -178,8 +178,8 @@ def test_the_clock_of_the_loop_reaches_it() -> None:
     stats = Stats()
     list(decode(hash_target(1), Adaptive(inner, cost, fallback=False), [1], DecodeOptions(60, 4), stats))
     assert stats.dropped_reason is None
-    assert cost._verify_ms
-    assert cost._draft_ms
+    assert cost.timings.passes
+    assert cost.timings.drafts
 
 
 def test_a_seeded_text_depends_on_nothing_but_the_request() -> None:

@@ -161,8 +161,8 @@ def test_others_learn_the_cost_of_a_pass_but_not_of_a_draft() -> None:
     cost = CostModel(COST, 0.05)
     both = Compose([Watcher(every(1), "first"), Adaptive(Watcher(every(1), "second"), cost)])
     list(decode(target(), both, [1], DecodeOptions(60, 4)))
-    assert 3 in cost._verify_ms
-    assert not cost._draft_ms
+    assert 3 in cost.timings.passes
+    assert not cost.timings.drafts
 
 
 def mix(seed: int, model: FunctionTarget) -> list[Drafter]:

@@ -205,7 +205,7 @@ def test_adaptive_control_knows_the_rows_of_a_tree() -> None:
     assert set(asked) - {1} == {4, 10, 16}  # 1: what the monitor compares with
     tree = inner.propose([1, 2], 5)
     control.timed(tree, RoundTime(3.0, 1.0, 1 + len(tree)))  # three steps, not fifteen
-    assert control.cost._draft_ms[3][-1] == 3.0
+    assert control.cost.timings.drafts[3][-1] == 3.0
 
 
 def test_the_drafts_own_context_ends_a_tree() -> None:

@@ -10,8 +10,6 @@ package dev.edgespec.formulas
 val ASSUMED_VERIFY: Map<Int, Double> = mapOf(1 to 1.0, 4 to 1.67, 8 to 2.57, 16 to 3.95)
 const val ASSUMED_DRAFT = 0.05
 const val ENOUGH = 3 // timings before they count
-private const val SIZES = 32 // pass sizes whose timings are kept
-private const val TIMINGS = 15 // latest timings of one pass size
 private const val REFRESH = 8 // timings between two evaluations of the medians
 
 /** Expected tokens of a round that drafts [gamma] guesses at [acceptance] by position, the last used beyond it. */
@@ -42,8 +40,7 @@ internal fun median(values: Collection<Double>): Double {
 class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private val first: Double? = null) {
     private val given: Map<Int, Double>
     private val givenC = draft ?: ASSUMED_DRAFT
-    private val verifyMs = LinkedHashMap<Int, ArrayDeque<Double>>()
-    private val draftMs = LinkedHashMap<Int, ArrayDeque<Double>>() // by steps
+    private val timings = Timings()
     private var unread = 0
     private var points: List<Pair<Int, Double>>
     private var steps: List<Pair<Int, Double>> = 
@@ -90,34 +87,28 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
             return currentPlainMs
         }
 
-    private fun observe(windows: LinkedHashMap<Int, ArrayDeque<Double>>, n: Int, ms: Double, times: Int) {
-        val known = windows.remove(n) ?: ArrayDeque()
-        windows[n] = known // the last
-        if (windows.size > SIZES) windows.remove(windows.keys.first { it > 1 })
-        repeat(times) {
-            known.addLast(ms)
-            if (known.size > TIMINGS) known.removeFirst()
-        }
+    fun observeVerify(n: Int, ms: Double, times: Int = 1) {
+        timings.addPass(n, ms, times)
         unread += times
     }
 
-    fun observeVerify(n: Int, ms: Double, times: Int = 1) = observe(verifyMs, n, ms, times)
-
     /** [n] draft steps took [ms]. */
     fun observeDraft(n: Int, ms: Double, times: Int = 1) {
-        if (n > 0) observe(draftMs, n, ms, times)
+        if (n <= 0) return
+        timings.addDraft(n, ms, times)
+        unread += times
     }
 
     /** Drafting in [steps] steps and verifying [n] rows took [ms] together: draft steps are the rest. */
     fun observeRound(n: Int, steps: Int, ms: Double) {
-        val one = verifyMs[1]?.let { median(it) } ?: return
+        val one = timings.passes[1]?.let { median(it) } ?: return
         if (one > 0 && steps > 0) observeDraft(steps, maxOf(0.0, ms - one * v(n)))
     }
 
     private fun refresh() {
         if (unread < REFRESH) return
         unread = 0
-        val ms = verifyMs.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) }.toSortedMap()
+        val ms = timings.passes.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) }.toSortedMap()
         if (ms.isEmpty()) return
         assumed = false
         // one-row passes may never happen (each round drafts): then the given curve says what one would take
@@ -128,7 +119,7 @@ class CostModel(verify: Map<Int, Double>? = null, draft: Double? = null, private
         val known = all.filterKeys { it in ms || it == 1 || !(ms.firstKey() < it && it < ms.lastKey()) }
         points = rising(known)
         table.clear()
-        val drafts = draftMs.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) / one }
+        val drafts = timings.drafts.filterValues { it.size >= ENOUGH }.mapValues { median(it.value) / one }
         if (drafts.isNotEmpty()) steps = rising((mapOf(0 to 0.0) + drafts).toSortedMap())
     }
 }

@@ -45,13 +45,15 @@ class AdaptiveTest {
             val stand = case.ints("stand")
             val draft = case.doubles("draft_ms")
             val extra = case.doubles("row_ms")
+            val (from, until) = case.ints("slow").toList()
             val lengths = IntArray(stand.size) { at ->
+                val pace = if (at in from until until) 2.0 else 1.0
                 inner.round = at
                 val proposal = control.propose(Tokens(intArrayOf(1)), 1 + at % 8)
                 val count = proposal.size
                 control.observe(proposal, Verdict(IntArray(minOf(count, stand[at])) { it }, 0), nothing)
-                val drafted = if (count > 0) first + draft[at] * count else 0.0
-                control.timed(proposal, drafted, 5 + extra[at] * count)
+                val drafted = if (count > 0) pace * (first + draft[at] * count) else 0.0
+                control.timed(proposal, drafted, pace * (5 + extra[at] * count))
                 count
             }
             assertArrayEquals(case.ints("lengths"), lengths, "cheap $cheap, seeded ${case["seeded"]}")
