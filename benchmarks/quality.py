@@ -43,6 +43,7 @@ Variant = tuple[str, Callable[[], Any]]  # label, context manager that gives the
 VARIANTS: list[tuple[Format, str | None, Format | None]] = [
     *(("int4", name, None) for name in QUANTIZERS),
     *(("int4", name, "int8") for name in QUANTIZERS),
+    *(("int4-64", name, None) for name in QUANTIZERS),
     *(("int8", name, None) for name in QUANTIZERS),
 ]
 MIXED = (0.25, 0.5, 0.75)  # of the way from int4 to int8, by bytes

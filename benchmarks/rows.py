@@ -5,13 +5,15 @@
 Passes of all sizes and the rival's step take turns.  What is printed: the time of a row, v(n) = time of n rows over
 time of one, the share of the memory bandwidth that a single step uses (512 MB are read in turns with it, by four
 streams a thread: so little of the weights waits in a large cache), prefill of 512 tokens, the peak of resident memory,
-and each pass over the rival's step.  The keys and values of a depth are made up.
+and each pass over the rival's step.  The keys and values of a depth are made up.  ``--beside`` names another bundle,
+whose passes and prefills take turns with these.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -37,6 +39,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--genai", type=Path, help="an onnxruntime-genai build of the same model")
+    parser.add_argument("--beside", type=Path, help="another bundle of the same shape, in another format")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--depths", default="200")
     parser.add_argument("--rows", default="1,2,4,8,16")
@@ -46,21 +49,20 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = [int(text) for text in arguments.rows.split(",")]
     start = perf_counter()
-    engine = Engine(
-        Bundle.open(arguments.bundle, check=False),
-        LoadOptions(
-            threads=arguments.threads,
-            operators=arguments.operators,
-            attention=arguments.attention,
-            strict=False,
-            budget="off",
-        ),
+    options = LoadOptions(
+        threads=arguments.threads,
+        operators=arguments.operators,
+        attention=arguments.attention,
+        strict=False,
+        budget="off",
     )
+    engine = Engine(Bundle.open(arguments.bundle, check=False), options)
     load_ms = 1000 * (perf_counter() - start)
     weights = engine.bundle.manifest.files[engine.bundle.manifest.target.weights].size
     bandwidths: list[float] = []
     found: dict[str, Any] = {}
-    prefill = _prefill(engine)
+    other = Engine(Bundle.open(arguments.beside, check=False), options) if arguments.beside else None
+    prefills = _prefills([engine, *([other] if other else [])])
     for depth in (int(text) for text in arguments.depths.split(",")):
         slot = open_slot(engine.model, reserve=depth + 64)
         tokens = np.random.default_rng(0).integers(2, 5000, depth + max(rows)) % slot.vocab_size
@@ -70,12 +72,21 @@ def main() -> None:
             length = max(depth, 1) + arguments.pairs + 16
             generator, _model = genai_generator(arguments.genai, arguments.threads, tokens[: max(depth, 1)], length)
             runs["genai"] = generator.generate_next_token
+        if other:
+            its = open_slot(other.model, reserve=depth + 64)
+            its.stand_in(depth)
+            runs |= {f"beside {n}": _pass(its, tokens[depth : depth + n]) for n in rows}
         times = {name: median(ms) for name, ms in alternate(runs, arguments.pairs).items()}
         found[str(depth)] = {
             "ms": {name: round(ms, 2) for name, ms in times.items()},
             "v": {str(n): round(times[str(n)] / times[str(rows[0])], 2) for n in rows},
             "share_of_bandwidth": _share(runs[str(rows[0])], weights, arguments.threads, bandwidths),
         }
+        if other:
+            found[str(depth)]["v_beside"] = {
+                str(n): round(times[f"beside {n}"] / times[f"beside {rows[0]}"], 2) for n in rows
+            }
+            found[str(depth)]["over_beside"] = {str(n): round(times[str(n)] / times[f"beside {n}"], 3) for n in rows}
         if "genai" in times:
             found[str(depth)]["speed_over_genai"] = round(times["genai"] / times[str(rows[0])], 2)
             found[str(depth)]["over_genai_step_by_1.5"] = {
@@ -90,7 +101,8 @@ def main() -> None:
             load_ms=round(load_ms),
             bandwidth_gb_s=round(median(bandwidths), 1),
             weight_mb=round(weights / 1e6),
-            prefill_tokens_per_second=round(prefill),
+            prefill_tokens_per_second=round(prefills[0]),
+            prefill_beside=round(prefills[1]) if other else None,
             peak_mb=round(peak_bytes() / 1e6),
         )
         | {"depths": found}
@@ -105,17 +117,17 @@ def _share(step: Callable[[], None], weights: int, threads: int, bandwidths: lis
     return ratio([weights / ms / 1e6 for ms in turns["step"]], read)
 
 
-def _prefill(engine: Engine) -> float:
-    """Tokens a second of a prompt of PREFILL tokens, the fastest of three."""
-    slot = open_slot(engine.model)
-    tokens = np.random.default_rng(0).integers(2, slot.vocab_size, PREFILL).tolist()
-    times = []
-    for _ in range(3):  # the first time, weights come from the disk
+def _prefills(engines: list[Engine]) -> list[float]:
+    """Tokens a second of a prompt of PREFILL tokens, the fastest of three of each, in turns."""
+    slots = [open_slot(engine.model) for engine in engines]
+    tokens = np.random.default_rng(0).integers(2, slots[0].vocab_size, PREFILL).tolist()
+
+    def read(slot: Slot) -> None:
         slot.follow([])
-        start = perf_counter()
         slot.prefill(tokens)
-        times.append(perf_counter() - start)
-    return PREFILL / min(times)
+
+    runs = {str(at): partial(read, slot) for at, slot in enumerate(slots)}
+    return [PREFILL * 1000 / min(ms) for ms in alternate(runs, 3, warm=1).values()]  # warm: weights come from the disk
 
 
 def _pass(slot: Slot, tokens: Any) -> Callable[[], None]:

@@ -88,9 +88,9 @@ class ExportOptions:
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
         methods = [name for name in METHODS if name in self.methods or METHODS[name].needs == "text"]
-        if self.devices and self.format == "w8a8":
+        if self.devices and self.format in ("w8a8", "int4-64"):
             raise ExportError(
-                f"--device {self.devices[0]} and --format w8a8: its operators run on the CPU only",
+                f"--device {self.devices[0]} and --format {self.format}: expected int4, int8 or fp32",
                 "choose --format int4, int8 or fp32",
             )
         goals = {"--target-size": self.target_size, "--target-kl": self.target_kl}
@@ -99,9 +99,9 @@ class ExportOptions:
             raise ExportError(f"{' and '.join(given)}: expected one of them")
         if given and not 0 < (goals[given[0]] or 0) < math.inf:
             raise ExportError(f"{given[0]} {goals[given[0]]}: expected a positive number")
-        if given and self.format != "int4":
+        if given and self.format not in ("int4", "int4-64"):
             raise ExportError(
-                f"{given[0]} and --format {self.format}: expected int4, of which parts become int8",
+                f"{given[0]} and --format {self.format}: expected int4 or int4-64, of which parts become int8",
                 "leave --format out",
             )
         if self.device_precisions and not self.devices:

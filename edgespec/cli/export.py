@@ -19,7 +19,7 @@ from edgespec.planning.memory.budget import parse_bytes, show_bytes
 if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest
 
-FORMATS = ("int4", "int8", "w8a8", "fp32")
+FORMATS = ("int4", "int4-64", "int8", "w8a8", "fp32")
 QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 
@@ -49,15 +49,16 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     click.option(
         "--quantizer",
         type=click.Choice(QUANTIZERS),
-        help="How int4 and int8 levels are chosen; awq and gptq read the calibration text.  [default: mse]",
+        help="How levels of int4, int4-64 and int8 are chosen; awq and gptq read the calibration text.  [default: mse]",
     ),
     click.option(
         "--head-format",
-        type=click.Choice(("int4", "int8")),
+        type=click.Choice(("int4", "int4-64", "int8")),
         help="Of the LM head and the embedding tied to it.  [default: as --format]",
     ),
     click.option(
-        "--target-size", help="Most bytes of the target's weights: int4, with int8 where it helps most.  450MiB"
+        "--target-size",
+        help="Most bytes of the target's weights: int4 or int4-64, int8 where it helps most.  450MiB",
     ),
     click.option(
         "--target-kl",

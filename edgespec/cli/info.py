@@ -143,7 +143,7 @@ def _cut(part: ModelPart) -> str:
 
 def _format(part: ModelPart) -> str:
     words: str = part.format
-    if part.format in ("int4", "int8"):
+    if part.format in ("int4", "int4-64", "int8"):
         words += f", {part.quantizer}"
     words += f", {part.fine:.0%} of the layers int8" if part.fine else ""
     words += f", embedding {part.embedding_format}" if part.embedding_format else ""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from edgespec.planning.profile.record import Profile
 
 MOST_LINES = 12
-FORMATS = ("int4", "int8", "w8a8", "fp32")
+FORMATS = ("int4", "int4-64", "int8", "w8a8", "fp32")
 
 
 @click.command("plan", cls=GroupedCommand)

@@ -25,7 +25,7 @@ from edgespec.planning.memory.budget import show_bytes
 from edgespec.planning.profile.record import Profile
 
 NEAR = 0.02  # speeds closer than that are taken for equal: the smaller one wins
-PRECISION = ("int4", "w8a8", "int8", "fp32")  # from coarse to fine
+PRECISION = ("int4-64", "int4", "w8a8", "int8", "fp32")  # from coarse to fine
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _nothing_fits(
         alone = peak(own.option, replace(own.use, batch=1), request)
         hints.append(f"one sequence at a time needs {show_bytes(alone)}")
     finest = min(PRECISION.index(option.manifest.target.format) for option in options)
-    if finest > 0:
+    if finest > PRECISION.index("int4"):
         hints.append("a smaller format: export with --format int4")
     if own.use.method != AR and own.memory.peak < max(one.memory.peak for one in ranked):
         hints.append(f"without extras: method {own.use.method} is the smallest of this model")

@@ -69,7 +69,7 @@ class Trials:
     def _format(self, known: float, base: float) -> str:
         """The smallest format that helps: ``base`` are right in float32."""
         finer = [("--format int8", self._in("int8"))] if self.choice.format != "int8" else []
-        if self.choice.drafter_head == "int4":
+        if self.choice.drafter_head in ("int4", "int4-64"):
             finer.insert(0, ("--head-format int8", self._in(self.choice.format, "int8")))
         for option, choice in finer:
             if (share := self._share(choice)) >= max(known + HELPS, LEAST):

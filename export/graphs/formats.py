@@ -12,7 +12,7 @@ import numpy as np
 from onnx import TensorProto
 
 from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder
-from edgespec.export.quantization.quantizers.levels import BLOCKS, Blocks
+from edgespec.export.quantization.quantizers.levels import BLOCK, BLOCKS
 from edgespec.runtimes.files.manifest import Format
 
 
@@ -29,10 +29,10 @@ class LinearFormat(Protocol):
 
 
 class BlockFormat:
-    """int4 / int8: MatMulNBits, integer arithmetic (accuracy level 4)."""
+    """int4 / int8: MatMulNBits, blocks of 32, integer arithmetic (accuracy level 4)."""
 
-    def __init__(self, form: Blocks) -> None:
-        self.form = form
+    def __init__(self, bits: int) -> None:
+        self.bits = bits
 
     def multiply(self, graph: GraphBuilder, x: str, name: str, k: int, n: int, bias: str | None) -> str:
         inputs = [x, graph.stored(f"{name}.levels"), graph.stored(f"{name}.scales")]
@@ -44,8 +44,8 @@ class BlockFormat:
             domain=MICROSOFT,
             K=k,
             N=n,
-            bits=self.form.bits,
-            block_size=self.form.size,
+            bits=self.bits,
+            block_size=BLOCK,
             accuracy_level=4,
         )
 
@@ -54,8 +54,8 @@ class BlockFormat:
             "GatherBlockQuantized",
             [graph.stored(f"{name}.rows"), ids, graph.stored(f"{name}.scales")],
             domain=MICROSOFT,
-            bits=self.form.bits,
-            block_size=self.form.size,
+            bits=self.bits,
+            block_size=BLOCK,
             gather_axis=0,
             quantize_axis=1,
         )
@@ -106,7 +106,7 @@ class FloatFormat:
 
 
 LINEAR: dict[Format, LinearFormat] = {
-    **{form: BlockFormat(blocks) for form, blocks in BLOCKS.items()},
+    **{form: BlockFormat(blocks.bits) for form, blocks in BLOCKS.items()},
     "w8a8": ChannelFormat(),
     "fp32": FloatFormat(),
 }

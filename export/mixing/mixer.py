@@ -24,7 +24,7 @@ from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.storage.stock_plan import StockPlan
 from edgespec.planning.memory.budget import show_bytes
-from edgespec.runtimes.files.manifest import Layout
+from edgespec.runtimes.files.manifest import Format, Layout
 
 TOKENS = 96  # of the text that is measured on
 BEGINNINGS = 8  # of the order, measured on the way to a goal of divergence
@@ -52,7 +52,7 @@ class Mixer:
 
     Args:
         arch: the model, with the tensors of its heads.
-        choice: int4; a head format of its own leaves the LM head out.
+        choice: int4 or int4-64; a head format of its own leaves the LM head out.
         layout, plan: of its weights, and its heads.
         tokens: of a text.
         progress: told of sub-layers.
@@ -68,13 +68,14 @@ class Mixer:
         progress: Progress = lambda done, of: None,
     ) -> None:
         self.arch, self.choice, self.layout, self.plan, self.progress = arch, choice, layout, plan, progress
-        parts = _Parts(arch)
+        parts = _Parts(arch, choice.format)
         self.matrices = parts.names if choice.head is None else {**parts.names, HEAD: frozenset()}
         self.parts = [part for part, names in self.matrices.items() if names]
         quantizer = choice.quantizer
         if quantizer is None or quantizer.calibrated:  # those need what comes in
             quantizer = QUANTIZERS[DEFAULT_QUANTIZER]
-        self._rounded = Rounded(arch.source, frozenset().union(*parts.names.values()), quantizer)
+        self._rounded = Rounded(arch.source, frozenset().union(*parts.names.values()), quantizer,
+                                BLOCKS[choice.format])  # fmt: skip
         self._tokens = list(tokens[:TOKENS])
         self._rows = list(range(len(self._tokens) // 4, len(self._tokens)))  # behind a beginning to go by
         self._known: dict[str, float] = {}
@@ -83,7 +84,7 @@ class Mixer:
         """The least divergence in so many bytes of weights.
 
         Raises:
-            ExportError: int4 throughout is larger.
+            ExportError: 4 bits throughout are larger.
         """
         self._check(size)
         if size >= self.bytes(self.parts):
@@ -103,14 +104,15 @@ class Mixer:
         if size is not None:
             self._check(size)
         most = self.bytes(self.parts)
-        return f"parts become int8: up to {show_bytes(min(size or most, most))} of weights; sizes are those of int4"
+        words = f"up to {show_bytes(min(size or most, most))} of weights; sizes are those of {self.choice.format}"
+        return f"parts become int8: {words}"
 
     def _check(self, size: int) -> None:
         smallest = self.bytes([])
         if size < smallest:
             raise ExportError(
                 f"--target-size {show_bytes(size)}: expected at least {show_bytes(smallest)}, "
-                "the weights of this model in int4",
+                f"the weights of this model in {self.choice.format}",
                 "give more, or choose a smaller model",
             )
 
@@ -138,7 +140,7 @@ class Mixer:
         return replace(self.choice, head="int8" if head in names else self.choice.head, fine=names - {head})
 
     def _alone(self, runs: int) -> dict[str, float]:
-        """Divergence with each part alone in int4."""
+        """Divergence with each part alone in 4 bits."""
         if not self._known:
             found = self._measure([Choice({part}) for part in self.parts], 1, runs)
             self._known = dict(zip(self.parts, found, strict=True))
@@ -165,7 +167,8 @@ class Mixer:
             facts["divergence_alone"] = {part: round(value, 6) for part, value in alone.items()}
             facts["divergence_left"] = round(sum(value for part, value in alone.items() if part not in fine), 6)
         note = (
-            f"{len(fine)} of {len(self.parts)} parts are int8, the others int4: {show_bytes(facts['bytes'])} of weights"
+            f"{len(fine)} of {len(self.parts)} parts are int8, the others {self.choice.format}: "
+            f"{show_bytes(facts['bytes'])} of weights"
         )
         return Mix(self._choice(fine), facts, note)
 
@@ -177,8 +180,8 @@ class _Parts(StockPlan):
         names: by part, in the order of the model: first an embedding of its own, last the LM head.
     """
 
-    def __init__(self, arch: Architecture) -> None:
-        super().__init__(arch, "int4", "int4", HeadPlan())
+    def __init__(self, arch: Architecture, form: Format) -> None:
+        super().__init__(arch, form, form, HeadPlan())
         self.names: dict[str, frozenset[str]] = {EMBEDDING: frozenset()}
         arch.build(self)
         head = frozenset({arch.head.weight})

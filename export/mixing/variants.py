@@ -12,7 +12,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, ExpertsRule, Kind, Linear, Norm
 from edgespec.export.measuring.parity import log_softmax
 from edgespec.export.quantization.quantizers import Quantizer
-from edgespec.export.quantization.quantizers.levels import BLOCKS, dequantize_block
+from edgespec.export.quantization.quantizers.levels import Blocks, dequantize_block
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.source.source import Checkpoint
 
@@ -23,16 +23,17 @@ TOGETHER = 4  # choices whose logits are in memory at once
 
 
 class Rounded:
-    """A checkpoint whose matrices read as they come back from int4.
+    """A checkpoint whose matrices read as they come back from blocks.
 
     Args:
         source: the checkpoint.
         matrices: names of those that a bundle stores in blocks.
         quantizer: how levels are chosen; without calibration.
+        form: of the blocks.
     """
 
-    def __init__(self, source: Checkpoint, matrices: frozenset[str], quantizer: Quantizer) -> None:
-        self._source, self._matrices, self._quantize = source, matrices, quantizer.prepare(None)
+    def __init__(self, source: Checkpoint, matrices: frozenset[str], quantizer: Quantizer, form: Blocks) -> None:
+        self._source, self._matrices, self._quantize, self._form = source, matrices, quantizer.prepare(None), form
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._source, name)
@@ -49,8 +50,7 @@ class Rounded:
         """Rows of a tensor; those of a matrix rounded."""
         if name not in self._matrices:
             return rows
-        form = BLOCKS["int4"]
-        return dequantize_block(*self._quantize(rows, form), rows.shape[1], form.bits)
+        return dequantize_block(*self._quantize(rows, self._form), rows.shape[1], self._form.bits)
 
 
 class VariantOps(NumpyOps):
@@ -63,7 +63,7 @@ class VariantOps(NumpyOps):
         tokens: int [T].
         rows: positions whose predictions are compared.
         choices: at least one.
-        rounded: the checkpoint in int4.
+        rounded: the checkpoint in 4 bits.
         progress: called after every sub-layer with the number done so far.
     """
 
@@ -79,7 +79,7 @@ class VariantOps(NumpyOps):
         super().__init__(arch, tokens, rows, progress)
         self.choices, self.rounded = (Choice(), *choices), rounded
         self._differs = np.arange(len(self.choices)) == 0  # [choices], from the exact model; the first is computed, too
-        self._coarse = np.zeros(len(self.choices), bool)  # [choices]: this part is int4
+        self._coarse = np.zeros(len(self.choices), bool)  # [choices]: this part has 4 bits
         self._given: list[dict[int, tuple[Array, Array]]] = [{} for _ in self.choices]  # see NumpyOps
 
     def divergences(self) -> list[float]:

@@ -199,4 +199,4 @@ class ProgramWriter:
 
 def activation_form(kind: str) -> str:
     """The form of activations that matrices of a kind multiply; q4 and q8 read the same."""
-    return kind if kind in ("f32", "c8") else "q4"
+    return kind if kind in ("f32", "c8", "q4x64") else "q4"

@@ -119,7 +119,8 @@ class ForeignModel:
             if choice.format in BLOCKS and name in matrices:
                 n, k = matrices[name]
                 form = BLOCKS[choice.head if choice.head and n == self.facts.vocab else choice.format]
-                total += n * form.count(k) * (form.nbytes + 4)
+                _, blocks, width = form.stock_shape(n, k)
+                total += n * blocks * (width + 4)
                 if not looked_up:
                     continue
             total += 4 * int(np.prod(shape))

@@ -128,7 +128,7 @@ def _quantized(
             K=matrix.k,
             N=matrix.n,
             bits=form.bits,
-            block_size=form.size,
+            block_size=quantize.BLOCK,
             accuracy_level=4,
         )
         if progress:
@@ -147,17 +147,18 @@ def _store(
 ) -> None:
     """Write a matrix in the layout of MatMulNBits, and add up its errors."""
     assert choice.quantizer is not None
-    quantizer, blocks = choice.quantizer.prepare(None), form.count(matrix.k)
-    levels = weights.add(f"{matrix.key}.levels", (matrix.n, blocks, form.nbytes), np.uint8)
-    scales = weights.add(f"{matrix.key}.scales", (matrix.n, blocks), np.float32)
+    quantizer, shape = choice.quantizer.prepare(None), form.stock_shape(matrix.n, matrix.k)
+    levels = weights.add(f"{matrix.key}.levels", shape, np.uint8)
+    scales = weights.add(f"{matrix.key}.scales", shape[:2], np.float32)
     kept: list[NDArray[np.float32]] = []  # small beside the levels: kept until those are written
 
     def rows() -> Iterator[NDArray[np.uint8]]:
         for piece in graph.pieces(matrix):
             level, scale = quantizer(piece, form)
-            kept.append(scale)
+            packed, scales_there = form.to_stock(level, scale, matrix.k)
+            kept.append(scales_there)
             add_error(errors, matrix.name, piece, quantize.dequantize_block(level, scale, matrix.k, form.bits))
-            yield quantize.pack_levels(level, form.bits)
+            yield packed
 
     file.write(levels, rows())
     file.write(scales, kept)

@@ -27,7 +27,7 @@ from edgespec.export.architectures.ops import (
 from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
 from edgespec.export.quantization.quantizers.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.quantizers.drift import Correction
-from edgespec.export.quantization.quantizers.levels import Blocks, dequantize_block, pack_levels, unpack_levels
+from edgespec.export.quantization.quantizers.levels import BLOCK, Blocks, dequantize_block, pack_levels, unpack_levels
 from edgespec.export.quantization.quantizers.mse import quantize_searched
 from edgespec.export.quantization.reference import NumpyOps
 from edgespec.export.source.source import Checkpoint
@@ -59,7 +59,7 @@ class SpooledLevels:
             return
         for piece, (offset, rows, blocks) in zip(source.pieces(name), where, strict=True):
             self._file.seek(offset)
-            packed = np.frombuffer(self._file.read(rows * blocks * form.nbytes), np.uint8)
+            packed = np.frombuffer(self._file.read(rows * blocks * form.size * form.bits // 8), np.uint8)
             scales = np.frombuffer(self._file.read(4 * rows * blocks), np.float32)
             levels = unpack_levels(packed.reshape(rows, blocks, -1), form.bits)
             yield piece, (levels, scales.reshape(rows, blocks))
@@ -106,7 +106,7 @@ class CalibrationOps(NumpyOps):
         rows = np.concatenate(found)
         inverse = inverse.reshape(self.sequences.shape)
         k, form, seen = rows.shape[1], self.blocks(weight), rows
-        if k % form.size == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
+        if k % BLOCK == 0:  # a tied embedding's own levels come last, with the head: a guess at them has to do
             seen = dequantize_block(*quantize_searched(rows, form), k, form.bits)
         return self._placed(np.concatenate([rows[inverse], seen[inverse]]), scale, positions)
 

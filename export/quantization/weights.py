@@ -20,9 +20,9 @@ class WeightChoice:
 
     Attributes:
         format: of every matrix but the head's.
-        quantizer: of int4 and int8 matrices; None for other formats, which have none to choose.
+        quantizer: of matrices in blocks; None for other formats, which have none to choose.
         head: format of the LM head and of the embedding tied to it; None = ``format``.
-        fine: names of the target's matrices that are int8 in an int4 model (``mixed.py``).
+        fine: names of the target's matrices that are int8 in a model of 4 bits (``mixed.py``).
         asked: what ``--head-format`` said; None = nothing.
     """
 
@@ -45,18 +45,23 @@ class WeightChoice:
             for option, value in (("--quantizer", quantizer), ("--head-format", head)):
                 if value is not None:
                     raise ExportError(
-                        f"{option} {value} was given, but --format {form}: expected int4 or int8",
-                        f"leave {option} out, or choose --format int4 or int8",
+                        f"{option} {value} was given, but --format {form}: expected int4, int4-64 or int8",
+                        f"leave {option} out, or choose --format int4, int4-64 or int8",
                     )
             return cls(form, None, None)
         if head is not None and head not in BLOCKS:
-            raise ExportError(f"--head-format {head}: expected int4 or int8", "leave --head-format out")
+            raise ExportError(f"--head-format {head}: expected int4, int4-64 or int8", "leave --head-format out")
         return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head, asked=head)
 
     @property
     def drafter_head(self) -> Format | None:
-        """Of a drafter's LM head and what fuses hidden states: int8 in an int4 bundle, unless it was chosen."""
-        return self.asked or ("int8" if self.format == "int4" else None)
+        """Of a drafter's LM head and what fuses hidden states: int8 in a bundle of 4 bits, unless it was chosen."""
+        return self.asked or ("int8" if self.four else None)
+
+    @property
+    def four(self) -> bool:
+        """Whether matrices have 4 bits."""
+        return self.format in BLOCKS and BLOCKS[self.format].bits == 4
 
     def blocks(self, arch: Architecture) -> Callable[[str], Blocks]:
         """What a matrix becomes, by its name."""

@@ -130,9 +130,9 @@ class _Filler:
                 yield f"{name}.packed", packed.pack_channels(pieces)
         else:
             form = quantize.BLOCKS[matrix.form]
-            bits, pieces = form.bits, self._blocks(matrix, form)
+            pieces = self._blocks(matrix, form)
             if packed is None:
-                yield from _in_turn(levels, scales, ((quantize.pack_levels(piece, bits), own) for piece, own in pieces))
+                yield from _in_turn(levels, scales, (form.to_stock(*piece, matrix.k) for piece in pieces))
             else:
                 yield f"{name}.packed", packed.pack_blocks(pieces)
 

@@ -17,7 +17,7 @@ import numpy as np
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.ops import ExpertsRule, LayerEmbedding, Linear, Norm
 from edgespec.export.heads.description import HeadPlan, is_head
-from edgespec.export.quantization.quantizers.levels import BLOCKS
+from edgespec.export.quantization.quantizers.levels import BLOCK, BLOCKS
 from edgespec.export.source.extended import ExtendedCheckpoint
 from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, WeightLayout
 from edgespec.runtimes.files.manifest import Format, Layout
@@ -120,7 +120,7 @@ class StoragePlan(WeightLayout):
     def _embedding(self, name: str) -> None:
         """As a matrix where rows of one can be looked up cheaply, else as a table that is only looked up."""
         n, k = self.shapes[name]
-        if k % BLOCKS[self.form].size == 0 if self.form in BLOCKS else self.arch.head.weight == name:
+        if k % BLOCK == 0 if self.form in BLOCKS else self.arch.head.weight == name:
             self._matrix(Linear(name))
             return
         self.contents.append(("rows", name))

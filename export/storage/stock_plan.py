@@ -118,8 +118,7 @@ class StockPlan(StoragePlan):
             self.add(f"{name}.levels", (k, n), np.int8)
             self.add(f"{name}.scales", (n,), np.float32)
         else:
-            form = BLOCKS[matrix.form]
-            blocks, width = form.count(k), form.nbytes
+            _, blocks, width = BLOCKS[matrix.form].stock_shape(n, k)
             self.add(f"{name}.levels", (n, blocks, width), np.uint8)
             self.add(f"{name}.scales", (n, blocks), np.float32)
             self.alias(f"{name}.rows", f"{name}.levels", (n, blocks * width))

@@ -40,13 +40,13 @@ from edgespec.runtimes.files.manifest_parts import Learnt as Learnt
 SCHEMA = 2
 MANIFEST = "edgespec.json"
 
-Format = Literal["fp32", "int4", "int8", "w8a8"]
+Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Precision = Literal["fp32", "fp16"]
 Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
-FORMATS: tuple[Format, ...] = ("int4", "int8", "w8a8", "fp32")
+FORMATS: tuple[Format, ...] = ("int4", "int4-64", "int8", "w8a8", "fp32")
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from edgespec.runtimes.files.manifest import Format
 
 BLOCK, TILE = 32, 16
-Kind = Literal["q4", "q8", "c8", "f32"]
-PACKED_KINDS: dict[Format, Kind] = {"int4": "q4", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
+Kind = Literal["q4", "q4x64", "q8", "c8", "f32"]
+PACKED_KINDS: dict[Format, Kind] = {"int4": "q4", "int4-64": "q4x64", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,40 @@ class Blocks:
     bits: int
     size: int = BLOCK
 
-    @property
-    def nbytes(self) -> int:
-        """Of the levels of a block, as MatMulNBits stores them."""
-        return self.size * self.bits // 8
-
     def count(self, k: int) -> int:
         """Blocks of a row."""
         return -(-k // self.size)
 
+    # MatMulNBits has blocks of 32 whatever the format says, with a scale repeated: its kernels for blocks of 64 and 128
+    # compute the last of an odd number of rows in another order, and verified rows would not be those of plain decoding
 
-BLOCKS: dict[Format, Blocks] = {"int4": Blocks(4), "int8": Blocks(8)}
+    def stock_shape(self, n: int, k: int) -> tuple[int, int, int]:
+        """Of a matrix [n, k] for MatMulNBits: rows, blocks, bytes of a block's levels."""
+        return n, -(-k // BLOCK), BLOCK * self.bits // 8
+
+    def to_stock(
+        self,
+        levels: NDArray[np.uint8],  # [r, b, size]
+        scales: NDArray[Any],  # [r, b]
+        k: int,
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # packed levels [r, blocks, bytes], scales [r, blocks]
+        """Rows as MatMulNBits stores them."""
+        blocks, levels = -(-k // BLOCK), levels.reshape(len(levels), -1, BLOCK)
+        return pack_levels(levels[:, :blocks], self.bits), scales.repeat(self.size // BLOCK, 1)[:, :blocks]
+
+    def from_stock(
+        self,
+        packed: NDArray[np.uint8],  # [r, blocks, bytes]
+        scales: NDArray[Any],  # [r, blocks]
+    ) -> tuple[NDArray[np.uint8], NDArray[Any]]:  # levels [r, b, size], scales [r, b]
+        """The reverse."""
+        levels, times = unpack_levels(packed, self.bits), self.size // BLOCK
+        short = -levels.shape[1] % times
+        levels = np.pad(levels, ((0, 0), (0, short), (0, 0)), constant_values=1 << (self.bits - 1))
+        return levels.reshape(len(levels), -1, self.size), scales[:, ::times]
+
+
+BLOCKS: dict[Format, Blocks] = {"int4": Blocks(4), "int4-64": Blocks(4, 2 * BLOCK), "int8": Blocks(8)}
 _BLOCKS_OF: dict[Kind, Blocks] = {PACKED_KINDS[form]: blocks for form, blocks in BLOCKS.items()}
 
 
@@ -51,7 +74,7 @@ class Packed:
     """A matrix [n, k] in packed form.
 
     Attributes:
-        kind: q4, q8: blocks of 32 with a float16 scale; c8: int8 with a scale a row; f32.
+        kind: q4, q8: blocks of 32 with a float16 scale; q4x64: blocks of 64; c8: int8 with a scale a row; f32.
         n: rows, heads not padded.
         k: inputs.
         head_dim: each group of this many rows starts a tile of its own (attention heads); 0 = no groups.
@@ -86,6 +109,7 @@ class Packed:
         """Bytes of 16 rows."""
         return {
             "q4": self.blocks * 288,
+            "q4x64": self.blocks * 256 + -(-self.blocks // 4) * 64,
             "q8": self.blocks * 544,
             "c8": self.blocks * 512 + 64,
             "f32": self.k * 64,
@@ -100,11 +124,11 @@ class Packed:
 
     def pack_blocks(
         self,
-        pieces: Iterable[tuple[NDArray[np.uint8], NDArray[Any]]],  # levels [r, blocks, 32], scales [r, blocks]
+        pieces: Iterable[tuple[NDArray[np.uint8], NDArray[Any]]],  # levels [r, blocks, size], scales [r, blocks]
     ) -> Iterator[NDArray[np.uint8]]:
         """Consecutive rows of levels (zero point in the middle) and scales -> bytes, tile by tile."""
         for levels, scales in self._tiled(pieces):
-            yield _pack_blocks(levels, scales, self.kind == "q4", self.blocks)
+            yield _pack_blocks(levels, scales, self.form, self.blocks)
 
     def pack_channels(
         self,
@@ -165,7 +189,7 @@ class Packed:
             payload = part[:, :-64].reshape(-1, self.blocks, 8, TILE, 4)
             levels = _interleave_back(payload).reshape(-1, self.blocks * BLOCK)[:, : self.k] ^ np.uint8(128)
             return levels.view(np.int8), np.ascontiguousarray(part[:, -64:]).view("<f4").reshape(-1)
-        return _unpack_blocks(part, self.kind == "q4", self.blocks)
+        return _unpack_blocks(part, self.form, self.blocks)
 
     def drop_padding(self, rows: NDArray[Any]) -> NDArray[Any]:  # [padded rows, ...] -> [n, ...]
         """Rows of the whole matrix without what padding added."""
@@ -184,32 +208,37 @@ def _interleave_back(tiles: NDArray[np.uint8]) -> NDArray[np.uint8]:  # [tiles, 
 
 
 def _pack_blocks(
-    levels: NDArray[np.uint8], scales: NDArray[Any], four: bool, blocks: int
-) -> NDArray[np.uint8]:  # [r, b, 32], [r, b] -> bytes
-    short = blocks - levels.shape[1]
-    levels = np.pad(levels, ((0, 0), (0, short), (0, 0)))
-    scales = np.pad(scales.astype("<f2"), ((0, 0), (0, short)))
-    tiles = len(levels) // TILE
-    payload = _interleave(levels.reshape(tiles, TILE, blocks, 8, 4))  # [tiles, blocks, 8, 16, 4]
-    if four:
+    levels: NDArray[np.uint8], scales: NDArray[Any], form: Blocks, blocks: int
+) -> NDArray[np.uint8]:  # [r, b, size], [r, b] -> bytes; blocks: of 32
+    levels = levels.reshape(len(levels), -1, BLOCK)
+    together = 2 * form.size // BLOCK  # blocks of 32 behind two scales a row
+    groups, tiles = -(-blocks // together), len(levels) // TILE
+    levels = np.pad(levels, ((0, 0), (0, groups * together - levels.shape[1]), (0, 0)))
+    scales = np.pad(scales.astype("<f2"), ((0, 0), (0, 2 * groups - scales.shape[1])))
+    payload = _interleave(levels.reshape(tiles, TILE, groups * together, 8, 4))  # [tiles, blocks, 8, 16, 4]
+    if form.bits == 4:
         payload = np.bitwise_or(payload[:, :, :4], payload[:, :, 4:] << np.uint8(4))
-    ends = scales.reshape(tiles, TILE, blocks).transpose(0, 2, 1)  # [tiles, blocks, 16]
-    heads = np.ascontiguousarray(ends).view(np.uint8).reshape(tiles, blocks // 2, 64)
-    bodies = payload.reshape(tiles, blocks // 2, -1)
-    return np.concatenate([heads, bodies], 2).reshape(-1)
+    ends = scales.reshape(tiles, TILE, 2 * groups).transpose(0, 2, 1)  # [tiles, 2 * groups, 16]
+    heads = np.ascontiguousarray(ends).view(np.uint8).reshape(tiles, groups, 64)
+    whole = np.concatenate([heads, payload.reshape(tiles, groups, -1)], 2).reshape(tiles, -1)
+    short = (groups * together - blocks) * TILE * BLOCK * form.bits // 8  # bytes that an odd last pair lacks
+    return whole[:, : whole.shape[1] - short].reshape(-1)
 
 
 def _unpack_blocks(
-    part: NDArray[np.uint8], four: bool, blocks: int
-) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:  # [tiles, bytes] -> [r, blocks, 32], [r, blocks]
-    tiles = len(part)
-    pairs = part.reshape(tiles, blocks // 2, -1)
-    scales = np.ascontiguousarray(pairs[:, :, :64]).view("<f2").reshape(tiles, blocks, TILE).transpose(0, 2, 1)
-    payload = np.ascontiguousarray(pairs[:, :, 64:]).reshape(tiles, blocks, -1, TILE, 4)
-    if four:
+    part: NDArray[np.uint8], form: Blocks, blocks: int
+) -> tuple[NDArray[np.uint8], NDArray[np.float16]]:  # [tiles, bytes] -> [r, b, size], [r, b]; blocks: of 32
+    tiles, count, together = len(part), blocks * BLOCK // form.size, 2 * form.size // BLOCK
+    groups = -(-blocks // together)
+    short = (groups * together - blocks) * TILE * BLOCK * form.bits // 8
+    whole = np.pad(part, ((0, 0), (0, short))).reshape(tiles, groups, -1)
+    heads = np.ascontiguousarray(whole[:, :, :64]).view("<f2").reshape(tiles, 2 * groups, TILE)
+    scales = heads[:, :count].transpose(0, 2, 1)
+    payload = np.ascontiguousarray(whole[:, :, 64:]).reshape(tiles, groups * together, -1, TILE, 4)[:, :blocks]
+    if form.bits == 4:
         payload = np.concatenate([payload & 15, payload >> 4], 2)
-    levels = _interleave_back(payload).reshape(tiles * TILE, blocks, BLOCK)
-    return levels, scales.reshape(tiles * TILE, blocks)
+    levels = _interleave_back(payload).reshape(tiles * TILE, count, form.size)
+    return levels, scales.reshape(tiles * TILE, count)
 
 
 def pack_levels(levels: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:  # [.., BLOCK] -> [.., BLOCK * bits // 8]

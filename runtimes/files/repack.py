@@ -20,7 +20,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.cache import cache_folder, describe, keep_within, touch
 from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart
-from edgespec.runtimes.files.packing import TILE, Packed, pack_levels, unpack_levels
+from edgespec.runtimes.files.packing import TILE, Packed
 from edgespec.runtimes.files.staged import remove_stale, staged
 from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
 
@@ -129,13 +129,16 @@ def _to_stock(
     # padded heads are dropped from the matrix as a whole
     step = tiles if packed.head_dim % TILE else _TILES
 
-    def rows(item: int) -> Pieces:
+    def parts() -> Iterator[tuple[NDArray[Any], ...]]:
         left = packed.n
         for start in range(0, tiles, step):
-            part = packed.unpack(data, slice(start, start + step))[item]
-            part = packed.drop_padding(part) if step == tiles else part[:left]
-            left -= len(part)
-            yield part
+            found = packed.unpack(data, slice(start, start + step))
+            found = tuple(packed.drop_padding(part) if step == tiles else part[:left] for part in found)
+            left -= len(found[0])
+            yield found
+
+    def rows(item: int) -> Pieces:
+        return (found[item] for found in parts())
 
     if packed.kind == "f32":
         whole, at = np.concatenate(list(rows(0))), 0
@@ -146,10 +149,14 @@ def _to_stock(
         yield wanted[f"{name}.levels"], iter([np.concatenate(list(rows(0))).T])
         yield wanted[f"{name}.scales"], (scales.astype("<f4") for scales in rows(1))
     else:
-        blocks = wanted[f"{name}.scales"][3][1]
-        bits = packed.form.bits
-        yield wanted[f"{name}.levels"], (pack_levels(levels[:, :blocks], bits) for levels in rows(0))
-        yield wanted[f"{name}.scales"], (scales[:, :blocks].astype("<f4") for scales in rows(1))
+        for item, entry in enumerate((f"{name}.levels", f"{name}.scales")):
+            yield (
+                wanted[entry],
+                (
+                    packed.form.to_stock(levels, scales, packed.k)[item].astype(wanted[entry].dtype)
+                    for levels, scales in parts()
+                ),
+            )
 
 
 def _to_native(
@@ -170,5 +177,4 @@ def _to_native(
     if packed.kind == "c8":
         yield target, packed.pack_channels((levels[:, s : s + step].T, scales[s : s + step]) for s in starts)
         return
-    bits = packed.form.bits
-    yield target, packed.pack_blocks((unpack_levels(levels[s : s + step], bits), scales[s : s + step]) for s in starts)
+    yield target, packed.pack_blocks(packed.form.from_stock(levels[s : s + step], scales[s : s + step]) for s in starts)

@@ -16,7 +16,7 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import Vocab, Width
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Layout
-from edgespec.runtimes.files.packing import Packed
+from edgespec.runtimes.files.packing import Kind, Packed
 
 AGAIN = "copy the bundle or export it again"
 _MOST_GROWTH = 16  # a layout over the other: float32 scales and padding, nothing more
@@ -38,7 +38,7 @@ class Matrix(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["q4", "q8", "c8", "f32"]
+    kind: Kind
     n: Vocab
     k: Vocab
     head_dim: int = Field(default=0, ge=0, le=1 << 20)
@@ -82,9 +82,9 @@ class WeightsIndex(BaseModel):
                 self._expect("stock", f"{name}.levels", (packed.k, packed.n), "|i1")
                 self._expect("stock", f"{name}.scales", (packed.n,), "<f4")
             else:
-                form, blocks = packed.form, packed.form.count(packed.k)
-                self._expect("stock", f"{name}.levels", (packed.n, blocks, form.nbytes), "|u1")
-                self._expect("stock", f"{name}.scales", (packed.n, blocks), "<f4")
+                shape = packed.form.stock_shape(packed.n, packed.k)
+                self._expect("stock", f"{name}.levels", shape, "|u1")
+                self._expect("stock", f"{name}.scales", shape[:2], "<f4")
         return self
 
     def _expect(self, layout: Layout, name: str, dims: tuple[int, ...], dtype: str) -> None:

@@ -125,12 +125,13 @@ template <int R>
 void pair_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
   __m512 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
-  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R, w += 544) {
-    const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)));
-    _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T0);
+  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R) {
+    const uint8_t *own = w + pair_scales(pair), *q = w + pair_payload(pair);
+    const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(own)));
+    _mm_prefetch(reinterpret_cast<const char*>(own + kAhead), _MM_HINT_T0);
     __m512i sums[R];
-    half_pair<R, false>(w + 32, a, scales, sums, acc);
-    half_pair<R, true>(w + 288, a + R, scales, sums, acc);
+    half_pair<R, false>(q, a, scales, sums, acc);
+    half_pair<R, true>(q + 256, a + R, scales, sums, acc);
   }
   for (int r = 0; r < R; ++r) _mm512_mask_storeu_ps(y + r * ld, columns, acc[r]);
 }

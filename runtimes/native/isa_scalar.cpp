@@ -250,16 +250,16 @@ void linear_q4x64(const uint8_t* tile, int k, const void* act, int rows, float* 
   for (int r = 0; r < rows; ++r) {
     F acc = fset(0.f);
     for (int pair = 0; pair < blocks_of(k) / 2; ++pair) {
-      const uint8_t* w = tile + size_t(pair) * 544;
+      const uint8_t *scales = tile + pair_scales(pair), *w = tile + pair_payload(pair);
       const Act* x = a + size_t(pair) * 2 * rows + r;
       I sum = iset(x->offset);
       for (int half = 0; half < 2; ++half)
         for (int j = 0; j < 4; ++j) {
-          const B v = bload(w + 32 + half * 256 + j * 64);
+          const B v = bload(w + half * 256 + j * 64);
           const int8_t* q = x[half * rows].q + j * 4;
           sum = dot_u8(dot_u8(sum, blow(v), q), bhigh(v), q + 16);
         }
-      acc = fma(itof(sum), fmul(fload_half(reinterpret_cast<const uint16_t*>(w)), fset(x->scale)), acc);
+      acc = fma(itof(sum), fmul(fload_half(reinterpret_cast<const uint16_t*>(scales)), fset(x->scale)), acc);
     }
     put(acc, y + r * ld, columns);
   }

@@ -125,17 +125,20 @@ void k_embed(Kind kind, const uint8_t* weight, int k, int64_t row, float* y) {
   }
   const int blocks = blocks_of(k);
   const bool four = kind == kQ4 || kind == kQ4x64;
-  const size_t payload = four ? 256 : 512, heads = kind == kQ4x64 ? 32 : 64;
+  const size_t payload = four ? 256 : 512;
   const float* column_scales = reinterpret_cast<const float*>(tile + blocks * size_t(512));  // kC8
   for (int block = 0; block < blocks; ++block) {
     const uint8_t *q, *scales;
     if (kind == kC8) {
       q = tile + block * payload;
       scales = nullptr;
+    } else if (kind == kQ4x64) {
+      scales = tile + pair_scales(block / 2);
+      q = tile + pair_payload(block / 2) + (block & 1) * payload;
     } else {
-      const uint8_t* pair = tile + (block / 2) * (heads + 2 * payload);
-      scales = pair + (block & 1) * (heads - 32);
-      q = pair + heads + (block & 1) * payload;
+      const uint8_t* pair = tile + (block / 2) * (64 + 2 * payload);
+      scales = pair + (block & 1) * 32;
+      q = pair + 64 + (block & 1) * payload;
     }
     const float scale =
         scales ? half_to_float(reinterpret_cast<const uint16_t*>(scales)[column]) : column_scales[column];

@@ -18,7 +18,8 @@ inline int round_up(int value, int to) { return (value + to - 1) / to * to; }
 // A tile is 16 output columns over all of k; k is padded to pairs of blocks.
 //   kQ4: a pair is 2 x 16 float16 scales, then 2 x 256 bytes: 4 vectors of 64 bytes, byte [c * 4 + i] of vector j
 //        holds column c, low nibble k = 4 j + i, high nibble k = 16 + 4 j + i, each with 8 added.
-//   kQ4x64: a scale a pair instead of a block: 16 float16 scales, then payloads as in kQ4.
+//   kQ4x64: a scale a pair instead of a block, and pairs in twos, so that payloads begin with a cache line: 2 x 16
+//        float16 scales, then the payloads of two pairs as in kQ4; an odd last one alone, behind as many scales.
 //   kQ8: as kQ4 with 2 x 512 bytes: 8 vectors, byte [c * 4 + i] of vector j is k = 4 j + i with 128 added.
 //   kC8: a scale a column instead of a block: all payloads as in kQ8, then 16 float32 scales.
 //   kF32: [k][16] float32.
@@ -36,12 +37,15 @@ inline size_t tile_bytes(Kind kind, int k) {
   const size_t pairs = blocks_of(k) / 2;
   switch (kind) {
     case kQ4: return pairs * 576;
-    case kQ4x64: return pairs * 544;
+    case kQ4x64: return pairs * 512 + (pairs + 1) / 2 * 64;
     case kQ8: return pairs * 1088;
     case kC8: return pairs * 1024 + 64;
     default: return static_cast<size_t>(k) * 64;
   }
 }
+// Where the scales and the payload of a pair of kQ4x64 begin in a tile.
+inline size_t pair_scales(size_t pair) { return pair / 2 * 1088 + pair % 2 * 32; }
+inline size_t pair_payload(size_t pair) { return pair / 2 * 1088 + 64 + pair % 2 * 512; }
 inline size_t packed_bytes(Kind kind, int n, int k) {
   if (kind == kR8 || kind == kR32) return size_t(n) * k * (kind == kR8 ? 1 : 4);
   return tiles_of(n) * tile_bytes(kind, k);

@@ -57,16 +57,18 @@ void linear_q8(const uint8_t* t, int k, const void* a, int rows, float* y, size_
 EDGESPEC_INLINE void pair_rows(const uint8_t* w, int blocks, const Act* a, int rows, float* y, size_t ld, int columns) {
   __m256 acc[kRowGroup][2];
   for (int r = 0; r < rows; ++r) acc[r][0] = acc[r][1] = _mm256_setzero_ps();
-  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * rows, w += 544) {
-    const auto* s = reinterpret_cast<const uint16_t*>(w);
+  for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * rows) {
+    const uint8_t *own = w + pair_scales(pair), *q = w + pair_payload(pair);
+    const auto* s = reinterpret_cast<const uint16_t*>(own);
     const __m256 scales[2] = {load_half(s), load_half(s + 8)};
-    prefetch<9>(w);
+    prefetch<1>(own);
+    prefetch<8>(q);
     __m256i sums[kRowGroup][2];
-    block_sums(w + 32, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+    block_sums(q, a, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
       sums[r][0] = sum[0];
       sums[r][1] = sum[1];
     });
-    block_sums(w + 288, a + rows, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
+    block_sums(q + 256, a + rows, rows, [&](int r, const __m256i(&sum)[2]) __attribute__((always_inline)) {
       const __m256 scale = _mm256_set1_ps(a[r].scale);
       acc[r][0] = finish(_mm256_add_epi32(sums[r][0], sum[0]), scales[0], scale, acc[r][0]);
       acc[r][1] = finish(_mm256_add_epi32(sums[r][1], sum[1]), scales[1], scale, acc[r][1]);

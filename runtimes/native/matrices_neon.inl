@@ -93,7 +93,7 @@ constexpr int quarters_of(int rows) { return rows > 8 ? 1 : rows > 4 ? 2 : 4; }
 template <Kind kind, int N>
 void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, float* y, size_t ld, int columns) {
   constexpr bool kPair = kind == kQ4x64;
-  constexpr size_t payload = is_four(kind) ? 256 : 512, heads = kPair ? 32 : 64;
+  constexpr size_t payload = is_four(kind) ? 256 : 512;
   constexpr int kQuarters = quarters_of(N), kTogether = N % 2 ? N : N < 4 ? N : 4;
   for (int from = 0; from < 4; from += kQuarters) {
     float32x4_t acc[kQuarters][N];
@@ -102,17 +102,18 @@ void linear_rows(const uint8_t* tile, int blocks, const Act* acts, int rows, flo
     const uint8_t* w = tile;
     const Act* a = acts;
     [[maybe_unused]] int32x4_t kept[kQuarters][N];
-    for (int pair = 0; pair < blocks / 2; ++pair, w += heads + 2 * payload)
+    for (int pair = 0; pair < blocks / 2; ++pair, w += kPair ? 0 : 64 + 2 * payload)
 #pragma GCC unroll 2
       for (int half = 0; half < 2; ++half, a += rows) {
-        const uint8_t* q = w + heads + half * payload;
+        const uint8_t* q = (kPair ? tile + pair_payload(pair) : w + 64) + half * payload;
+        const uint8_t* own = kPair ? tile + pair_scales(pair) : w + half * 32;
 #pragma GCC unroll 8
         for (size_t line = 0; line < payload; line += 64) __builtin_prefetch(q + line + kAhead);
 #pragma GCC unroll 4
         for (int c = 0; c < kQuarters; ++c) {
           int8x16_t v[8];
           four_columns<kind>(q + (from + c) * 16, v);
-          const uint16_t* halves = reinterpret_cast<const uint16_t*>(w + half * (heads - 32)) + (from + c) * 4;
+          const uint16_t* halves = reinterpret_cast<const uint16_t*>(own) + (from + c) * 4;
           const float32x4_t scales = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves)));
 #if defined(__ARM_FEATURE_MATMUL_INT8)
           if constexpr (N % 2 == 0) {

@@ -70,7 +70,7 @@ def same(engine: Engine, settings: Settings, method: str = "eagle", **more: Any)
     assert 0 < accepted < drafted
 
 
-@pytest.mark.parametrize("form", ["fp32", "int8", "int4"])
+@pytest.mark.parametrize("form", ["fp32", "int8", "int4", "int4-64"])
 def test_texts_are_plain_decodings(bundle: Callable[[Format], Path], operators: Operators, form: Format) -> None:
     with load(bundle(form), threads=THREADS, operators=operators) as engine:
         same(engine, GREEDY.changed(adaptive=form == "int8"))

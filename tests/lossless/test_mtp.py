@@ -36,7 +36,13 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 @pytest.mark.parametrize(
     "operators, name, form",
-    [("native", HYBRID, "int4"), ("native", HYBRID, "int8"), ("native", HYBRID, "fp32"), ("stock", DENSE, "int8")],
+    [
+        ("native", HYBRID, "int4"),
+        ("native", HYBRID, "int4-64"),
+        ("native", HYBRID, "int8"),
+        ("native", HYBRID, "fp32"),
+        ("stock", DENSE, "int8"),
+    ],
     indirect=["operators"],
 )
 def test_the_layer_of_the_checkpoint_is_lossless(tmp_path: Path, operators: Operators, name: str, form: Format) -> None:

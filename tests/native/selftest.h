@@ -124,9 +124,9 @@ inline Array<uint8_t> make_tile(Random& random, Kind kind, int k, Make make = Ma
       std::memcpy(&tile[i], &x, 4);
     }
   } else {
-    const size_t pair = tile_bytes(kind, 1);
-    for (size_t at = 0; at < tile.size(); at += pair)
-      for (int c = 0; c < (kind == kQ4x64 ? 16 : 32); ++c) {  // some of them subnormal or zero
+    const size_t together = kind == kQ4x64 ? 1088 : tile_bytes(kind, 1);  // behind 32 scales
+    for (size_t at = 0; at < tile.size(); at += together)
+      for (int c = 0; c < 32; ++c) {  // some of them subnormal or zero
         const uint16_t half =
             float_to_half(random.below(8) ? random.uniform(-0.02f, 0.02f) : random.uniform(0.f, 1e-5f));
         std::memcpy(&tile[at + size_t(c) * 2], &half, 2);

@@ -40,11 +40,13 @@ double weight_at(const uint8_t* tile, Kind kind, int k, int column, int i) {
     std::memcpy(&scale, tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 4);
     return (tile[size_t(block) * 512 + at / 4 * 64 + column * 4 + at % 4] - 128) * double(scale);
   }
-  const size_t payload = kind == kQ8 ? 512 : 256, scales = kind == kQ4x64 ? 1 : 2;
-  const uint8_t* pair = tile + size_t(block / 2) * (32 * scales + 2 * payload);
-  const uint8_t* q = pair + 32 * scales + block % 2 * payload;
+  // kQ4: two blocks behind two rows of scales; kQ4x64: four blocks behind two; kQ8: as kQ4, with bytes
+  const int together = kind == kQ4x64 ? 4 : 2;
+  const size_t payload = kind == kQ8 ? 512 : 256;
+  const uint8_t* first = tile + size_t(block / together) * (64 + together * payload);
+  const uint8_t* q = first + 64 + block % together * payload;
   uint16_t half;
-  std::memcpy(&half, pair + block % scales * 32 + column * 2, 2);
+  std::memcpy(&half, first + block % together / (together / 2) * 32 + column * 2, 2);
   int number;
   if (kind != kQ8) {
     const uint8_t byte = q[at % 16 / 4 * 64 + column * 4 + at % 4];

@@ -116,9 +116,9 @@ struct Model {
       std::memset(tile + size_t(blocks_of(k)) * 512 + size_t(column) * 4, 0, 4);
       return;
     }
-    const int scales = kind == kQ4x64 ? 1 : 2;  // of a pair
-    for (int i = 0; i < blocks_of(k) / 2 * scales; ++i)
-      std::memset(tile + size_t(i / scales) * tile_bytes(kind, 1) + i % scales * 32 + column * 2, 0, 2);
+    const size_t together = kind == kQ4x64 ? 1088 : tile_bytes(kind, 1);  // behind two rows of scales
+    const int count = kind == kQ4x64 ? blocks_of(k) / 2 : blocks_of(k);
+    for (int i = 0; i < count; ++i) std::memset(tile + i / 2 * together + i % 2 * 32 + column * 2, 0, 2);
   }
   std::string vector(int n) {
     Array<uint8_t> bytes(size_t(n) * 4);

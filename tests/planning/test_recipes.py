@@ -155,11 +155,11 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     refused("run.context is beyond", run__context=100_000)
     refused("run.attention is not among", run__attention="nomad")
     refused("beyond the device's memory", device__budget="17GiB")
-    refused("head_format is for int4 and int8", export__format="fp32")
+    refused("head_format is for formats in blocks", export__format="fp32")
     refused("draft_vocab is for speculative", export__methods=[], run__method="ar")
     refused("speculative needs draft", export__draft=None)
     refused("head_vocab is for heads", export__head_vocab=100)
-    refused("run no w8a8", export__head_format=None, export__format="w8a8", export__devices=["webgpu"])
+    refused("run neither w8a8 nor int4-64", export__head_format=None, export__format="w8a8", export__devices=["webgpu"])
     refused("needs native operators", export__operators="stock")
     refused("fewest and most", models__parameters=[5, 3])
     for text in ("{", "[]", "\udcff"):

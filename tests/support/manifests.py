@@ -17,7 +17,7 @@ from edgespec.runtimes.files.manifest import (
     TokenizerFacts,
 )
 
-SIZES = {"int4": 300 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
+SIZES = {"int4": 300 << 20, "int4-64": 284 << 20, "w8a8": 500 << 20, "int8": 530 << 20, "fp32": 2000 << 20}
 FACTS = ModelFacts(
     architecture="llama",
     layers=24,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edgespec.runtimes.files.manifest import FileEntry, Format, HeadGroup, ModelPart
-from edgespec.runtimes.files.packing import BLOCKS, PACKED_KINDS, Packed
+from edgespec.runtimes.files.packing import BLOCK, BLOCKS, PACKED_KINDS, Packed
 
 # Linux maps this much around a page that is touched, about: 64 KiB to a MiB, by how large the pieces are in which the
 # page cache has the file (docs/planning.md)
@@ -17,7 +17,8 @@ _ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank stands in a text; fit
 # bytes of a weight with stock operators: its level, its scale, which stays mapped, and all as ONNX Runtime packs it
 # (levels, scales, and sums of blocks)
 _STOCK: dict[Format, tuple[float, float, float]] = {
-    "int4": (0.5, 0.125, 0.75), "int8": (1, 0.125, 1.25), "w8a8": (1, 0, 1), "fp32": (4, 0, 4),
+    "int4": (0.5, 0.125, 0.75), "int4-64": (0.5, 0.125, 0.75), "int8": (1, 0.125, 1.25),
+    "w8a8": (1, 0, 1), "fp32": (4, 0, 4),
 }  # fmt: skip
 
 
@@ -54,8 +55,7 @@ def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
     """Bytes of a matrix [n, k] in a weight file."""
     if native:
         return Packed(PACKED_KINDS[form], n, k).nbytes
-    blocks = BLOCKS.get(form)
-    padded = blocks.count(k) * blocks.size if blocks else k
+    padded = -(-k // BLOCK) * BLOCK if form in BLOCKS else k
     return int(n * padded * sum(_STOCK[form][:2])) + (4 * n if form == "w8a8" else 0)
 
 
@@ -69,7 +69,7 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
     angles = (facts.context + part.headroom) * position
     cut = matrix_bytes(head, part.head_vocab.size, hidden, native) if part.head_vocab else 0
     own = matrix_bytes(head, vocab, hidden, native)
-    blocks = form in BLOCKS and hidden % BLOCKS[form].size == 0
+    blocks = form in BLOCKS and hidden % BLOCK == 0
     tied = facts.tied and (blocks or form in ("fp32", "w8a8"))
     row = own // vocab if tied else _row_bytes(part, blocks, native)
     # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none: the

@@ -12,7 +12,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.packing import BLOCKS as BLOCKS  # beside what makes the levels
+from edgespec.runtimes.files.packing import BLOCK as BLOCK  # beside what makes the levels
+from edgespec.runtimes.files.packing import BLOCKS as BLOCKS
 from edgespec.runtimes.files.packing import Blocks as Blocks
 from edgespec.runtimes.files.packing import pack_levels as pack_levels
 from edgespec.runtimes.files.packing import unpack_levels as unpack_levels

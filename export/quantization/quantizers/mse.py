@@ -72,6 +72,9 @@ def search_scales(
     Candidates of both signs put the largest weight near either end of the range.  For the levels of each, the best
     scale is that of least squares, and its error is known without computing it: sum(x**2) - sum(x l)**2 / sum(l**2).
     The winner is refined by least squares, every time rounded to float16; ``start`` is kept where nothing beats it.
+
+    Levels that a checkpoint had already are found again: where most blocks are exact, the largest weight of the others
+    is tried as every level.
     """
     zero = 1 << (bits - 1)
     low, high = np.float32(-zero), np.float32(zero - 1)
@@ -109,6 +112,14 @@ def search_scales(
             if again < REFINEMENTS:
                 along, own = fit(reciprocal(scale), np.inf)
                 best = np.divide(along, own, out=best.copy(), where=own > 0)
+        ordinary = start != 0
+        if 2 * ((least == 0) & ordinary).sum() > ordinary.sum():  # a checkpoint of levels already, in blocks as large
+            largest = np.take_along_axis(columns, at[None], 0)[0]
+            for level in range(1, zero):  # also where a block has no level near either end
+                scale = half(largest / np.float32(level))
+                error = _error(columns, scale, low, high, importance, work)
+                better = error < least
+                kept, least = np.where(better, scale, kept), np.where(better, error, least)
     return kept
 
 

@@ -32,7 +32,7 @@ from tests.conftest import OPERATORS, Reference, Written
 from tests.support import hf
 
 NAMES = sorted(hf.CORE)
-BLOCKS = {"int4": Blocks(4), "int8": Blocks(8)}
+BLOCKS = {"int4": Blocks(4), "int4-64": Blocks(4, 64), "int8": Blocks(8)}
 
 Write = Callable[..., Written]
 BOTH = pytest.mark.parametrize("operators", OPERATORS, indirect=True)
@@ -70,8 +70,8 @@ def by_token(x: Array) -> Array:
     return np.rint(x / scale) * scale
 
 
-def by_block(x: Array, size: int) -> Array:
-    """MatMulNBits at accuracy level 4: activations rounded to 127 levels either side of zero, in blocks."""
+def by_block(x: Array, size: int = 32) -> Array:
+    """Activations rounded to 127 levels either side of zero, in blocks; MatMulNBits at accuracy level 4 has 32."""
     blocks = blocks_of(x.reshape(-1, x.shape[-1]), size)
     scale = np.maximum(np.abs(blocks).max(-1, keepdims=True), np.float32(1e-30)) / np.float32(127)
     return (np.rint(blocks / scale) * scale).reshape(len(blocks), -1)[:, : x.shape[-1]].reshape(x.shape)
@@ -101,11 +101,10 @@ def test_a_product_is_that_of_the_stored_matrix(tmp_path: Path, form: Format, k:
     expected = seen @ weight.T + (added if bias else 0)
     rounding = 1e-5 * (np.abs(x) @ np.abs(weight).T + 1)
     if form in BLOCKS:
-        size = BLOCKS[form].size
-        emulated = by_block(x, size) @ weight.T + (added if bias else 0)
+        emulated = by_block(x) @ weight.T + (added if bias else 0)
         assert (np.abs(got - emulated) <= rounding).mean() > 0.95  # but for values just between two levels
-        step = np.abs(blocks_of(x, size)).max(-1) / 127  # [T, blocks]
-        rounding += 0.5 * step @ np.abs(blocks_of(weight.astype(np.float32), size)).sum(-1).T
+        step = np.abs(blocks_of(x, 32)).max(-1) / 127  # [T, blocks]
+        rounding += 0.5 * step @ np.abs(blocks_of(weight.astype(np.float32), 32)).sum(-1).T
     assert (np.abs(got - expected) <= rounding).all()
     for part, values in parts.items():
         error, norm = quantize.squared_error(values, stored_as(values, form))
@@ -144,16 +143,17 @@ class StoredOps(NumpyOps):
     """The numpy reference with every matrix as it was stored, and w8a8's activations as that format rounds them."""
 
     form: Format = "fp32"
+    size = 32  # of the blocks that activations are rounded in
 
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:
         arch, matrix = self.arch, self.source.read(weight)
-        if arch.facts.hidden % BLOCKS[self.form].size == 0 if self.form in BLOCKS else arch.facts.tied:
+        if arch.facts.hidden % 32 == 0 if self.form in BLOCKS else arch.facts.tied:
             return stored_as(matrix, self.form)[self.tokens][None]
         rows = quantize.dequantize_channel(*quantize.quantize_channel(matrix, EMBEDDING_LEVELS))
         return (matrix if self.form == "fp32" else rows)[self.tokens][None]
 
     def _linear(self, x: Array, part: Linear) -> Array:
-        seen = x if self.form == "fp32" else by_token(x) if self.form == "w8a8" else by_block(x, BLOCKS[self.form].size)
+        seen = x if self.form == "fp32" else by_token(x) if self.form == "w8a8" else by_block(x, self.size)
         y = seen @ stored_as(self.source.read(part.weight), self.form).T
         return y if part.bias is None else y + self.source.read(part.bias)
 
@@ -169,17 +169,23 @@ def test_a_model_computes_with_what_is_stored(written: Write, name: str, form: F
     """
     made = written(name, form)
     tokens = np.random.default_rng(5).integers(2, made.part.facts.vocab, 150 if "llama3" in name else 40).tolist()
-    ops = StoredOps(made.arch, tokens)
-    ops.form = form
-    expected: Array = made.arch.build(ops)[0]
+
+    def rounded(size: int) -> Array:  # -> [T, vocab]
+        ops = StoredOps(made.arch, tokens)
+        ops.form, ops.size = form, size
+        found: Array = made.arch.build(ops)[0]
+        return found
+
+    by_size = {size: rounded(size) for size in {32, BLOCKS[form].size if form in BLOCKS else 32}}
     unrounded: Array = made.arch.build(NumpyOps(made.arch, tokens))[0]
-    for graph in made.part.graphs:
+    for graph, about in made.part.graphs.items():
+        expected = by_size[64 if form == "int4-64" and about.operators == "native" else 32]
         # a float16 cache would be an error of its own
         model = Model(made.folder, made.part, graph, 1, ATTENTION["f32"])
         logits = open_slot(model).forward(np.array(tokens)).logits
         error = np.sqrt(np.mean(np.square(logits - expected))) / expected.std()
         assert error < (1e-5 if form == "fp32" else 0.03)
-        if form == "int4":
+        if form in ("int4", "int4-64"):
             assert np.sqrt(np.mean(np.square(logits - unrounded))) / expected.std() > 2 * error
 
 
@@ -257,7 +263,13 @@ def test_a_tied_embedding_is_stored_once(tmp_path: Path, form: Format, written: 
     made = written("builtin:shakespeare", form)
     facts = made.part.facts
     assert facts.tied
-    entry_bytes = {"fp32": 4.0, "int8": 1 + 4 / 32, "int4": 0.5 + 4 / 32, "w8a8": 1 + 4 / facts.hidden}[form]
+    entry_bytes = {
+        "fp32": 4.0,
+        "int8": 1 + 4 / 32,
+        "int4": 0.5 + 4 / 32,
+        "int4-64": 0.5 + 4 / 32,
+        "w8a8": 1 + 4 / facts.hidden,
+    }[form]
     one = facts.vocab * facts.hidden * entry_bytes
     tensors = {
         tensor.name: {item.key: int(item.value) for item in tensor.external_data if item.key != "location"}

@@ -82,7 +82,7 @@ def test_divergences_are_those_of_rounding_one_at_a_time(opened: Callable[[str],
     assert len(mixer.parts) == 2 * arch.facts.layers + 1 + len(own)
     first, last = next(part for part in mixer.parts if part != EMBEDDING), f"mlp.{arch.facts.layers - 1}"
     choices = [*(Choice({part}) for part in (*own, first, last, HEAD)), Choice({*own, first, last, HEAD}), Choice()]
-    rounded = Rounded(arch.source, frozenset().union(*mixer.matrices.values()), QUANTIZERS["rtn"])
+    rounded = Rounded(arch.source, frozenset().union(*mixer.matrices.values()), QUANTIZERS["rtn"], Blocks(4))
     found = VariantOps(arch, TEXT, ROWS, choices, rounded).divergences()
     source, exact = arch.source, reference_logits(arch, TEXT, ROWS)
     for choice, value in zip(choices, found, strict=True):

@@ -82,7 +82,7 @@ def test_a_folder_of_an_export(source: Path, tmp_path: Path, form: Format) -> No
         assert parity["logit_max_error"] < 1e-3
         assert parity["weight_error"] == 0
     else:
-        least, most = (0.02, 0.2) if form == "int4" else (0.001, 0.02)
+        least, most = (0.02, 0.2) if form in ("int4", "int4-64") else (0.001, 0.02)
         assert all(least < error < most for error in parity["weight_error_by_layer"])
         assert 0 < parity["logit_rms_error"] < parity["logit_std"]
     tensors = onnx.load(str(tmp_path / "bundle" / "model.onnx")).graph.initializer

@@ -89,7 +89,7 @@ def test_nothing_is_planned_of_nonsense(checkpoint: Callable[[str], Path], tmp_p
     refused(ExportError, "--head-vocab was given", {}, head_vocab=64)
     refused(ExportError, "--draft-vocab 999: expected 2 to 160", {}, methods=["speculative"], draft_vocab=999)
     refused(ExportError, "--head-vocab 1: expected 2 to 160", {}, methods=["medusa"], head_vocab=1)
-    refused(ExportError, "expected int4 or int8", {}, form="fp32", head_format="int8")
+    refused(ExportError, "expected int4, int4-64 or int8", {}, form="fp32", head_format="int8")
     refused(ExportError, "unknown attention 'int3'", {}, attention=["int3"])
     refused(ExportError, "needs native operators", {}, attention=["int8"], layout="stock")
     refused(ExportError, "run on the CPU only", {}, form="w8a8", devices=["webgpu"])

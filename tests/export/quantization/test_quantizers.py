@@ -106,6 +106,20 @@ def test_a_searched_scale_is_mostly_better() -> None:
     assert lost["mse"] < 0.92 * lost["rtn"]
 
 
+@pytest.mark.parametrize("group", [64, 128])
+@pytest.mark.parametrize("size", [32, 64])
+def test_levels_of_a_checkpoint_are_found_again(size: int, group: int) -> None:
+    """Symmetric 4-bit levels with a float16 scale a group: also in blocks without a level near either end."""
+    random = np.random.default_rng(3)
+    weight = random.standard_normal((96, 512 // group, group), np.float32) * np.float32(0.02)
+    scales = (np.abs(weight).max(-1, keepdims=True) / 7.5).astype(np.float16).astype(np.float32)
+    levels = np.clip(np.rint(weight / scales), -8, 7)
+    blocks = np.abs(levels).reshape(-1, size).max(-1)
+    assert (blocks < 6).sum() > 10 or size == group
+    kept = (levels * scales).astype(np.float32).reshape(96, 512)
+    np.testing.assert_array_equal(stored("mse", kept, Blocks(4, size)), kept)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("form", FORMS)
 def test_zero_huge_and_tiny_weights(name: str, form: Blocks) -> None:
@@ -301,7 +315,7 @@ def test_defaults_and_unknown_names() -> None:
     with pytest.raises(ExportError, match="unknown quantizer 'best'") as caught:
         WeightChoice.of("int4", "best", None)
     assert "rtn, mse, awq, gptq" in str(caught.value)
-    with pytest.raises(ExportError, match="--head-format fp32: expected int4 or int8"):
+    with pytest.raises(ExportError, match="--head-format fp32: expected int4, int4-64 or int8"):
         WeightChoice.of("int4", None, "fp32")
 
 

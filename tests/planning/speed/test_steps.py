@@ -34,8 +34,8 @@ from tests.support.mtp import write_mtp
 
 pytestmark = pytest.mark.usefixtures("native")
 KINDS = ("eagle", "mtp", "dflash", "assistant")
-BITS = {"q4": 18 / 4, "q8": 34 / 4, "c8": 8.0, "f32": 32.0}  # of a weight, with its share of a scale
-HEADS: dict[Format, str] = {"int4": "q8", "int8": "q8", "w8a8": "c8", "fp32": "f32"}  # of drafters
+BITS = {"q4": 18 / 4, "q4x64": 17 / 4, "q8": 34 / 4, "c8": 8.0, "f32": 32.0}  # of a weight, with its share of a scale
+HEADS: dict[Format, str] = {"int4": "q8", "int4-64": "q8", "int8": "q8", "w8a8": "c8", "fp32": "f32"}  # of drafters
 NORMS = 0.02  # of all weights, which the planner takes for matrices
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from edgespec.runtimes.files.packing import BLOCK, TILE, Kind, Packed
 
-KINDS: tuple[Kind, ...] = ("q4", "q8", "c8", "f32")
+KINDS: tuple[Kind, ...] = ("q4", "q4x64", "q8", "c8", "f32")
 PROPERTIES = settings(max_examples=60, deadline=None)
-Matrix = tuple[NDArray[Any], ...]  # levels [n, blocks, 32] and scales [n, blocks]; [n, k] and [n]; or [n, k] floats
+Matrix = tuple[NDArray[Any], ...]  # levels [n, blocks, size] and scales [n, blocks]; [n, k] and [n]; or [n, k] floats
 
 # ragged rows and inputs; whole heads where there are any, of sizes on and off the tile
 SHAPES = st.one_of(
@@ -33,8 +33,9 @@ def random_matrix(packed: Packed, seed: int = 0) -> Matrix:
         return (random.standard_normal((n, k), np.float32),)
     if packed.kind == "c8":
         return random.integers(-127, 128, (n, k)).astype(np.int8), random.standard_normal(n, np.float32)
-    blocks, top = -(-k // BLOCK), 16 if packed.kind == "q4" else 256
-    levels = random.integers(0, top, (n, blocks, BLOCK)).astype(np.uint8)
+    size, top = 64 if packed.kind == "q4x64" else 32, 256 if packed.kind == "q8" else 16
+    blocks = -(-k // size)
+    levels = random.integers(0, top, (n, blocks, size)).astype(np.uint8)
     return levels, random.standard_normal((n, blocks)).astype(np.float16)
 
 
@@ -75,10 +76,14 @@ def scalar_weight(packed: Packed, data: bytes, row: int, k: int) -> tuple[int, f
         level = data[payload + within // 4 * 64 + c * 4 + within % 4] - 128
         pairs = -(-packed.k // 64)
         return level, float(np.frombuffer(data, "<f4", 1, base + pairs * 1024 + c * 4)[0])
-    size = 256 if packed.kind == "q4" else 512
+    size = 512 if packed.kind == "q8" else 256
     head = base + pair * (64 + 2 * size)
-    scale = float(np.frombuffer(data, "<f2", 1, head + (second * 16 + c) * 2)[0])
-    body = head + 64 + second * size
+    scale_at, body = head + (second * 16 + c) * 2, head + 64 + second * size
+    if packed.kind == "q4x64":  # two pairs together, of 16 scales each
+        two, odd = divmod(pair, 2)
+        scale_at = base + two * 1088 + (odd * 16 + c) * 2
+        body = base + two * 1088 + 64 + odd * 512 + second * 256
+    scale = float(np.frombuffer(data, "<f2", 1, scale_at)[0])
     if packed.kind == "q8":
         return data[body + within // 4 * 64 + c * 4 + within % 4], scale
     byte = data[body + within % 16 // 4 * 64 + c * 4 + within % 4]
@@ -105,7 +110,8 @@ def test_the_bytes_are_the_documented_ones(kind: Kind, shape: tuple[int, int, in
         elif kind == "c8":
             assert got == (matrix[0][row, k], matrix[1][row])
         else:
-            assert got == (matrix[0][row, k // 32, k % 32], matrix[1][row, k // 32])
+            size = 64 if kind == "q4x64" else 32
+            assert got == (matrix[0][row, k // size, k % size], matrix[1][row, k // size])
 
 
 # -- inverses ----------------------------------------------------------------------------------------------------------
@@ -166,7 +172,17 @@ def test_padding_multiplies_to_nothing(kind: Kind, n: int, head_dim: int) -> Non
 
 
 @pytest.mark.parametrize(
-    "kind, k, expected", [("q4", 64, 576), ("q4", 65, 1152), ("q8", 33, 1088), ("c8", 64, 1088), ("f32", 7, 448)]
+    "kind, k, expected",
+    [
+        ("q4", 64, 576),
+        ("q4", 65, 1152),
+        ("q4x64", 64, 576),
+        ("q4x64", 65, 1088),
+        ("q4x64", 129, 1664),
+        ("q8", 33, 1088),
+        ("c8", 64, 1088),
+        ("f32", 7, 448),
+    ],
 )
 def test_sizes(kind: Kind, k: int, expected: int) -> None:
     assert Packed(kind, 16, k).tile_bytes == expected

@@ -8,17 +8,19 @@ import dev.edgespec.runtimes.up
 /* Bytes of weights as stock operators keep them: by the size of a weight file and the model's facts. */
 
 private const val BLOCK = 32
+private val BLOCKS = setOf("int4", "int4-64", "int8")
 
 /** Bytes of a weight: its level, its scale, and all as ONNX Runtime packs it. */
 private class Stored(val level: Double, val scale: Double, val packed: Double)
 
 private val STOCK = mapOf(
-    "int4" to Stored(0.5, 0.125, 0.75), "int8" to Stored(1.0, 0.125, 1.25), "w8a8" to Stored(1.0, 0.0, 1.0), "fp32" to Stored(4.0, 0.0, 4.0),
+    "int4" to Stored(0.5, 0.125, 0.75), "int4-64" to Stored(0.5, 0.125, 0.75), "int8" to Stored(1.0, 0.125, 1.25), "w8a8" to Stored(1.0, 0.0, 1.0),
+    "fp32" to Stored(4.0, 0.0, 4.0),
 )
 
 /** Bytes of a matrix [n, k] in a weight file. */
 private fun matrixBytes(form: String, n: Int, k: Int): Long {
-    val padded = if (form == "int4" || form == "int8") up(k, BLOCK) else k
+    val padded = if (form in BLOCKS) up(k, BLOCK) else k
     val stored = STOCK.getValue(form)
     return (n.toLong() * padded * (stored.level + stored.scale)).toLong() + if (form == "w8a8") 4L * n else 0
 }
@@ -31,7 +33,7 @@ internal fun packedBytes(part: ModelPart, files: Map<String, FileEntry>): Long {
     val facts = part.facts
     val form = part.format
     val head = part.headFormat ?: form
-    val blocks = (form == "int4" || form == "int8") && facts.hidden % BLOCK == 0
+    val blocks = form in BLOCKS && facts.hidden % BLOCK == 0
     val tied = facts.tied && (blocks || form == "fp32" || form == "w8a8")
     val own = matrixBytes(head, facts.vocab, facts.hidden)
     val cut = part.headVocab?.let { matrixBytes(head, it.size, facts.hidden) } ?: 0
