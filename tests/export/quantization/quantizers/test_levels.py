@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ def blocks_of(weight: Matrix, size: int) -> Matrix:  # [n, k] -> [n, blocks, siz
 
 @PROPERTIES
 @given(weight=MATRICES, form=st.sampled_from(FORMS))
+@example(weight=np.array([[-1 / 3, 1 / 3]], np.float32), form=Blocks(4))
 def test_the_error_of_a_block_is_half_a_step(weight: Matrix, form: Blocks) -> None:
     levels, scales = quantize.quantize_block(weight, form)
     (n, k), bits, size = weight.shape, form.bits, form.size
@@ -42,9 +43,9 @@ def test_the_error_of_a_block_is_half_a_step(weight: Matrix, form: Blocks) -> No
     assert got.shape == weight.shape
     wide, step = blocks_of(weight, size).astype(np.float64), np.abs(scales.astype(np.float64))[..., None]
     error = np.abs(wide - blocks_of(got, size))
-    # the side that has a level less may be clipped, by one step at most
-    last = np.sign(scales)[..., None] * wide > ((1 << (bits - 1)) - 1) * step
-    assert (error <= np.where(last, 1.0, 0.5) * step * (1 + 1e-5) + VANISHING * (1 << (bits - 1))).all()
+    # the side that has a level less may be clipped, by one step of the scale before float16 has rounded it
+    last, most = np.sign(scales)[..., None] * wide > ((1 << (bits - 1)) - 1) * step, 1 << (bits - 1)
+    assert (error <= np.where(last, 1 + most * 2.0**-11, 0.5) * step * (1 + 1e-5) + VANISHING * most).all()
 
 
 @PROPERTIES
