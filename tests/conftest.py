@@ -34,7 +34,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-from tests.support import hf
+from tests.support import arm64, hf
 from tests.support.alone import alone
 
 settings.register_profile("edgespec", deadline=None)  # no test asserts a time
@@ -266,6 +266,17 @@ def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that all processes of a run have in common."""
     place = tmp_path_factory.getbasetemp()
     return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
+
+
+@pytest.fixture(scope="session")
+def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The native operators for arm64, their object files beside them; all processes of a run share it."""
+    arm64.need_compiler()
+    folder = common(tmp_path_factory) / "arm64"
+    folder.mkdir(exist_ok=True)
+    with alone(folder / "lock"):
+        library = folder / arm64.LIBRARY
+        return library if library.exists() else arm64.cross_compile(folder)
 
 
 @pytest.fixture(scope="session")

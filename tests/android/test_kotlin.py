@@ -105,13 +105,6 @@ def test_every_method_writes_what_python_writes(
     assert ran.skipped == 0, ran.output
 
 
-@pytest.fixture(scope="module")
-def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The native operators for arm64."""
-    arm64.need_compiler()
-    return arm64.cross_compile(tmp_path_factory.mktemp("arm"))
-
-
 def test_the_library_asks_for_nothing_that_android_lacks(arm_library: Path) -> None:
     said = apk.run("aarch64-linux-gnu-nm", "-D", "--undefined-only", arm_library)
     wanted = re.findall(r" [Uw] (\w+)@(\w+)", said)

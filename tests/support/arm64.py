@@ -22,6 +22,7 @@ COMPILER = "aarch64-linux-gnu-g++"
 CORES = {"cortex-a76": "fphp asimdhp asimdrdm asimddp", "cortex-a72": ""}
 """Emulated cores, with dot products and without -> what they say that they have beyond the baseline."""
 OF_A_THREAD = {"_ZSt11__once_call", "_ZSt15__once_callable"}  # variables of GCC's C++ library
+LIBRARY = "libedgespec.so"
 LIMIT = 600  # seconds: a busy machine may be slow
 
 
@@ -101,7 +102,7 @@ def cross_compile(folder: Path) -> Path:
 
     with ThreadPoolExecutor(2) as pool:
         objects = list(pool.map(compile_one, sorted(set(NATIVE.glob("*.cpp")) - {NATIVE / "abi_check.cpp"})))
-    library = folder / "libedgespec.so"
+    library = folder / LIBRARY
     linked = [COMPILER, "-shared", "-Wl,-z,max-page-size=16384", *objects, "-pthread", "-o", str(library)]
     subprocess.run(linked, check=True, timeout=LIMIT)
     return library

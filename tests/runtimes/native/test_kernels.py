@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from benchmarks.device import main
+from tests.support import arm64
 from tests.support.selftest import (
     COMMON,
     FUZZERS,
@@ -120,14 +121,12 @@ def sanitized(folder: Path, program: Program) -> dict[str, Program]:
 
 
 @pytest.fixture(scope="session")
-def arm_parts(folder: Path) -> tuple[str, tuple[str, ...], list[str]]:
+def arm_parts(folder: Path, arm_library: Path) -> tuple[str, tuple[str, ...], list[str]]:
     """The cross compiler, its flags, and the objects of all that is the same on every Arm."""
-    compiler = shutil.which("aarch64-linux-gnu-g++")
-    if not compiler:
-        pytest.skip("no cross compiler (g++-aarch64-linux-gnu)")
+    compiler = shutil.which(arm64.COMPILER) or ""
     flags = (*("-O1" if flag == "-O3" else flag for flag in COMMON), "-static")
-    names = tuple(name for name in (*SOURCES, *PARTS) if name not in ARM)
-    return compiler, flags, compiled(folder / "arm", compiler, names, (), flags)
+    shared = [str(arm_library.parent / f"{name}.o") for name in SOURCES if name not in ARM]
+    return compiler, flags, [*shared, *compiled(folder / "arm", compiler, PARTS, (), flags)]
 
 
 @pytest.fixture(scope="session", params=["dot products", "baseline"])
