@@ -35,7 +35,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import arm64, hf
-from tests.support.alone import alone
+from tests.support.alone import alone, common
 
 settings.register_profile("edgespec", deadline=None)  # no test asserts a time
 settings.load_profile("edgespec")
@@ -260,12 +260,6 @@ def method_parts(target: str) -> tuple[list[str], list[str]]:
         return [*methods, *HEAD_METHODS], []
     trained = Path(target).parent / f"medusa-heads-{Path(target).name}"
     return ([*methods, "medusa"], [str(trained)]) if trained.is_dir() else (methods, [])
-
-
-def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder that all processes of a run have in common."""
-    place = tmp_path_factory.getbasetemp()
-    return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 if sys.platform != "win32":
     from fcntl import LOCK_EX, flock
@@ -18,3 +21,9 @@ def alone(path: Path) -> Iterator[None]:
         if sys.platform != "win32":
             flock(file, LOCK_EX)
         yield
+
+
+def common(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that all processes of a run have in common."""
+    place = tmp_path_factory.getbasetemp()
+    return place.parent if "PYTEST_XDIST_WORKER" in os.environ else place
