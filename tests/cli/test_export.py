@@ -138,7 +138,7 @@ def test_what_is_replaced(command: Command, elsewhere: Path) -> None:
         (
             (TARGET, "--quantizer", "mse", "--format", "fp32"),
             1,
-            ["--quantizer mse was given", "int4 or int8", "hint: "],
+            ["--quantizer mse was given", "int4, int4-64 or int8", "hint: "],
         ),
         ((TARGET, "--quantizer", "rtn", "--format", "w8a8"), 1, ["--quantizer rtn was given", "--format w8a8"]),
         ((TARGET, "--head-format", "int8", "--format", "w8a8"), 1, ["--head-format int8 was given"]),

@@ -101,7 +101,8 @@ def test_rejection_sampling_repeats_with_its_seed(engine: Callable[..., Engine])
         first = made.generate(PROMPTS[0], method=method, **settings)
         made.generate(PROMPTS[1], method=method, temperature=1.0, seed=6)  # what was learned here must not matter
         assert made.generate(PROMPTS[0], method=method, **settings).tokens == first.tokens
-        assert not first.exact
+        assert first.stats.drafted or method == "paradecode"  # whose exits are seldom sure of drawn text
+        assert first.exact == (first.stats.drafted == 0)
         assert first.lossless
 
 
