@@ -14,6 +14,7 @@ from edgespec.control.chain import Compose
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import check_drafter, cut_drafter
@@ -23,6 +24,7 @@ from edgespec.runtimes.files.manifest import Attention
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model
+from edgespec.runtimes.slots.slot import Slot
 from tests.support.any_drafter import AnyDrafter
 from tests.support.assistant import (
     STEP,
@@ -117,6 +119,35 @@ def test_rounds_that_others_won(native: None, opened: Callable[[str], Made]) -> 
     assert made.write(recorder, prompt(12), 24, around=chain)[0] == text
     assert min(chain.won) > 2
     made.check(recorder, 8)
+
+
+def test_the_step_that_is_timed_is_that_of_rounds(
+    native: None, opened: Callable[[str], Made], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One row behind all that the target holds, of its own hidden state, and only the best token."""
+    made = opened("accepted")
+    recorder, seen = made.recorder(), list[tuple[int, tuple[int, ...], bool, bool]]()
+    target, run = recorder.target, recorder.slot.forward_over
+    assert isinstance(target, Slot)
+
+    def spied(other: Slot, rows: int, given: Any, recycled: bool, best: bool = False) -> Pass:
+        assert other is target
+        seen.append((rows, given.shape, recycled, best))
+        return run(other, rows, given, recycled, best)
+
+    monkeypatch.setattr(recorder.slot, "forward_over", spied)
+    text, _ = made.write(recorder, prompt(9), 8)
+    of_rounds, rows = {each[1:] for each in seen}, len(target.tokens)
+    assert {rows for rows, *_ in seen} <= set(range(8, len(text) - 1))
+    seen.clear()
+    assert recorder.step_once()
+    assert not recorder.first_once()  # it reads as much as any other
+    assert [each[0] for each in seen] == [rows]
+    assert {each[1:] for each in seen} <= of_rounds
+    assert seen[0][2:] == (True, True)
+    target.follow([])
+    assert recorder.step_once()
+    assert seen[-1][0] == 1  # of nothing, before the first request
 
 
 class Fork(Drafter):

@@ -51,6 +51,19 @@ def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_p
     assert not stored_sets(manifest)
 
 
+def test_forgetting_what_another_process_has_forgotten(manifest: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that goes between the listing and its turn is no failure, and the others go all the same."""
+    stores = [SkipStore(manifest, "native", kind) for kind in ("chat", "code", "text")]
+    for store in stores:
+        store.save(search())
+    files = stored_sets(manifest)
+    assert files == [store.path for store in stores]
+    files[1].unlink()
+    monkeypatch.setattr("edgespec.drafters.skip_search.store.stored_sets", lambda _: files)
+    assert forget_sets(manifest) == 3
+    assert not any(file.exists() for file in files)
+
+
 def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
     _, first = make(store=SkipStore(manifest, "native", "text"))
     target, second = make(store=SkipStore(manifest, "native", "text"))

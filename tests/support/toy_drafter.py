@@ -1,0 +1,180 @@
+"""A toy target that is tapped, and the slot of a drafter that is conditioned on it, which keeps what it is given.
+
+What is tapped of a row and the drafter's own hidden states name the tokens that they are made of, so that every row
+that the slot was given can be told to be right or wrong.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.drafter import Drafter
+from edgespec.decoding.loop import decode
+from edgespec.decoding.request import DecodeOptions, Round
+from edgespec.decoding.stats import Stats
+from edgespec.decoding.target import Pass, TapSink
+from tests.support.reference import FunctionTarget
+from tests.support.toy import hash_logits
+
+VOCAB, HIDDEN, TAPS, MASK = 11, 3, 4, 9
+Rows = NDArray[np.float32]
+
+
+def named(tokens: Sequence[int], kind: str, width: int) -> Rows:
+    """[width]: whole numbers that tell these tokens from others."""
+    start = zlib.crc32(f"{kind} {[int(token) for token in tokens]}".encode())
+    return np.array([zlib.crc32(bytes([at]), start) % 65536 for at in range(width)], np.float32)
+
+
+def embedded(token: int) -> Rows:
+    """[HIDDEN]: the token, and that it is one."""
+    return np.array([token, token * token, 1], np.float32)
+
+
+def likely(prefix: Sequence[int]) -> Rows:
+    """[VOCAB]: the target's logits, which look at three tokens."""
+    return hash_logits(3, VOCAB, 997)(tuple(prefix[-3:]))
+
+
+def guessed(prefix: Sequence[int]) -> Rows:
+    """[VOCAB]: the drafter's.  Every third time its second choice is the target's first, every seventh its third."""
+    found, order = likely(prefix), np.argsort(-likely(prefix), kind="stable")
+    for every, other in ((3, order[1]), (7, order[2])):
+        if zlib.crc32(bytes([*prefix[-2:], every])) % every == 0:
+            found[[order[0], other]] = found[[other, order[0]]]
+            break
+    return found
+
+
+class TappedToy(FunctionTarget):
+    """A target; what is tapped of a row names all tokens up to it.  Taps lie in a buffer that the next pass uses again.
+
+    Attributes:
+        asked: tokens whose embedding was asked for.
+    """
+
+    keep_taps = False
+    tap_sink: TapSink | None = None
+    chunk = 7
+
+    def __init__(self, context: int = 512) -> None:
+        super().__init__(likely, VOCAB, context)
+        self._buffer = np.zeros((64, TAPS), np.float32)
+        self.asked: list[int] = []
+
+    def embed(self, tokens: NDArray[np.int64]) -> Rows:
+        self.asked += tokens.tolist()
+        return np.array([embedded(int(token)) for token in tokens], np.float32)
+
+    def prefill(self, tokens: Sequence[int]) -> None:
+        for at in range(0, len(tokens), self.chunk):
+            first = len(self.tokens)
+            super().prefill(tokens[at : at + self.chunk])
+            if self.tap_sink is not None:
+                prefixes = [self.tokens[: end + 1] for end in range(first, len(self.tokens))]
+                self.tap_sink(first, self._tapped(prefixes))
+
+    def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
+        output = super().forward(tokens, parents)
+        if self.keep_taps:
+            above = range(-1, len(tokens) - 1) if parents is None else parents.tolist()
+            output.taps = self._tapped([[*self.tokens, *path] for path in paths(tokens.tolist(), above)])
+        return output
+
+    def _tapped(self, prefixes: Sequence[Sequence[int]]) -> Rows:
+        for row, prefix in zip(self._buffer, prefixes, strict=False):
+            row[:] = named(prefix, "tap", TAPS)
+        return self._buffer[: len(prefixes)]
+
+
+def paths(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    """The tokens down to each row, its own the last; parent -1: nothing is before it."""
+    found: list[list[int]] = []
+    for token, parent in zip(tokens, parents, strict=True):
+        found.append([*([] if parent < 0 else found[parent]), token])
+    return found
+
+
+class ToySlot:
+    """A drafter's slot.
+
+    Args:
+        block: rows of a drafter of blocks, whose entries hold taps alone; None = it goes on guess by guess.
+        known: what its LM head scores, column by column; None = all tokens.
+
+    Attributes:
+        held: [columns] each, rows of the entries, as they were given.
+        passes: (what, rows, of its own hidden states, only the best), of every pass.
+        strange: rows of guesses that were not given the hidden state of the row before.
+    """
+
+    context = 512
+
+    def __init__(self, block: int | None = None, known: Sequence[int] | None = None) -> None:
+        self.tokens: list[int] = []
+        self.held: list[Rows] = []
+        self.passes: list[tuple[str, int, bool, bool]] = []
+        self.strange: list[Rows] = []
+        self.head_tokens = None if known is None else np.array(known, np.int64)
+        decoder = SimpleNamespace(columns=HIDDEN + TAPS, reads=[], block=block, mask=MASK)
+        self.model = SimpleNamespace(part=SimpleNamespace(decoder=decoder), facts=SimpleNamespace(hidden=HIDDEN))
+        self._last: Rows = np.zeros((0, HIDDEN + TAPS), np.float32)  # rows of the last pass
+
+    def absorb_given(self, given: Rows) -> None:
+        self._note("absorb", given, False, False)
+        self.keep(range(len(given)))
+
+    def forward_given(
+        self, given: Rows, recycled: bool, best: bool = False, parents: NDArray[np.int64] | None = None
+    ) -> Pass:
+        self._note("given", given, recycled, best)
+        above = range(-1, len(given) - 1) if parents is None else parents.tolist()
+        before = [int(row[0]) for row in self.held]  # tokens of the entries
+        found = [[*before, *path] for path in paths([int(row[0]) for row in given], above)]
+        for path, row in zip(found, given, strict=True):
+            state = [*named(path[:-1], "own", HIDDEN), *[0] * (TAPS - HIDDEN)]
+            if recycled and row[HIDDEN:].tolist() != state:
+                self.strange.append(row)
+        hidden = np.array([named(path, "own", HIDDEN) for path in found])
+        rows = found if parents is not None else found[-1:]
+        return self._said(np.array([guessed(path) for path in rows]), best, hidden)
+
+    def forward_block(self, given: Rows, best: bool = False) -> Pass:
+        self._note("block", given, True, best)
+        return self._said(np.array([block_guesses(given[0, 0], at) for at in range(1, len(given))]), best)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        self.tokens += [0] * len(rows)
+        self.held += list(self._last[rows])
+
+    def _note(self, what: str, given: Rows, recycled: bool, best: bool) -> None:
+        del self.held[len(self.tokens) :]
+        self.passes.append((what, len(given), recycled, best))
+        self._last = given.copy()
+
+    def _said(self, logits: Rows, best: bool, hidden: Rows | None = None) -> Pass:
+        columns = logits if self.head_tokens is None else logits[:, self.head_tokens]
+        if not best:
+            return Pass(columns, hidden)
+        at = columns.argmax(-1)
+        ids = at if self.head_tokens is None else self.head_tokens[at]
+        return Pass(columns[:0], hidden, (ids, columns[np.arange(len(at)), at]))
+
+
+def block_guesses(pending: float, at: int) -> Rows:
+    """[VOCAB]: a block's logits in its row ``at``."""
+    return hash_logits(5, VOCAB, 997)((int(pending), at)) / np.float32(200)
+
+
+def rounds(target: FunctionTarget, drafter: Drafter, prompt: Sequence[int], count: int, **options: Any) -> list[Round]:
+    """Of a request that loses no drafter."""
+    stats = Stats()
+    found = list(decode(target, drafter, prompt, DecodeOptions(max_new_tokens=count, **options), stats))
+    assert stats.dropped_reason is None
+    return found
