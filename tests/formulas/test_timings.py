@@ -68,6 +68,19 @@ def test_a_size_that_is_new_tells_nothing_of_the_pace() -> None:
     assert timings.one() == 10.0
 
 
+@pytest.mark.parametrize("times", [1, 3, 15])
+def test_a_size_that_is_new_does_not_end_a_slow_time(times: int) -> None:
+    """However often it is timed at once: its own timings are nothing to compare it with."""
+    timings = timed()
+    for _ in range(4):
+        timings.add_pass(2, 22.0)
+    timings.add_pass(8, 36.0, times)
+    assert timings.one() == 10.0
+    timings.add_pass(2, 22.0)
+    assert timings.one() == pytest.approx(20.0)
+    assert list(timings.passes[8]) == [36.0] * times  # it was timed since
+
+
 @pytest.mark.parametrize(("hard", "easy"), [(90, 130), (80, 110), (100, 140), (300, 300)])
 def test_control_drafts_as_before_when_a_slow_time_is_over(hard: int, easy: int) -> None:
     """Four rows take 1.3 times one row, always; all passes take twice as long for a while.

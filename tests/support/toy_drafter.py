@@ -154,6 +154,8 @@ class ToySlot:
         self.held += list(self._last[rows])
 
     def _note(self, what: str, given: Rows, recycled: bool, best: bool) -> None:
+        if not len(given):
+            raise ValueError("a pass of no rows")
         del self.held[len(self.tokens) :]
         self.passes.append((what, len(given), recycled, best))
         self._last = given.copy()

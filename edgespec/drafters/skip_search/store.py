@@ -13,7 +13,7 @@ from typing import Any
 
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.skip_search.search import OnlineSearch, Record
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, first_line
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Manifest
@@ -86,7 +86,7 @@ class SkipStore:
                 raise ValueError("it is of another version or model")
             records = dict(_record(item, search.layers) for item in data["records"])
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            self.note = f"a stored skip set was ignored: {error or type(error).__name__}"
+            self.note = f"a stored skip set was ignored: {first_line(error)}"
             return False
         search.resume(records)
         return True

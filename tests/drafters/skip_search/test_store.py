@@ -102,6 +102,29 @@ def test_a_damaged_file_is_ignored_with_a_note(manifest: Any, content: str) -> N
     assert json.loads(store.path.read_text("utf-8"))["layers"] == LAYERS
 
 
+@pytest.mark.parametrize(
+    "error, said", [(ValueError("it is odd\nas line 2 says"), "it is odd"), (ValueError(), "ValueError")]
+)
+def test_why_a_file_is_ignored_is_said(
+    manifest: Any, monkeypatch: pytest.MonkeyPatch, error: ValueError, said: str
+) -> None:
+    """In one line, and by its kind where an error says nothing."""
+    store = SkipStore(manifest, "native", "text")
+    store.save(search())
+    again = SkipStore(manifest, "native", "text")
+    store.path.write_text('{"version": 1, "layers": 9, "records": []}', "utf-8")
+    assert not again.load(search())
+    assert again.note == "a stored skip set was ignored: it is of another version or model"
+
+    def fail(_: bytes) -> None:
+        raise error
+
+    monkeypatch.setattr("edgespec.drafters.skip_search.store.parse_json", fail)
+    other = SkipStore(manifest, "native", "text")
+    assert not other.load(search())
+    assert other.note == f"a stored skip set was ignored: {said}"
+
+
 def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: Path) -> None:
     (tmp_path / "swift").write_text("in the way", "utf-8")
     target, drafter = make(store=SkipStore(manifest, "native", "text"))

@@ -1,0 +1,146 @@
+"""What is said of other formats and other readings, from shares of right first guesses that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.export.drafters.hints import FORMATS, ROWS, Trials
+from edgespec.export.drafters.readings import Reading
+from edgespec.export.quantization.weights import WeightChoice
+from edgespec.runtimes.files.manifest import Format
+
+Written = tuple[Format, Format | None]  # a format, and the LM head's where it was asked for
+
+
+@dataclass(frozen=True)
+class MadeUp(Trials):
+    """Trials whose shares are given, of each format or of each reading in float32.
+
+    Attributes:
+        shares: by a format, or by words.
+        seen: what was written, with the words and the settings of the architecture at that moment.
+    """
+
+    shares: dict[Any, float] = field(default_factory=dict)
+    seen: list[tuple[Written, list[str], dict[str, Any]]] = field(default_factory=list)
+
+    def _written(self, choice: WeightChoice, readings: Sequence[Reading]) -> dict[str, float]:
+        key: Written = (choice.format, choice.asked)
+        self.seen.append((key, [each.words for each in readings], dict(vars(self.drafter.arch))))
+        if -1 in self.shares:
+            raise RuntimeError("it cannot be written")
+        return {each.words: self.shares[each.words] if each.words else self.shares[key] for each in readings}
+
+
+def trials(choice: WeightChoice, shares: dict[Any, float], **arch: Any) -> MadeUp:
+    drafter: Any = SimpleNamespace(arch=SimpleNamespace(target=None, **arch), tapped=(1, 2))
+    target: Any = SimpleNamespace(layers=4)
+    return MadeUp(drafter, choice, Path(), target, [], 1, shares)
+
+
+def of(form: Format, head: Format | None = None, quantizer: str | None = None) -> WeightChoice:
+    return WeightChoice.of(form, quantizer, head)
+
+
+@pytest.mark.parametrize("form", ["int4", "int4-64", "int8", "fp32", "w8a8"])
+def test_other_formats_are_tried_under_the_same_options(form: Format) -> None:
+    blocks = form not in ("fp32", "w8a8")
+    made = trials(of(form, "int8" if blocks else None, "rtn" if blocks else None), {})
+    head: Format | None = "int8" if blocks else None
+    made.shares.update({("fp32", None): 0.5, ("int8", head): 0.4, ("int4", head): 0.3})
+    by_format = {"fp32": 0.5, "int8": 0.4, "int4": 0.3}
+    assert made.formats() == {each: by_format[each] for each in FORMATS if each != form}
+    assert len(made.seen) == len(made.formats())
+    chosen = made._in("int8").quantizer
+    assert chosen is not None
+    assert chosen.name == ("rtn" if blocks else "mse")  # the one asked for; mse is what is taken where none was
+
+
+@pytest.mark.parametrize(
+    "choice, known, shares, expected",
+    [
+        # nothing is better
+        (of("int4"), 0.3, {("fp32", None): 0.3}, ""),
+        (of("int4"), 0.1, {("fp32", None): 0.14}, ""),
+        # better, and still near chance
+        (of("int4"), 0.1, {("fp32", None): 0.19}, ""),
+        # in eight bits, else in float32
+        (of("int4"), 0.1, {("fp32", None): 0.4, ("int8", None): 0.3},
+         "30% would be right with --format int8, 40% in fp32: it is the format that costs them"),
+        (of("int4"), 0.1, {("fp32", None): 0.4, ("int8", None): 0.19},
+         "40% would be right with --format fp32: it is the format that costs them"),
+        (of("int4"), 0.3, {("fp32", None): 0.4, ("int8", None): 0.34},
+         "40% would be right with --format fp32: it is the format that costs them"),
+        (of("int8"), 0.1, {("fp32", None): 0.4},
+         "40% would be right with --format fp32: it is the format that costs them"),
+        (of("fp32"), 0.1, {("fp32", None): 0.4}, ""),
+        # a head of four bits first: it is the smaller change
+        (of("int4", "int4"), 0.1, {("fp32", None): 0.4, ("int4", "int8"): 0.25, ("int8", "int4"): 0.3},
+         "25% would be right with --head-format int8, 40% in fp32: it is the format that costs them"),
+        (of("int4-64", "int4-64"), 0.1, {("fp32", None): 0.4, ("int4-64", "int8"): 0.1, ("int8", "int4-64"): 0.3},
+         "30% would be right with --format int8, 40% in fp32: it is the format that costs them"),
+        (of("int8", "int4"), 0.1, {("fp32", None): 0.4, ("int8", "int8"): 0.3},
+         "30% would be right with --head-format int8, 40% in fp32: it is the format that costs them"),
+    ],
+)  # fmt: skip
+def test_the_smallest_format_that_helps_is_said(
+    choice: WeightChoice, known: float, shares: dict[Any, float], expected: str
+) -> None:
+    assert trials(choice, shares).hint(known) == expected
+
+
+@pytest.mark.parametrize(
+    "base, others, expected",
+    [
+        (0.1, {}, ""),
+        (0.1, {"one": 0.14}, ""),
+        (0.1, {"one": 0.16, "two": 0.12}, "16% would be right with one"),
+        (0.1, {"one": 0.5, "two": 0.6}, "60% would be right with two"),
+        (0.3, {"one": 0.34}, "30% would be right with --format fp32: it is the format that costs them"),
+        (0.3, {"one": 0.4}, "40% would be right with one; 30% would be right with --format fp32: "
+                            "it is the format that costs them"),
+    ],
+)  # fmt: skip
+def test_the_best_reading_is_said_where_it_helps(
+    monkeypatch: pytest.MonkeyPatch, base: float, others: dict[str, float], expected: str
+) -> None:
+    """Compared in float32, the reading at hand among them; each is written with its own settings, which do not stay."""
+    readings = [Reading(words, (1, 2), {"raw": words == "two"}) for words in others]
+    monkeypatch.setattr("edgespec.export.drafters.hints.other_readings", lambda *_: readings)
+    made = trials(of("int8"), {("fp32", None): base, **others}, raw=False, kept=3)
+    assert made.hint(0.1) == expected
+    first = [("fp32", None), ["", *(words for words in others if words != "two")], False]
+    second = [("fp32", None), ["two"], True]
+    seen = [[key, words, arch["raw"]] for key, words, arch in made.seen]
+    assert seen[: 1 + ("two" in others)] == [first, second][: 1 + ("two" in others)]
+    assert vars(made.drafter.arch) == {"target": None, "raw": False, "kept": 3}
+
+
+def test_settings_do_not_stay_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = [Reading("other", (1, 2), {"raw": True})]
+    monkeypatch.setattr("edgespec.export.drafters.hints.other_readings", lambda *_: readings)
+    made = trials(of("int8"), {-1: 0}, raw=False)
+    with pytest.raises(RuntimeError):
+        made._shares(of("fp32"), readings)
+    assert made.seen[0][2]["raw"] is True
+    assert vars(made.drafter.arch) == {"target": None, "raw": False}
+
+
+def test_the_scale_of_embeddings_is_that_of_some_rows() -> None:
+    stored = np.random.default_rng(0).standard_normal((99, 8)).astype(np.float32)
+    made = trials(of("int8"), {})
+    assert made._scale() == 1.0
+    target: Any = SimpleNamespace(embed=lambda ids: 5 * stored[ids])
+    source = SimpleNamespace(read=lambda name, rows: stored[rows] if (name, rows) == ("e", slice(0, ROWS)) else None)
+    arch: Any = SimpleNamespace(target=SimpleNamespace(source=source, embedding="e"))
+    other = MadeUp(SimpleNamespace(arch=arch, tapped=()), of("int8"), Path(), target, [], 1)  # type: ignore[arg-type]
+    assert other._scale() == pytest.approx(5)
+    source.read = lambda name, rows: 0 * stored[rows]
+    assert np.isfinite(other._scale())
