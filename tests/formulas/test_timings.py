@@ -81,6 +81,18 @@ def test_a_size_that_is_new_does_not_end_a_slow_time(times: int) -> None:
     assert list(timings.passes[8]) == [36.0] * times  # it was timed since
 
 
+def test_sizes_that_were_not_timed_for_long_are_forgotten() -> None:
+    """All but that of one row, and the latest 31 others; of each the latest 15 timings."""
+    timings = Timings()
+    for rows in range(1, 41):
+        timings.add_pass(rows, 10.0)
+        timings.add_draft(rows, 2.0)
+        timings.add_pass(2, 11.0)
+    assert list(timings.passes) == [1, *range(11, 41), 2]
+    assert list(timings.drafts) == [1, *range(10, 41)]
+    assert [len(timings.passes[rows]) for rows in (1, 2, 40)] == [1, 15, 1]
+
+
 @pytest.mark.parametrize(("hard", "easy"), [(90, 130), (80, 110), (100, 140), (300, 300)])
 def test_control_drafts_as_before_when_a_slow_time_is_over(hard: int, easy: int) -> None:
     """Four rows take 1.3 times one row, always; all passes take twice as long for a while.

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from edgespec.export.drafters.hints import FORMATS, ROWS, Trials
+from edgespec.export.drafters.probe import HELPS
 from edgespec.export.drafters.readings import Reading
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Format
@@ -101,6 +102,7 @@ def test_the_smallest_format_that_helps_is_said(
     [
         (0.1, {}, ""),
         (0.1, {"one": 0.14}, ""),
+        (0.1, {"one": 0.1 + HELPS}, "15% would be right with one"),
         (0.1, {"one": 0.16, "two": 0.12}, "16% would be right with one"),
         (0.1, {"one": 0.5, "two": 0.6}, "60% would be right with two"),
         (0.3, {"one": 0.34}, "30% would be right with --format fp32: it is the format that costs them"),
