@@ -13,7 +13,7 @@ constexpr int kScoreTiles = EDGESPEC_SCORE_TILES, kWeighQueries = EDGESPEC_WEIGH
 constexpr int weigh_vectors(int queries) { return 4 * queries <= kWeighSums ? 4 : 2 * queries <= kWeighSums ? 2 : 1; }
 
 // To the second cache: it comes a whole piece early.
-inline void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
+inline __attribute__((always_inline)) void fetch(const uint8_t* p) { __builtin_prefetch(p, 0, 2); }
 
 template <int Q, int T, bool Half>
 void score_float(const uint8_t* k, int dim, const Query* q, float* out, size_t ld, ptrdiff_t ahead) {

@@ -15,7 +15,16 @@ namespace {
 
 // ---- matrices ------------------------------------------------------------------------------------------------------
 
-constexpr int kAhead = 4608;  // bytes: how far weights are fetched before they are used
+// Fetches weights long before they are used.  Far: to the second cache, because lines that memory still owes would take
+// the places that the first has for what loads wait for.  Loops that wait for products gain nothing by that.
+template <bool Far>
+inline __attribute__((always_inline)) void fetch_ahead(const void* w) {
+  if constexpr (Far)
+    _mm_prefetch(static_cast<const char*>(w) + 9216, _MM_HINT_T1);
+  else
+    _mm_prefetch(static_cast<const char*>(w) + 4608, _MM_HINT_T0);
+}
+constexpr bool waits_for_memory(int rows, bool four_bits) { return !four_bits || rows <= 8; }
 
 // acc += x (unsigned) * the four bytes at `four`, repeated.  Compilers do not fold the repetition into the instruction;
 // as a separate load it costs registers that 16 rows do not have.
@@ -55,6 +64,7 @@ inline __attribute__((always_inline)) void block_rows(const __m512i (&v)[8], con
 template <bool Four, int R>
 void linear_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, __mmask16 columns) {
   constexpr int kVectors = Four ? 4 : 8, kQuads = R / 4 * 4;
+  constexpr bool kFar = waits_for_memory(R, Four);
   const __m512i low = _mm512_set1_epi8(15);
   __m512 acc[R];
   for (int r = 0; r < R; ++r) acc[r] = _mm512_setzero_ps();
@@ -63,11 +73,11 @@ void linear_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld
     for (int half = 0; half < 2; ++half, a += R) {
       const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w + half * 32)));
       const uint8_t* q = w + 64 + half * 64 * kVectors;
-      if (!half) _mm_prefetch(reinterpret_cast<const char*>(w + kAhead), _MM_HINT_T0);
+      if (!half) fetch_ahead<kFar>(w);
       __m512i v[8];
 #pragma GCC unroll 8
       for (int j = 0; j < kVectors; ++j) {
-        _mm_prefetch(reinterpret_cast<const char*>(q + j * 64 + kAhead), _MM_HINT_T0);
+        fetch_ahead<kFar>(q + j * 64);
         const __m512i x = _mm512_loadu_si512(q + j * 64);
         if constexpr (Four) {
           v[j] = _mm512_and_si512(x, low);
@@ -111,7 +121,7 @@ inline __attribute__((always_inline)) void half_pair(const uint8_t* q, const Act
   __m512i v[8];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
-    _mm_prefetch(reinterpret_cast<const char*>(q + j * 64 + kAhead), _MM_HINT_T0);
+    fetch_ahead<waits_for_memory(R, true)>(q + j * 64);
     const __m512i x = _mm512_loadu_si512(q + j * 64);
     v[j] = _mm512_and_si512(x, low);
     v[j + 4] = _mm512_and_si512(_mm512_srli_epi16(x, 4), low);
@@ -128,7 +138,7 @@ void pair_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t ld, 
   for (int pair = 0; pair < blocks / 2; ++pair, a += 2 * R) {
     const uint8_t *own = w + pair_scales(pair), *q = w + pair_payload(pair);
     const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(own)));
-    _mm_prefetch(reinterpret_cast<const char*>(own + kAhead), _MM_HINT_T0);
+    fetch_ahead<waits_for_memory(R, true)>(own);
     __m512i sums[R];
     half_pair<R, false>(q, a, scales, sums, acc);
     half_pair<R, true>(q + 256, a + R, scales, sums, acc);
@@ -146,7 +156,7 @@ void channel_rows(const uint8_t* w, int blocks, const Act* a, float* y, size_t l
     for (int r = 0; r < R; ++r) c[r] = _mm512_add_epi32(c[r], offset<false>(x[r]));
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j) {
-      _mm_prefetch(reinterpret_cast<const char*>(w + j * 64 + kAhead), _MM_HINT_T0);
+      fetch_ahead<true>(w + j * 64);
       const __m512i v = _mm512_loadu_si512(w + j * 64);
 #pragma GCC unroll 16
       for (int r = 0; r < R; ++r) c[r] = _mm512_dpbusd_epi32(c[r], v, four_bytes(x[r].q + 4 * j));
@@ -167,7 +177,7 @@ void float_rows(const float* w, int k, const float* x, float* y, size_t ld, __mm
   for (; i + 4 <= k; i += 4, w += 64) {
 #pragma GCC unroll 4
     for (int s = 0; s < 4; ++s) {
-      _mm_prefetch(reinterpret_cast<const char*>(w + s * 16) + kAhead, _MM_HINT_T0);
+      fetch_ahead<false>(w + s * 16);
       const __m512 v = _mm512_loadu_ps(w + s * 16);
 #pragma GCC unroll 4
       for (int r = 0; r < R; ++r) acc[r][s] = _mm512_fmadd_ps(v, _mm512_set1_ps(x[size_t(r) * k + i + s]), acc[r][s]);
