@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,18 @@ SHORT = ("--seconds", "0.3", "--context", "200", "--threads", str(THREADS))
 @pytest.fixture(autouse=True)
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture
+def calibrated(command: Command, demo: Path, empty_cache: None, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The cache has the profile of ``calibrate demo SHORT``, measured once for all tests that only begin with it."""
+    cache, kept = profile_cache.profile_folder(), tmp_path_factory.getbasetemp() / "calibrated"
+    if not kept.exists():
+        assert command("calibrate", demo, *SHORT).code == 0
+        shutil.copytree(cache, kept)
+    shutil.rmtree(cache, ignore_errors=True)
+    shutil.copytree(kept, cache)
+    assert list(cache.iterdir())
 
 
 def test_a_bundle_from_end_to_end(command: Command, demo: Path, tmp_path: Path) -> None:
@@ -71,8 +84,8 @@ def test_what_people_see(command: Command, demo: Path, tmp_path: Path) -> None:
     assert "calibrating again: asked for" in forced.err
 
 
+@pytest.mark.usefixtures("calibrated")
 def test_another_setting_is_measured_again(command: Command, demo: Path) -> None:
-    command("calibrate", demo, *SHORT)
     other = command("calibrate", demo, *SHORT[:-1], str(THREADS + 1), "--json").json
     assert not other["cached"]
     assert other["reasons"] == [f"threads {THREADS}, here {THREADS + 1}"]
@@ -82,8 +95,8 @@ def test_another_setting_is_measured_again(command: Command, demo: Path) -> None
     assert command("calibrate", demo, *SHORT, "--json").json["cached"]
 
 
+@pytest.mark.usefixtures("calibrated")
 def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, demo: Path, tmp_path: Path) -> None:
-    command("calibrate", demo, *SHORT)
     longer = command("calibrate", demo, *SHORT, "--context", "300", "--json")
     assert longer.json["reasons"] == ["measured for a context of 200 tokens only"]
     assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # it holds for a shorter one
@@ -96,6 +109,7 @@ def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, 
     assert command("calibrate", demo, *SHORT, "--json").json["cached"]  # nobody asked for others
 
 
+@pytest.mark.usefixtures("calibrated")
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -107,7 +121,6 @@ def test_a_longer_context_or_other_prompts_are_measured_again(command: Command, 
 def test_what_is_stale_is_measured_again_and_says_why(
     command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], reason: str
 ) -> None:
-    command("calibrate", demo, *SHORT)
     now = this_machine().model_copy(update=change)
     monkeypatch.setattr(profile_cache, "this_machine", lambda device="cpu": now)
     again = command("calibrate", demo, *SHORT)
@@ -130,8 +143,11 @@ def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monk
     assert command("calibrate", demo, *SHORT, "--json").json["cached"]
 
 
+@pytest.mark.usefixtures("calibrated")
 def test_rubbish_in_the_cache_is_measured_again(command: Command, demo: Path) -> None:
-    file = Path(command("calibrate", demo, *SHORT, "--json").json["file"])
+    kept = command("calibrate", demo, *SHORT, "--json").json
+    assert kept["cached"]
+    file = Path(kept["file"])
     file.write_text(file.read_text()[:200])
     again = command("calibrate", demo, *SHORT)
     assert "the profile that was kept is unusable" in again.err
