@@ -14,7 +14,7 @@ from edgespec.runtimes.files.manifest import Format, Operators
 CURVES: Mapping[Operators, Mapping[Format, Mapping[int, float]]] = {
     "native": {
         "int4": {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.64, 16: 3.05},
-        "int4-64": {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.57, 16: 2.9},
+        "int4-64": {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.6, 16: 2.84},
         "int8": {1: 1.0, 2: 1.08, 4: 1.16, 8: 1.55, 16: 2.2},
         "w8a8": {1: 1.0, 2: 1.04, 4: 1.05, 8: 1.25, 16: 1.75},
         "fp32": {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
