@@ -35,7 +35,7 @@ def test_embeddings_that_are_kept_take_no_more_than_their_bytes(monkeypatch: pyt
     monkeypatch.setattr("edgespec.drafters.given.KEPT", 5 * HIDDEN * 4)
     target = TappedToy()
     given, state = Given(target, HIDDEN, HIDDEN), np.zeros((1, 0), np.float32)
-    for tokens in ([0, 1, 2, 3], [4], [0], [5], [6, 7], [0, 5]):
+    for tokens in ([0, 1, 2], [3], [0], [4], [0], [5], [6, 7], [0, 5]):
         assert given(tokens, state).tolist() == [embedded(token).tolist() for token in tokens]
         assert len(given._embedded) <= 5
     assert target.asked == [0, 1, 2, 3, 4, 0, 5, 6, 7, 0, 5]

@@ -81,6 +81,19 @@ def test_a_size_that_is_new_does_not_end_a_slow_time(times: int) -> None:
     assert list(timings.passes[8]) == [36.0] * times  # it was timed since
 
 
+def test_a_pass_is_compared_with_those_before_it() -> None:
+    """Not with itself, where one measurement stands for many."""
+    timings, sizes = Timings(), (1, 2, 4, 8, 16)
+    for _ in range(10):
+        for rows in sizes:
+            timings.add_pass(rows, 10.0 + rows)
+    for rows in sizes:
+        timings.add_pass(rows, 2 * (10.0 + rows), 8)
+    assert {rows: list(ms) for rows, ms in timings.passes.items()} == {
+        rows: pytest.approx([2 * (10.0 + rows)] * 15) for rows in sizes
+    }
+
+
 def test_sizes_that_were_not_timed_for_long_are_forgotten() -> None:
     """All but that of one row, and the latest 31 others; of each the latest 15 timings."""
     timings = Timings()
