@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edgespec.export.drafters.guesses import LEAST
 from edgespec.export.drafters.hints import FORMATS, ROWS, Trials
 from edgespec.export.drafters.probe import HELPS
 from edgespec.export.drafters.readings import Reading
@@ -82,6 +83,11 @@ def test_other_formats_are_tried_under_the_same_options(form: Format) -> None:
         (of("int8"), 0.1, {("fp32", None): 0.4},
          "40% would be right with --format fp32: it is the format that costs them"),
         (of("fp32"), 0.1, {("fp32", None): 0.4}, ""),
+        # as much as is needed
+        (of("int8"), 0.1, {("fp32", None): LEAST},
+         "20% would be right with --format fp32: it is the format that costs them"),
+        (of("int4"), 0.1, {("fp32", None): 0.4, ("int8", None): LEAST},
+         "20% would be right with --format int8, 40% in fp32: it is the format that costs them"),
         # a head of four bits first: it is the smaller change
         (of("int4", "int4"), 0.1, {("fp32", None): 0.4, ("int4", "int8"): 0.25, ("int8", "int4"): 0.3},
          "25% would be right with --head-format int8, 40% in fp32: it is the format that costs them"),
@@ -136,7 +142,7 @@ def test_settings_do_not_stay_after_a_failure(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_scale_of_embeddings_is_that_of_some_rows() -> None:
-    stored = np.random.default_rng(0).standard_normal((99, 8)).astype(np.float32)
+    stored = 0.01 * np.random.default_rng(0).standard_normal((99, 8)).astype(np.float32)
     made = trials(of("int8"), {})
     assert made._scale() == 1.0
     target: Any = SimpleNamespace(embed=lambda ids: 5 * stored[ids])
