@@ -49,15 +49,15 @@ def test_after_every_round_entries_are_the_texts(branch: tuple[int, ...] | None)
 
 
 class Resting(Wrapper):
-    """Guesses after so many rounds, once."""
+    """Guesses in the first rounds, and once after so many others; notes whether that took no more than usual."""
 
-    def __init__(self, inside: DraftDecoder, rest: int) -> None:
+    def __init__(self, inside: DraftDecoder, rest: int, before: int = 0) -> None:
         super().__init__([inside])
-        self.left, self.found = rest, list[bool]()
+        self.before, self.rest, self.round, self.found = before, rest, -1, list[bool]()
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        self.left -= 1
-        if self.left != -1:
+        self.round += 1
+        if self.round >= self.before and self.round != self.before + self.rest:
             return EMPTY
         found = self.inside[0].propose(tokens, budget)
         self.found.append(self.inside[0].caught_up)
@@ -88,6 +88,18 @@ def test_a_round_after_a_rest_is_not_timed(rest: int) -> None:
     assert resting.found == [first <= ROUND]
     held = [row.tolist() for row in slot.held[: len(slot.tokens)]]
     assert held == entries(text, len(held))
+
+
+@pytest.mark.parametrize("rest", [1, ROUND, 2 * MOST_OWED])
+def test_entries_after_a_rest_are_the_texts(rest: int) -> None:
+    """What was read in the meantime goes on from what the last guesses left."""
+    target, slot, drafter = made()
+    text, resting = list(PROMPT), Resting(drafter, rest, 4)
+    for done in decode(target, resting, PROMPT, DecodeOptions(max_new_tokens=rest + 40), Stats()):
+        text += done.tokens
+        held = [row.tolist() for row in slot.held[: len(slot.tokens)]]
+        assert held == entries(text, len(held))
+    assert len(resting.found) == 5
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
