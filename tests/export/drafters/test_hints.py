@@ -152,3 +152,47 @@ def test_the_scale_of_embeddings_is_that_of_some_rows() -> None:
     assert other._scale() == pytest.approx(5)
     source.read = lambda name, rows: 0 * stored[rows]
     assert np.isfinite(other._scale())
+
+
+class Copied(SimpleNamespace):
+    """A part of a manifest."""
+
+    def model_copy(self, update: dict[str, Any]) -> Copied:
+        return Copied(**{**vars(self), **update})
+
+
+def test_a_reading_is_measured_as_it_is_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """By first guesses, along texts that are tapped again only for other layers; one reading leaves nothing behind."""
+    part, seen = Copied(decoder=Copied(mask=9)), list[Any]()
+
+    def accepted(target: Any, slot: Any, given: Any, texts: Any, most: int, scale: float) -> Any:
+        seen.append((slot, given.decoder.mask, texts, most, scale))
+        return SimpleNamespace(rates=(0.5, 0.2, 0.1))
+
+    fakes = {
+        "write_drafter": lambda *_: part,
+        "opened": lambda *_: "slot",
+        "decoder_of": lambda of: of.decoder,
+        "tapped": lambda _, texts, at: (texts, at),
+        "accepted": accepted,
+    }
+    for name, fake in fakes.items():
+        monkeypatch.setattr(f"edgespec.export.drafters.hints.{name}", fake)
+    drafter: Any = SimpleNamespace(tapped=(1, 2))
+    target: Any = SimpleNamespace(model=SimpleNamespace(graph=SimpleNamespace(operators="native")))
+    texts: Any = "texts"
+    readings = [
+        Reading("a", (2, 3)),
+        Reading("b", (1, 2), mask=7),
+        Reading("c", (1, 2), scale=0.5),
+        Reading("", (1, 2)),
+    ]
+    made = Trials(drafter, of("int8"), tmp_path / "bundle", target, texts, 1)
+    assert made._written(of("fp32"), readings) == dict.fromkeys(["a", "b", "c", ""], 0.5)
+    assert seen == [
+        ("slot", 9, ("texts", (2, 3)), 1, 1.0),
+        ("slot", 7, "texts", 1, 1.0),
+        ("slot", 9, "texts", 1, 0.5),
+        ("slot", 9, "texts", 1, 1.0),
+    ]
+    assert list(tmp_path.iterdir()) == []
