@@ -10,17 +10,19 @@ Formats and methods are chosen together: a format whose rows are cheap may win t
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.common import conditions, ratio, show
-from edgespec.cli.method_settings import NAMES, apply
+from edgespec.cli.method_settings import apply, read_setting
 from edgespec.cli.prompts import read_prompt_file
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result
+from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.options import LoadOptions
 
@@ -43,6 +45,7 @@ def main() -> None:
     arguments = parser.parse_args()
     engines: dict[str, Engine] = {}
     runs: dict[str, tuple[Engine, Settings]] = {}
+    missing: dict[str, str] = {}  # what is wanted, and its method while no bundle has it
     base = Settings(max_new_tokens=arguments.new, ignore_eos=True).changed(temperature=arguments.temperature, seed=1)
     for path in arguments.bundles:
         bundle = Bundle.open(path, check=False)
@@ -51,8 +54,12 @@ def main() -> None:
         engine = engines[form] = Engine(bundle, options)
         runs[f"{form} plain"] = engine.plain(), base.changed(method="ar")
         for name, settings in _wanted(arguments, base):
+            missing.setdefault(name, settings.method or "")
             if settings.method in engine.methods:
                 runs[f"{form} {name}"] = engine, settings
+                missing[name] = ""
+    if lost := [f"{name}: no bundle has method {method!r}" for name, method in missing.items() if method]:
+        sys.exit("\n".join(lost))
     seen = _results(runs, _prompts(arguments, next(iter(engines.values()))), arguments.repeats)
     times = {name: [result.stats.decode_ms / result.stats.tokens for result in found] for name, found in seen.items()}
     best = min((name for name in runs if name.endswith(" plain")), key=lambda name: median(times[name]))
@@ -82,11 +89,18 @@ def _wanted(arguments: argparse.Namespace, base: Settings) -> Iterator[tuple[str
             yield f"{method} gamma {gamma}", base.changed(method=method, gamma=gamma, adaptive=False)
     for run in arguments.runs:
         method, *items = run.split(":")
-        given: dict[str, Any] = {}
-        for item in items:
-            name, _, text = item.partition("=")
-            given[name] = int(text) if name == "gamma" else NAMES[name][0](text)
-        yield run, apply(base.changed(method=method, adaptive=False), given)
+        try:
+            given = dict(_setting(item) for item in items)
+            settings = apply(base.changed(method=method, adaptive=False), given)
+        except (ValueError, InvalidRequest) as error:
+            sys.exit(f"--run {run}: {error}")
+        yield run, settings
+
+
+def _setting(item: str) -> tuple[str, Any]:
+    """``gamma=N``, which is an option of its own in edgespec run, or what ``--set`` takes."""
+    name, _, text = item.partition("=")
+    return ("gamma", int(text)) if name == "gamma" else read_setting(item)
 
 
 def _prompts(arguments: argparse.Namespace, engine: Engine) -> list[Prompt]:

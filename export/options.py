@@ -11,8 +11,9 @@ from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, d
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import Format, Layout, Precision
+from edgespec.runtimes.files.manifest import DEVICE_FORMATS, Format, Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
+from edgespec.runtimes.files.packing import FOUR_BITS
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class ExportOptions:
         if unknown := [name for name in self.methods if name not in METHODS]:
             raise ExportError(f"unknown method {unknown[0]!r}", f"methods: {', '.join(METHODS)}")
         methods = [name for name in METHODS if name in self.methods or METHODS[name].needs == "text"]
-        if self.devices and self.format in ("w8a8", "int4-64"):
+        if self.devices and self.format not in DEVICE_FORMATS:
             raise ExportError(
                 f"--device {self.devices[0]} and --format {self.format}: expected int4, int8 or fp32",
                 "choose --format int4, int8 or fp32",
@@ -99,7 +100,7 @@ class ExportOptions:
             raise ExportError(f"{' and '.join(given)}: expected one of them")
         if given and not 0 < (goals[given[0]] or 0) < math.inf:
             raise ExportError(f"{given[0]} {goals[given[0]]}: expected a positive number")
-        if given and self.format not in ("int4", "int4-64"):
+        if given and self.format not in FOUR_BITS:
             raise ExportError(
                 f"{given[0]} and --format {self.format}: expected int4 or int4-64, of which parts become int8",
                 "leave --format out",

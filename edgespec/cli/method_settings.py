@@ -38,6 +38,28 @@ NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
     "min-block": (int, "lossy: at least so many guesses of a chain stand; else 0"),
     "shadow": (int, "compare one round in so many with plain decoding, 0 = none; else 16 where acceptance is lossy"),
 }
+_KNOWN = "\n".join(f"  {name:<13}{what}" for name, (_, what) in NAMES.items())
+
+
+def read_setting(item: str) -> tuple[str, Any]:
+    """(name, value) of NAME=VALUE.
+
+    Raises:
+        ValueError: it is not that, the name is unknown, or the library refuses the value.
+    """
+    from edgespec.decoding.settings import Settings
+    from edgespec.errors import InvalidRequest
+
+    name, equals, text = item.partition("=")
+    if not equals or name not in NAMES:
+        what = f"no setting {name!r}" if equals else f"{item!r}: expected NAME=VALUE"
+        raise ValueError(f"{what}; the names are\n{_KNOWN}")
+    try:
+        value = NAMES[name][0](text)
+        apply(Settings(), {name: value})
+    except (ValueError, InvalidRequest) as error:
+        raise ValueError(f"{item}: {error}; {name} is\n  {NAMES[name][1]}") from None
+    return name, value
 
 
 def _read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
@@ -46,24 +68,15 @@ def _read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) ->
     Raises:
         click.BadParameter: no NAME=VALUE, an unknown name, or a value that the library refuses.
     """
-    from edgespec.decoding.settings import Settings
-    from edgespec.errors import InvalidRequest
-
-    known = "\n".join(f"  {name:<13}{what}" for name, (_, what) in NAMES.items())
     if LIST in given and not ctx.resilient_parsing:
-        click.echo(known)
+        click.echo(_KNOWN)
         ctx.exit()
     found: dict[str, Any] = {}
     for item in given:
-        name, equals, text = item.partition("=")
-        if not equals or name not in NAMES:
-            what = f"no setting {name!r}" if equals else f"{item!r}: expected NAME=VALUE"
-            raise click.BadParameter(f"{what}; the names are\n{known}", ctx, param)
         try:
-            value = NAMES[name][0](text)
-            apply(Settings(), {name: value})
-        except (ValueError, InvalidRequest) as error:
-            raise click.BadParameter(f"{item}: {error}; {name} is\n  {NAMES[name][1]}", ctx, param) from None
+            name, value = read_setting(item)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
         found[name] = value
     return found
 

@@ -67,21 +67,22 @@ class Timings:
 
     def add_pass(self, rows: int, ms: float, times: int = 1) -> None:
         """A pass over so many rows took ``ms``; ``times``: as the median of so many."""
-        self._add(self._passes, rows, ms, times)
-        if (usual := self._passes[rows].usual(self._since if self._run else self._now)) and ms > 0:
+        mine = self._add(self._passes, rows, ms, times)
+        if (usual := mine.usual(self._since if self._run else self._now)) and ms > 0:
             self._compare(ms / usual)
 
     def add_draft(self, steps: int, ms: float, times: int = 1) -> None:
         """The same of so many draft steps."""
         self._add(self._drafts, steps, ms, times)
 
-    def _add(self, windows: dict[int, _Window], size: int, ms: float, times: int) -> None:
+    def _add(self, windows: dict[int, _Window], size: int, ms: float, times: int) -> _Window:
         self._now += 1
         mine = windows.pop(size) if size in windows else _Window()
         windows[size] = mine
         if len(windows) > _SIZES:
             del windows[next(each for each in windows if each > 1)]
         mine.add(ms, times, self._now)
+        return mine
 
     def _compare(self, ratio: float) -> None:
         """The latest pass took ``ratio`` times as long as usual; scale what is older where that is no chance."""

@@ -14,7 +14,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.json_file import parse_json, validated
-from edgespec.runtimes.files.manifest import Attention, Format, Manifest, Operators
+from edgespec.runtimes.files.manifest import DEVICE_FORMATS, Attention, Format, Manifest, Operators
 from edgespec.runtimes.files.packing import BLOCKS
 
 Goal = Literal["chat", "batch", "memory", "quality"]
@@ -133,7 +133,7 @@ class Recipe(_Part):
             "draft_vocab is for speculative": export.draft_vocab is None or SPECULATIVE in prepared,
             "speculative needs draft: which model suits": SPECULATIVE not in prepared or bool(export.draft),
             "head_vocab is for heads": export.head_vocab is None or bool(set(needing("heads")) & set(prepared)),
-            "devices run neither w8a8 nor int4-64": not export.devices or export.format not in ("w8a8", "int4-64"),
+            "devices run neither w8a8 nor int4-64": not export.devices or export.format in DEVICE_FORMATS,
             "attention needs native operators": not export.attention or export.operators != "stock",
             "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
         }
@@ -226,7 +226,7 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
         "draft_vocab": SPECULATIVE not in methods,
         "head_vocab": not methods & set(needing("heads")),
         "attention": found["operators"] == "stock",
-        "devices": form in ("w8a8", "int4-64"),
+        "devices": form not in DEVICE_FORMATS,
     }
     return {name: value for name, value in found.items() if name in given or not drop.get(name)}
 

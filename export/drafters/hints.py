@@ -16,7 +16,7 @@ from edgespec.export.drafters.guesses import LEAST, Text, accepted, decoder_of, 
 from edgespec.export.drafters.probe import HELPS
 from edgespec.export.drafters.readings import Reading, as_read, other_readings
 from edgespec.export.drafters.write import write_drafter
-from edgespec.export.quantization.quantizers.levels import BLOCKS
+from edgespec.export.quantization.quantizers.levels import BLOCKS, FOUR_BITS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.manifest import Format
 from edgespec.runtimes.files.staged import scratch
@@ -69,7 +69,7 @@ class Trials:
     def _format(self, known: float, base: float) -> str:
         """The smallest format that helps: ``base`` are right in float32."""
         finer = [("--format int8", self._in("int8"))] if self.choice.format != "int8" else []
-        if self.choice.drafter_head in ("int4", "int4-64"):
+        if self.choice.drafter_head in FOUR_BITS:
             finer.insert(0, ("--head-format int8", self._in(self.choice.format, "int8")))
         for option, choice in finer:
             if (share := self._share(choice)) >= max(known + HELPS, LEAST):

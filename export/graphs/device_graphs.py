@@ -17,9 +17,7 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.storage.layout import WeightLayout
 from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
-
-FORMATS = ("fp32", "int4", "int8")
+from edgespec.runtimes.files.manifest import DEVICE_FORMATS, Graph, ModelPart, Precision, SkipSetPart, graph_name
 
 
 def add_device_graphs(
@@ -47,9 +45,9 @@ def add_device_graphs(
     Raises:
         ExportError: a weight format that devices do not have.
     """
-    if part.format not in FORMATS:
+    if part.format not in DEVICE_FORMATS:
         raise ExportError(
-            f"--device {device} and --format {part.format}: expected one of {', '.join(FORMATS)}",
+            f"--device {device} and --format {part.format}: expected one of {', '.join(DEVICE_FORMATS)}",
             "its operators run on the CPU only",
         )
     plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.quantization.quantizers import QUANTIZERS, Quantizer
-from edgespec.export.quantization.quantizers.levels import BLOCKS, Blocks
+from edgespec.export.quantization.quantizers.levels import BLOCKS, FOUR_BITS, Blocks
 from edgespec.runtimes.files.manifest import Format
 
 DEFAULT_QUANTIZER = "mse"
@@ -61,7 +61,7 @@ class WeightChoice:
     @property
     def four(self) -> bool:
         """Whether matrices have 4 bits."""
-        return self.format in BLOCKS and BLOCKS[self.format].bits == 4
+        return self.format in FOUR_BITS
 
     def blocks(self, arch: Architecture) -> Callable[[str], Blocks]:
         """What a matrix becomes, by its name."""

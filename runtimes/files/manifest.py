@@ -47,6 +47,7 @@ Precision = Literal["fp32", "fp16"]
 Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
 FORMATS: tuple[Format, ...] = ("int4", "int4-64", "int8", "w8a8", "fp32")
+DEVICE_FORMATS: tuple[Format, ...] = ("fp32", "int4", "int8")  # that graphs for devices have
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 

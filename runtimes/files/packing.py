@@ -66,6 +66,7 @@ class Blocks:
 
 
 BLOCKS: dict[Format, Blocks] = {"int4": Blocks(4), "int4-64": Blocks(4, 2 * BLOCK), "int8": Blocks(8)}
+FOUR_BITS = tuple(form for form, blocks in BLOCKS.items() if blocks.bits == 4)
 _BLOCKS_OF: dict[Kind, Blocks] = {PACKED_KINDS[form]: blocks for form, blocks in BLOCKS.items()}
 
 

@@ -193,6 +193,15 @@ def test_methods(figures: Run, small: Path) -> None:
     assert found["runs"]["int4 plain"]["tokens_per_round"] == 1
 
 
+@pytest.mark.parametrize(
+    "run",
+    ["nowhere:gamma=2", "ngram:gamma=two", "ngram:gamma=0", "ngram:breadth=2", "ngram:branch", "ngram:branch=0"],
+)
+def test_a_wrong_run_of_methods_ends_in_words(figures: Run, small: Path, run: str) -> None:
+    with pytest.raises(SystemExit, match=f"{run}: .+"):
+        figures("methods", small, "--method", "ngram", "--run", run, "--new", 2, "--repeats", 1)
+
+
 def test_overhead(figures: Run, small: Path) -> None:
     found = figures("overhead", small, "--steps", 6, "--repeats", 2)
     assert set(found) == CONDITIONS | {"bundle", "threads", "steps", "run_us", "added_us", "low", "high"}
