@@ -21,7 +21,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import median
-from time import sleep
+from time import monotonic, sleep
 from typing import Any
 
 from benchmarks.common import conditions, ratio, show
@@ -51,7 +51,7 @@ class Worker:
         self.process.stdin.write(f"{depth} {rows}\n")
         self.process.stdin.flush()
         found = float(self.answer())
-        sleep(0.01)  # threads that spin after a pass stop
+        sleep(0.05)  # threads that spin after a pass stop
         return found
 
 
@@ -65,6 +65,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16,32")
     parser.add_argument("--attention", default="", help="our keys and values, e.g. int8")
     parser.add_argument("--pairs", type=int, default=9)
+    parser.add_argument("--seconds", type=float, default=1e9, help="of a cell, after which three turns are enough")
     parser.add_argument("--prefill", action="store_true", help=f"also {PROMPT} tokens at once, three turns")
     arguments = parser.parse_args()
     bundle = next(path for path in (arguments.folder / "bundle", arguments.folder) if path.exists())
@@ -73,18 +74,22 @@ def main() -> None:
     commands |= dict(rival.split("=", 1) for rival in arguments.rival)
     workers = {name: Worker(command, arguments.threads, arguments.context) for name, command in commands.items()}
     cells = [(int(depth), int(n)) for depth in arguments.depths.split(",") for n in arguments.rows.split(",")]
-    found = {f"depth {depth}, {n} rows": _cell(workers, depth, n, arguments.pairs) for depth, n in cells}
+    turns = arguments.pairs, arguments.seconds
+    found = {f"depth {depth}, {n} rows": _cell(workers, depth, n, *turns) for depth, n in cells}
     if arguments.prefill:
-        found[f"prefill {PROMPT}"] = _cell(workers, 0, PROMPT, 3)
+        found[f"prefill {PROMPT}"] = _cell(workers, 0, PROMPT, 3, 0)
     for worker in workers.values():
         worker.process.communicate()  # ends at the end of its input
     show(conditions(folder=arguments.folder.name, threads=arguments.threads) | {"passes": found})
 
 
-def _cell(workers: dict[str, Worker], depth: int, rows: int, pairs: int) -> dict[str, Any]:
+def _cell(workers: dict[str, Worker], depth: int, rows: int, pairs: int, seconds: float) -> dict[str, Any]:
     """Every turn, all runtimes one after the other; the first turn does not count."""
+    end = monotonic() + seconds
     times: dict[str, list[float]] = {name: [] for name in workers}
     for turn in range(pairs + 1):
+        if turn > 3 and monotonic() > end:
+            break
         for name in list(workers)[:: 1 if turn % 2 else -1]:
             taken = workers[name](depth, rows)
             if turn:

@@ -1,25 +1,46 @@
-// llama MODEL THREADS CONTEXT [STATES]: llama.cpp, or with -DIK ik_llama.cpp, as a process of benchmarks.rivals.
-// Reads lines "DEPTH ROWS", answers with milliseconds.  All rows give logits.  Keys and values of a depth: llama.cpp
-// computes those of 512 tokens and copies them to the places behind; ik_llama.cpp computes all of them once, and keeps
-// them in files whose names begin with STATES.
+// llama MODEL THREADS CONTEXT: llama.cpp, or with -DIK ik_llama.cpp, as a process of benchmarks.rivals.
+// Reads lines "DEPTH ROWS", answers with milliseconds.  All rows give logits.  Keys and values of 512 tokens are
+// computed; those of a deeper text are copies of them at the places behind.
 #include "llama.h"
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <string>
 #include <vector>
 
 static llama_context* context;
 static int held = 0;  // tokens whose keys and values are there
 
-static void cut(int depth) {
+// the names of each
 #ifdef IK
-  llama_kv_cache_seq_rm(context, 0, depth, -1);
+static void remove(int sequence, int from) { llama_kv_cache_seq_rm(context, sequence, from, -1); }
+static void move(int sequence, int by) { llama_kv_cache_seq_add(context, sequence, -1, -1, by); }
+static void copy(int from, int to) { llama_kv_cache_seq_cp(context, from, to, -1, -1); }
+static std::vector<uint8_t> state(int sequence) {
+  std::vector<uint8_t> found(llama_state_seq_get_size(context, sequence, 0));
+  llama_state_seq_get_data(context, found.data(), found.size(), sequence, 0);
+  return found;
+}
+static bool restore(int sequence, const std::vector<uint8_t>& state) {
+  return llama_state_seq_set_data(context, state.data(), state.size(), sequence, 0) > 0;
+}
 #else
-  llama_memory_seq_rm(llama_get_memory(context), 0, depth, -1);
+static void remove(int sequence, int from) { llama_memory_seq_rm(llama_get_memory(context), sequence, from, -1); }
+static void move(int sequence, int by) { llama_memory_seq_add(llama_get_memory(context), sequence, -1, -1, by); }
+static void copy(int from, int to) { llama_memory_seq_cp(llama_get_memory(context), from, to, -1, -1); }
+static std::vector<uint8_t> state(int sequence) {
+  std::vector<uint8_t> found(llama_state_seq_get_size(context, sequence));
+  llama_state_seq_get_data(context, found.data(), found.size(), sequence);
+  return found;
+}
+static bool restore(int sequence, const std::vector<uint8_t>& state) {
+  return llama_state_seq_set_data(context, state.data(), state.size(), sequence) > 0;
+}
 #endif
+
+static void cut(int depth) {
+  remove(0, depth);
   held = depth;
 }
 
@@ -44,36 +65,17 @@ static double pass(int rows, bool all) {
   return ms;
 }
 
-#ifdef IK
-static void fill(int depth, const char* states) {
-  std::string file = states ? states + std::to_string(depth) : "";
-  cut(0);
-  llama_token tokens[8];
-  size_t count;
-  if (FILE* there = states ? fopen(file.c_str(), "rb") : nullptr) {
-    fclose(there);
-    if (!llama_state_load_file(context, file.c_str(), tokens, 8, &count)) exit(4);
-    held = depth;
-    return;
-  }
-  while (held < depth) pass(std::min(512, depth - held), false);
-  if (states && depth > 1000) llama_state_save_file(context, file.c_str(), nullptr, 0);
-}
-#else
-static void fill(int depth, const char*) {
+static void fill(int depth) {
   cut(0);
   if (depth) pass(std::min(512, depth), false);
-  auto memory = llama_get_memory(context);
-  std::vector<uint8_t> piece(llama_state_seq_get_size(context, 0));
-  llama_state_seq_get_data(context, piece.data(), piece.size(), 0);
+  auto piece = state(0);
   for (; held < depth; held += 512) {
-    if (!llama_state_seq_set_data(context, piece.data(), piece.size(), 1)) exit(4);
-    llama_memory_seq_add(memory, 1, -1, -1, held);
-    llama_memory_seq_cp(memory, 1, 0, -1, -1);
-    llama_memory_seq_rm(memory, 1, -1, -1);
+    if (!restore(1, piece)) exit(4);
+    move(1, held);
+    copy(1, 0);
+    remove(1, -1);
   }
 }
-#endif
 
 int main(int count, char** words) {
   if (count < 4) return 1;
@@ -87,9 +89,9 @@ int main(int count, char** words) {
   if (!model) return 2;
   auto options = llama_context_default_params();
   options.n_ctx = atoi(words[3]);
+  options.n_seq_max = 2;
 #ifndef IK
   options.flash_attn_type = LLAMA_FLASH_ATTN_TYPE_DISABLED;  // the faster one (docs/measurements.md)
-  options.n_seq_max = 2;
   options.kv_unified = true;
 #endif
   options.n_batch = 2048;
@@ -100,7 +102,7 @@ int main(int count, char** words) {
   puts("ready");
   fflush(stdout);
   for (int depth, rows, filled = 0; scanf("%d %d", &depth, &rows) == 2;) {
-    if (filled != depth) fill(depth, count > 4 ? words[4] : nullptr);
+    if (filled != depth) fill(depth);
     filled = depth;
     cut(depth);
     printf("%.4f\n", pass(rows, rows <= 64));
