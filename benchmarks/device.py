@@ -11,8 +11,8 @@ aarch64-linux-gnu-g++, whose static programs Android's shell runs, too.
 
 For each instruction set that the processor has it prints whether every kernel's hash is that of plain C++ on this
 machine, whether whole passes are right with several threads, and, in turns, memory bandwidth, byte products a second,
-and passes over the matrices of some layers.  The least time that both roofs allow is 100 %; more says that memory was
-faster in a pass than in the read beside it.
+passes over the matrices of some layers, and attention of as many layers behind a long text.  The least time that both
+roofs allow is 100 %; more says that memory was faster in a pass than in the read beside it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.linear import SHAPES
+from benchmarks.shapes import SHAPES as CONFIGS
 from edgespec.errors import DeviceError, EdgespecError
 from tests.support.selftest import COMMON, PLAIN, build, host_compiler, host_isas, knows
 
 ARM = ("isa_neon", "isa_i8mm")
 MOST = 128  # rows of a pass; threads
 _FORMATS = {"q4": "int4", "q4x64": "int4-64", "q8": "int8"}  # by what the program calls their matrices
+_KEYS = {"f16": "float16", "int8": "int8"}  # and keys and values
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,8 @@ def main() -> None:
     parser.add_argument(
         "--layers", type=_positive, default=4, help="of that shape in a pass: more bytes than caches hold"
     )
+    parser.add_argument("--depth", type=_depth, default=2048, help="tokens that attention reads; 0: leave it out")
+    parser.add_argument("--heads", type=_heads, metavar="HEADSxKVxDIM", help="of attention, else the shape's own")
     parser.add_argument("--threads", type=_numbers, default="1,2,4")
     parser.add_argument("--rows", type=_numbers, default="1,2,4,8,16,32")
     parser.add_argument("--turns", type=_positive, default=15)
@@ -105,6 +109,28 @@ def _positive(text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,4}", text):
         raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number from 1 to 99999")
     return int(text)
+
+
+def _depth(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
+
+
+def _heads(text: str) -> str:
+    """Heads, KV heads and their size."""
+    sizes = [_positive(part) for part in text.split("x")]
+    if len(sizes) != 3 or sizes[0] % sizes[1] or sizes[2] % 2 or sizes[2] > 256:
+        raise argparse.ArgumentTypeError(
+            f"{text!r}: expected HEADSxKVxDIM, such as 32x8x64, heads a multiple of KV heads, an even size up to 256"
+        )
+    return text
+
+
+def _heads_of(shape: str) -> str:
+    """Those of the shape that has these matrices, or of a 1B model."""
+    name = next((name for name in SHAPES if _shape(name) == shape), "llama-3.2-1b")
+    config = CONFIGS[name]
+    heads = config["num_attention_heads"]
+    return f"{heads}x{config['num_key_value_heads']}x{config.get('head_dim', config['hidden_size'] // heads)}"
 
 
 def _numbers(text: str) -> str:
@@ -152,6 +178,10 @@ def _measured(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
                 )
                 one = json.loads(machine.run("speed", isa, *map(str, numbers)))
                 found["isas"][isa]["threads"][threads] = _shares(one)
+                if depth := arguments.depth:
+                    heads = arguments.heads or _heads_of(arguments.shape)
+                    one = json.loads(machine.run("attention", isa, *map(str, (*numbers[:-1], depth, heads))))
+                    found["isas"][isa]["threads"][threads]["attention"] = _of_memory(one, depth, heads)
     finally:
         machine.end()
     return found
@@ -178,6 +208,19 @@ def _shares(one: dict[str, Any]) -> dict[str, Any]:
     return {"read_gb_s": round(one["read_gb_s"], 2), "dots_gmac_s": round(one["dots_gmac_s"], 1)} | formats
 
 
+def _of_memory(one: dict[str, Any], depth: int, heads: str) -> dict[str, Any]:
+    """Attention as it was measured, beside what the bandwidth allows."""
+    formats: dict[str, Any] = {"depth": depth, "heads": heads, "read_gb_s": round(one["read_gb_s"], 2)}
+    for name, form in one["formats"].items():
+        first = next(iter(form["ms"].values()))
+        least = form["bytes"] / one["read_gb_s"] / 1e6  # ms
+        rows = {row: {"ms": round(ms, 3), "gmac_s": round(form["products"] * int(row) / ms / 1e6, 2),
+                      "v": round(ms / first, 2), "share_of_memory": round(least / ms, 3)}
+                for row, ms in form["ms"].items()}  # fmt: skip
+        formats[_KEYS[name]] = {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
+    return formats
+
+
 def _table(found: dict[str, Any]) -> str:
     lines = [f"processor: {found['processor']}", f"passes of {found['layers']} layers of {found['shape']}",
              f"whole passes: {found['passes']}"]  # fmt: skip
@@ -193,7 +236,20 @@ def _table(found: dict[str, Any]) -> str:
                 for row, cell in one[form]["rows"].items():
                     lines.append(f"    {row:>4} rows {cell['ms']:11.2f} {cell['gmac_s']:7.1f} {cell['v']:8.2f} "
                                  f"{cell['share_of_roofs']:12.0%}")  # fmt: skip
+            if about := one.get("attention"):
+                lines += _attention_lines(about)
     return "\n".join(lines)
+
+
+def _attention_lines(about: dict[str, Any]) -> list[str]:
+    lines = []
+    for form in _KEYS.values():
+        lines.append(f"    attention, {form}, {about['heads']}, depth {about['depth']}, {about[form]['mb']} MB      "
+                     "ms  GMAC/s  v(rows)  of the memory")  # fmt: skip
+        for row, cell in about[form]["rows"].items():
+            lines.append(f"    {row:>4} rows {cell['ms']:11.2f} {cell['gmac_s']:7.1f} {cell['v']:8.2f} "
+                         f"{cell['share_of_memory']:12.0%}")  # fmt: skip
+    return lines
 
 
 def _machine(arguments: argparse.Namespace) -> Machine:

@@ -7,6 +7,7 @@
 //   selftest numbers         NaN and infinities in one activation reach the logits (EDGESPEC_ISA: of whole passes)
 //   selftest processor       what the system calls its cores
 //   selftest speed ISA THREADS TURNS LAYERS MEGABYTES ROWS SHAPE    times, as JSON (selftest.h, benchmarks/device.py)
+//   selftest attention ISA THREADS TURNS LAYERS MEGABYTES ROWS DEPTH HEADSxKVxDIM    the same of attention
 //   selftest pass [brief]    a small model: one row at a time against many, threads, slots, trees, moves, KV formats
 #include "selftest.h"
 
@@ -39,9 +40,17 @@ int main(int argc, char** argv) {
     print_speed(std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), std::atoi(argv[6]), argv[7], argv[8]);
     return 0;
   }
+  if (what == "attention" && argc == 10 && kernels_named(argv[2])) {
+    setenv("EDGESPEC_ISA", argv[2], 1);
+    print_attention(std::atoi(argv[3]), std::atoi(argv[4]), std::atoi(argv[5]), std::atoi(argv[6]), argv[7],
+                    std::atoi(argv[8]), argv[9]);
+    return 0;
+  }
   const Kernels* kernels = argc > 2 ? kernels_named(argv[2]) : nullptr;
   if (!kernels || (what != "hash" && what != "accuracy")) {
-    std::fprintf(stderr, "selftest isas | hash ISA | accuracy ISA | speed ISA ... | numbers | pass [brief]\n");
+    std::fprintf(
+        stderr,
+        "selftest isas | hash ISA | accuracy ISA | speed ISA ... | attention ISA ... | numbers | pass [brief]\n");
     return 2;
   }
   if (what == "hash") print_hashes(*kernels);

@@ -198,5 +198,8 @@ void numbers();
 void print_processor();
 // Medians of `turns` passes over matrices, in turns with both roofs, as JSON.  rows: "1,2"; shape: "NxK,NxK".
 void print_speed(int threads, int turns, int layers, int megabytes, const std::string& rows, const std::string& shape);
+// The same of attention alone behind `depth` tokens, beside the bandwidth of the memory.  heads: "HEADSxKVxDIM".
+void print_attention(int threads, int turns, int layers, int megabytes, const std::string& rows, int depth,
+                     const std::string& heads);
 
 }  // namespace edgespec

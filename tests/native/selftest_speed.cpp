@@ -1,29 +1,14 @@
 // How fast passes multiply by matrices, beside what memory and dot products allow (benchmarks/device.py).
 #include <sys/utsname.h>
 
-#include <atomic>
-#include <chrono>
 #include <fstream>
 
-#include "selftest_model.h"
-
-extern "C" double edgespec_read_bandwidth(size_t bytes, int threads, int streams, int repeats);  // roofs.cpp
-extern "C" double edgespec_dot_rate(int64_t rounds, int threads, int repeats);
+#include "selftest_timing.h"
 
 namespace edgespec {
 namespace {
 
 using Shape = std::pair<int, int>;  // [n, k]
-
-std::vector<std::string> parts(const std::string& text) {
-  std::vector<std::string> found;
-  for (size_t at = 0; at <= text.size();) {
-    const size_t end = std::min(text.find(',', at), text.size());
-    found.push_back(text.substr(at, end - at));
-    at = end + 1;
-  }
-  return found;
-}
 
 // Matrices of some layers, one after the other, each with the quantization of what it multiplies.
 class Layers {
@@ -62,39 +47,13 @@ class Layers {
 
   // Milliseconds of a pass.
   double time(int rows, int threads) {
-    std::vector<int64_t> plan(size_t(6) * rows);
-    for (int r = 0; r < rows; ++r) {
-      const int64_t fields[] = {r % 16, r, 0, 0, r - 1, r};  // as PassInputs says
-      for (int line = 0; line < 6; ++line) plan[size_t(line) * rows + r] = fields[line];
-    }
     Array<uint8_t> kv(1 << 12);
     PassInputs in;
-    in.plan = plan.data();
-    in.rows = rows;
     in.kv = kv.get();
     in.kv_bytes = kv.bytes();
     in.slots = 1;
     for (const auto& w : weights_) in.weights.push_back({w.get(), w.bytes()});
-    Pass pass(program_, kernels(), in, {}, scratch_);
-    Team<Pass> team(pass);
-    std::atomic<int> ready{0};
-    const auto start_together = [&] {
-      ++ready;
-      while (ready < threads) std::this_thread::yield();
-    };
-    std::vector<std::thread> others;
-    for (int t = 1; t < threads; ++t)
-      others.emplace_back([&] {
-        start_together();
-        team.join();
-      });
-    start_together();
-    const auto start = std::chrono::steady_clock::now();
-    team.join();
-    const std::chrono::duration<double, std::milli> taken = std::chrono::steady_clock::now() - start;
-    for (std::thread& t : others) t.join();
-    team.finish();
-    return taken.count();
+    return timed(program_, in, scratch_, 0, rows, threads);
   }
 
   size_t bytes = 0;
@@ -105,11 +64,6 @@ class Layers {
   Program program_;
   Scratch scratch_;
 };
-
-double median(std::vector<double> x) {
-  std::sort(x.begin(), x.end());
-  return x[x.size() / 2];
-}
 
 }  // namespace
 
@@ -144,17 +98,7 @@ void print_speed(int threads, int turns, int layers, int megabytes, const std::s
   }
   std::printf("{\"isa\": \"%s\", \"threads\": %d, \"read_gb_s\": %.6g, \"dots_gmac_s\": %.6g, \"formats\": {",
               kernels().name, threads, bandwidth, dots);
-  const char* between = "";
-  for (const auto& [name, kind] : kinds) {
-    std::printf("%s\"%s\": {\"bytes\": %zu, \"products\": %lld, \"ms\": {", between, name.c_str(), kind.bytes,
-                static_cast<long long>(kind.products));
-    between = "";
-    for (const auto& [row, all] : times[name]) {
-      std::printf("%s\"%d\": %.6f", between, row, median(all));
-      between = ", ";
-    }
-    std::printf("}}");
-  }
+  print_formats(kinds, times);
   std::printf("}}\n");
 }
 

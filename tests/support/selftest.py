@@ -31,7 +31,7 @@ SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_
            "isa_i8mm")  # fmt: skip
 OPERATOR = (*SOURCES, "values", "ops")
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan",
-         "selftest_speed")  # fmt: skip
+         "selftest_speed", "selftest_attention")  # fmt: skip
 FUZZERS = ("fuzz_program", "fuzz_inputs", "fuzz_cache")
 DEBUG = ("-O1", "-g1", "-fno-sanitize-recover=all")
 SANITIZED = (*DEBUG, "-fsanitize=address,undefined,float-cast-overflow")

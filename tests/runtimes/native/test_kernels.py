@@ -215,7 +215,8 @@ def device(program: Program, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         for name, one in (("device", built), ("plain", program)):
             (tmp_path / name).mkdir()
             (tmp_path / name / "selftest").symlink_to(one.path)
-        small = ("--shape", "64x64,32x96", "--layers", "2", "--rows", "1,17", "--turns", "1", "--megabytes", "1")
+        small = ("--shape", "64x64,32x96", "--layers", "2", "--rows", "1,17", "--turns", "1", "--megabytes", "1",
+                 "--depth", "2000", "--heads", "4x2x32")  # fmt: skip
         monkeypatch.setattr(sys, "argv", ["device", "--folder", str(tmp_path), *small, *arguments])
         main()
         return capsys.readouterr().out
@@ -229,7 +230,18 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
     assert found["passes"].startswith("ok (")
     for isa in isas[1:]:
         for one in found["isas"][isa]["threads"].values():
-            assert set(one) == {"read_gb_s", "dots_gmac_s", "int4", "int4-64", "int8"}
+            assert set(one) == {"read_gb_s", "dots_gmac_s", "int4", "int4-64", "int8", "attention"}
+            # two layers, keys and values of 2 heads of 32 numbers: 2 bytes each, or 1 and a scale of 4 a token
+            attention = one["attention"]
+            assert (attention["depth"], attention["heads"]) == (2000, "4x2x32")
+            assert attention["float16"]["mb"] == round(2000 * 2 * 2 * 2 * 32 * 2 / 1e6, 1)
+            assert attention["int8"]["mb"] == round(2000 * 2 * 2 * 2 * (32 + 4) / 1e6, 1)
+            for form in ("float16", "int8"):
+                cells = attention[form]["rows"]
+                assert set(cells) == {"1", "17"}
+                assert cells["1"]["v"] == 1
+                products = 17 * 2 * 2 * 4 * 32 * 2000  # rows, layers, keys and values, heads, numbers, tokens
+                assert cells["17"]["gmac_s"] == pytest.approx(products / cells["17"]["ms"] / 1e6, rel=0.05, abs=0.01)
             for form in ("int4", "int4-64", "int8"):
                 assert set(one[form]["rows"]) == {"1", "17"}
                 assert one[form]["rows"]["1"]["v"] == 1
@@ -269,7 +281,7 @@ def test_a_device_gets_the_program_and_loses_it(
     assert [line for line in lines if line.endswith("the same bits")] == [
         f"{isa}: the same bits" for isa in program.isas
     ]
-    assert [line.split()[:2] for line in lines].count(["17", "rows"]) == 3 * len(program.isas[1:])
+    assert [line.split()[:2] for line in lines].count(["17", "rows"]) == 5 * len(program.isas[1:])
     assert list(place.iterdir()) == []
 
 
@@ -288,7 +300,14 @@ def test_what_a_device_needs_is_named(device: Callable[..., str], program: Progr
         monkeypatch.setattr(sys, "argv", ["device", "--command", "/bin/sh", "--compiler", str(compiler)])
         with pytest.raises(SystemExit, match=f"expected C[+][+]17 of {re.escape(str(compiler))}"):
             main()
-    for wrong in (("--rows", "0"), ("--rows", "129"), ("--shape", "64"), ("--turns", "x")):
+    for wrong in (
+        ("--rows", "0"),
+        ("--rows", "129"),
+        ("--shape", "64"),
+        ("--turns", "x"),
+        ("--heads", "8x3x64"),
+        ("--heads", "8x64"),
+    ):
         monkeypatch.setattr(sys, "argv", ["device", *wrong])
         with pytest.raises(SystemExit, match="2"):
             main()
