@@ -195,30 +195,30 @@ def _others(expected: str, found: str) -> list[str]:
 
 def _shares(one: dict[str, Any]) -> dict[str, Any]:
     """What was measured, beside what both roofs allow."""
-    formats = {}
+    found: dict[str, Any] = {"read_gb_s": round(one["read_gb_s"], 2), "dots_gmac_s": round(one["dots_gmac_s"], 1)}
     for name, form in one["formats"].items():
-        rows = {}
-        first = next(iter(form["ms"].values()))
-        for row, ms in form["ms"].items():
-            products = form["products"] * int(row)
-            least = max(form["bytes"] / one["read_gb_s"], products / one["dots_gmac_s"]) / 1e6  # ms
-            rows[row] = {"ms": round(ms, 3), "gmac_s": round(products / ms / 1e6, 2), "v": round(ms / first, 2),
-                         "share_of_roofs": round(least / ms, 3)}  # fmt: skip
-        formats[_FORMATS[name]] = {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
-    return {"read_gb_s": round(one["read_gb_s"], 2), "dots_gmac_s": round(one["dots_gmac_s"], 1)} | formats
+        reads, products = form["bytes"] / one["read_gb_s"] / 1e6, form["products"] / one["dots_gmac_s"] / 1e6  # ms
+        least = {row: max(reads, products * int(row)) for row in form["ms"]}
+        found[_FORMATS[name]] = _cells(form, least, "share_of_roofs")
+    return found
 
 
 def _of_memory(one: dict[str, Any], depth: int, heads: str) -> dict[str, Any]:
     """Attention as it was measured, beside what the bandwidth allows."""
-    formats: dict[str, Any] = {"depth": depth, "heads": heads, "read_gb_s": round(one["read_gb_s"], 2)}
+    found: dict[str, Any] = {"depth": depth, "heads": heads, "read_gb_s": round(one["read_gb_s"], 2)}
     for name, form in one["formats"].items():
-        first = next(iter(form["ms"].values()))
-        least = form["bytes"] / one["read_gb_s"] / 1e6  # ms
-        rows = {row: {"ms": round(ms, 3), "gmac_s": round(form["products"] * int(row) / ms / 1e6, 2),
-                      "v": round(ms / first, 2), "share_of_memory": round(least / ms, 3)}
-                for row, ms in form["ms"].items()}  # fmt: skip
-        formats[_KEYS[name]] = {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
-    return formats
+        reads = form["bytes"] / one["read_gb_s"] / 1e6  # ms
+        found[_KEYS[name]] = _cells(form, dict.fromkeys(form["ms"], reads), "share_of_memory")
+    return found
+
+
+def _cells(form: dict[str, Any], least: dict[str, float], share: str) -> dict[str, Any]:
+    """Figures of a format by rows; ``least`` milliseconds are 100 % of what is called ``share``."""
+    first, rows = next(iter(form["ms"].values())), {}
+    for row, ms in form["ms"].items():
+        rows[row] = {"ms": round(ms, 3), "gmac_s": round(form["products"] * int(row) / ms / 1e6, 2),
+                     "v": round(ms / first, 2), share: round(least[row] / ms, 3)}  # fmt: skip
+    return {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
 
 
 def _table(found: dict[str, Any]) -> str:
@@ -232,23 +232,18 @@ def _table(found: dict[str, Any]) -> str:
         for threads, one in about.get("threads", {}).items():
             lines.append(f"  {threads} threads: memory {one['read_gb_s']} GB/s, products {one['dots_gmac_s']} GMAC/s")
             for form in _FORMATS.values():
-                lines.append(f"    {form}, {one[form]['mb']} MB      ms  GMAC/s  v(rows)  of the roofs")
-                for row, cell in one[form]["rows"].items():
-                    lines.append(f"    {row:>4} rows {cell['ms']:11.2f} {cell['gmac_s']:7.1f} {cell['v']:8.2f} "
-                                 f"{cell['share_of_roofs']:12.0%}")  # fmt: skip
+                lines += _lines(form, one[form], "share_of_roofs", "of the roofs")
             if about := one.get("attention"):
-                lines += _attention_lines(about)
+                where = f"{about['heads']}, depth {about['depth']}"
+                for form in _KEYS.values():
+                    lines += _lines(f"attention, {form}, {where}", about[form], "share_of_memory", "of the memory")
     return "\n".join(lines)
 
 
-def _attention_lines(about: dict[str, Any]) -> list[str]:
-    lines = []
-    for form in _KEYS.values():
-        lines.append(f"    attention, {form}, {about['heads']}, depth {about['depth']}, {about[form]['mb']} MB      "
-                     "ms  GMAC/s  v(rows)  of the memory")  # fmt: skip
-        for row, cell in about[form]["rows"].items():
-            lines.append(f"    {row:>4} rows {cell['ms']:11.2f} {cell['gmac_s']:7.1f} {cell['v']:8.2f} "
-                         f"{cell['share_of_memory']:12.0%}")  # fmt: skip
+def _lines(name: str, form: dict[str, Any], share: str, heading: str) -> list[str]:
+    lines = [f"    {name}, {form['mb']} MB      ms  GMAC/s  v(rows)  {heading}"]
+    for row, cell in form["rows"].items():
+        lines.append(f"    {row:>4} rows {cell['ms']:11.2f} {cell['gmac_s']:7.1f} {cell['v']:8.2f} {cell[share]:12.0%}")
     return lines
 
 

@@ -9,7 +9,8 @@ class Attention {
  public:
   Attention(KvFormat format, int heads, int kv, int dim, int layers, int depth, int rows) : depth_(depth) {
     const auto number = [](int n) { return std::to_string(n); };
-    const std::string width = number(heads * dim),
+    const int wide = std::max(heads * dim, 64);  // what the head reads
+    const std::string width = number(wide),
                       sizes = " heads=" + number(heads) + " kv=" + number(kv) + " dim=" + number(dim);
     std::string text =
         "floats 0 " + width + "\nfloats 1 " + width + "\nacts 0 64\nembed w=0 kind=r32 n=16 k=" + width + " out=0\n";
@@ -20,7 +21,7 @@ class Attention {
     text += "quantize x=0 k=64 kind=f32 out=0 rows=1\nlogits act=0 w=2 kind=f32 n=16 k=64\n";
     program_ = Program::parse(text);
     Random random(6);
-    keep(normals(random, size_t(16) * heads * dim));
+    keep(normals(random, size_t(16) * wide));
     keep(Floats(size_t(depth + rows) * dim / 2));
     weights_.emplace_back(packed_bytes(kF32, 16, 64));
 

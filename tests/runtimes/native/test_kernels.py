@@ -260,6 +260,12 @@ def test_this_machine_is_measured(program: Program, device: Callable[..., str]) 
     check_figures(json.loads(device(program, "--here", "--threads", "1,2", "--json")), program.isas)
 
 
+def test_attention_of_the_smallest_heads(program: Program) -> None:
+    found = json.loads(program.run("attention", program.isas[-1], "1", "1", "1", "1", "1,3", "1", "1x1x2"))
+    assert set(found["formats"]) == {"f16", "int8"}
+    assert found["formats"]["f16"]["products"] == 2 * 2
+
+
 @pytest.mark.parametrize("way, words", [("adb", ("--serial", "phone")), ("ssh", ("--ssh", "me@board"))])
 def test_a_device_gets_the_program_and_loses_it(
     program: Program, device: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, words: Any
