@@ -83,7 +83,7 @@ void print_attention(int threads, int turns, int layers, int megabytes, const st
     formats.emplace(kFormatNames[format], Attention(format, std::stoi(sizes[0]), std::stoi(sizes[1]),
                                                     std::stoi(sizes[2]), layers, depth, most));
   double bandwidth = 0;
-  std::map<std::string, std::map<int, std::vector<double>>> times;
+  Times times;
   for (int turn = -1; turn < turns; ++turn) {  // the first is not counted
     bandwidth = std::max(bandwidth, edgespec_read_bandwidth(size_t(megabytes) << 20, threads, turn & 1 ? 4 : 1, 1));
     for (auto& [name, one] : formats)

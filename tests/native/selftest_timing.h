@@ -62,21 +62,33 @@ inline double timed(const Program& program, PassInputs in, Scratch& scratch, int
   return taken.count();
 }
 
-// Medians by format and rows, as JSON: {"NAME": {"bytes": .., "products": .., "ms": {"1": ..}}, ..}.  Of a format,
-// `bytes` are read by a pass and `products` are multiply-adds of one row.
+using Times = std::map<std::string, std::map<int, std::vector<double>>>;  // by format and rows
+
+// Medians by rows, as JSON: {"1": .., "8": ..}.
+inline void print_medians(const std::map<int, std::vector<double>>& times) {
+  const char* between = "{";
+  for (const auto& [rows, all] : times) {
+    std::printf("%s\"%d\": %.6f", between, rows, median(all));
+    between = ", ";
+  }
+  std::printf("}");
+}
+
+// Medians by format and rows, as JSON: {"NAME": {"bytes": .., "products": .., "ms": {"1": ..}}, ..}, and "held_ms" like
+// "ms" where there are such.  Of a format, `bytes` are read by a pass and `products` are multiply-adds of one row.
 template <class Measured>
-void print_formats(const std::map<std::string, Measured>& formats,
-                   std::map<std::string, std::map<int, std::vector<double>>>& times) {
+void print_formats(const std::map<std::string, Measured>& formats, Times& times, Times held = {}) {
   const char* between = "";
   for (const auto& [name, one] : formats) {
-    std::printf("%s\"%s\": {\"bytes\": %zu, \"products\": %lld, \"ms\": {", between, name.c_str(), one.bytes,
+    std::printf("%s\"%s\": {\"bytes\": %zu, \"products\": %lld, \"ms\": ", between, name.c_str(), one.bytes,
                 static_cast<long long>(one.products));
-    between = "";
-    for (const auto& [rows, all] : times[name]) {
-      std::printf("%s\"%d\": %.6f", between, rows, median(all));
-      between = ", ";
+    print_medians(times[name]);
+    if (held.count(name)) {
+      std::printf(", \"held_ms\": ");
+      print_medians(held[name]);
     }
-    std::printf("}}");
+    std::printf("}");
+    between = ", ";
   }
 }
 
