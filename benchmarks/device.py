@@ -217,10 +217,10 @@ def _cells(form: dict[str, Any], least: dict[str, float], share: str) -> dict[st
     """Figures of a format by rows; ``least`` milliseconds are 100 % of what is called ``share``."""
     first, rows = next(iter(form["ms"].values())), {}
     for row, ms in form["ms"].items():
-        rows[row] = {"ms": round(ms, 3), "gmac_s": round(form["products"] * int(row) / ms / 1e6, 2),
+        rows[row] = {"ms": round(ms, 6), "gmac_s": round(form["products"] * int(row) / ms / 1e6, 2),
                      "v": round(ms / first, 2), share: round(least[row] / ms, 3)}  # fmt: skip
         if held := form.get("held_ms"):
-            rows[row] |= {"held_ms": round(held[row], 3), "least_v": round(held[row] / first, 2)}
+            rows[row] |= {"held_ms": round(held[row], 6), "least_v": round(held[row] / first, 2)}
     return {"mb": round(form["bytes"] / 1e6, 1), "rows": rows}
 
 

@@ -18,10 +18,11 @@ using Shape = std::pair<int, int>;  // [n, k]
 class Held {
  public:
   Held(Kind kind, size_t bytes) {
-    const size_t together = kind == kQ4x64 ? 1088 : tile_bytes(kind, 1);
+    constexpr int kTwoPairs = 4 * kBlock;  // from here on every kind repeats
+    const size_t together = tile_bytes(kind, kTwoPairs);
     const size_t period = std::lcm(together, static_cast<size_t>(sysconf(_SC_PAGESIZE)));
     Random random(5);
-    const auto piece = make_tile(random, kind, static_cast<int>(period / together * (kind == kQ4x64 ? 128 : 64)));
+    const auto piece = make_tile(random, kind, static_cast<int>(period / together) * kTwoPairs);
     bytes_ = (bytes / period + 1) * period;
     const std::unique_ptr<FILE, int (*)(FILE*)> file(std::tmpfile(), std::fclose);
     if (!file || std::fwrite(piece.get(), 1, period, file.get()) != period || std::fflush(file.get()))
