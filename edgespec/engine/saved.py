@@ -29,6 +29,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.chat import Message
 
+_AGAIN = "delete it, and it is written anew"
 _HASH = 64  # characters that no person reads
 
 
@@ -100,14 +101,14 @@ def _admit(engine: LoadedBundle, tokens: int) -> None:
 
 
 def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) -> None:  # [nbytes]
-    slot.take_up(saved.tokens, saved.furthest)
-    arrays = slot.held()
+    arrays = slot.take_up(saved.tokens, saved.furthest)
     if slot_bytes(arrays) != saved.nbytes:
         slot.follow([])
         raise SessionError(f"{file}: {len(saved.tokens)} tokens of {saved.nbytes} bytes: "
-                           f"expected {slot_bytes(arrays)}", "delete it, and it is written anew")  # fmt: skip
+                           f"expected {slot_bytes(arrays)}", _AGAIN)  # fmt: skip
     fill(arrays, body)
-    slot.remember()
+    if not slot.taken_up():
+        raise SessionError(f"{file}: states that are not those of its {len(saved.tokens)} tokens", _AGAIN)
 
 
 def _require(file: Path, saved: SavedSlot, model: Model, manifest: Manifest, context: int) -> None:

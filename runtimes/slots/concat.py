@@ -134,9 +134,11 @@ class ConcatSlot(Slot):
         self._trim()
         return [bound.array for bound in self._held.values()]
 
-    def take_up(self, tokens: Sequence[int], furthest: int) -> None:
-        super().take_up(tokens, furthest)
+    def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
+        self.reserve(len(tokens))
+        self.tokens = list(tokens)
         self._held, self._held_rows = self._views(self._now, len(tokens)), len(tokens)
+        return self.held()
 
     def snapshot(self) -> dict[str, NDArray[np.float32]]:
         """Copies of the committed keys and values, [kv_heads, tokens, head_dim] by name; for tests and tools."""

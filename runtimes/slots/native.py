@@ -40,7 +40,15 @@ class NativeSlot(NativeRunner):
         if self._checkpoints:
             self._checkpoints.limit(most)
 
+    def taken_up(self) -> bool:
+        if (self._held != len(self.tokens)).any():
+            self._restart()
+            return False
+        self.remember()
+        return True
+
     def remember(self) -> None:
+        """Keep the states of the text as it is now."""
         if self._checkpoints and not self.revocable and (self._held == len(self.tokens)).all():
             assert self._cache is not None
             self._settle()
@@ -288,7 +296,7 @@ class NativeSlot(NativeRunner):
         assert self._cache is not None
         left = self._checkpoints.restore(self._cache.array[0], most) if self._checkpoints else 0
         del self.tokens[left:]
-        self._moves, self._furthest = [], left
+        self._moves, self._furthest, self._certain = [], left, left
         return left
 
     # -- one pass ----------------------------------------------------------------------------------------------------

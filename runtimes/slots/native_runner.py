@@ -93,15 +93,21 @@ class NativeRunner(Slot):
         self._furthest = max(self._furthest, tokens)
 
     def held(self) -> list[NDArray[Any]]:
-        assert self._cache is not None
         self._settle()
-        return [self._cache.array[0, : self.kv.nbytes(self.model.facts, len(self.tokens))]]
+        return [self._memory()]
 
-    def take_up(self, tokens: Sequence[int], furthest: int) -> None:
-        super().take_up(tokens, furthest)
+    def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
+        self.reserve(len(tokens))
         if self._checkpoints:
             self._checkpoints.crop(0)
-        self._moves, self._furthest = [], furthest
+        self.tokens, self._moves = list(tokens), []
+        self._certain, self._furthest = len(tokens), furthest
+        return [self._memory()]  # not ``held``: there is nothing yet that a pass could bring up to the tokens
+
+    def _memory(self) -> NDArray[np.uint8]:  # [bytes]
+        """What the slot's tokens take of the cache."""
+        assert self._cache is not None
+        return self._cache.array[0, : self.kv.nbytes(self.model.facts, len(self.tokens))]
 
     @property
     def furthest(self) -> int:

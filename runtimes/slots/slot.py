@@ -73,9 +73,6 @@ class Slot(ABC):
             most: checkpoints that memory allows.
         """
 
-    def remember(self) -> None:  # noqa: B027
-        """Keep the states of the text as it is now, where there are any."""
-
     @abstractmethod
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Run rows after the slot's tokens -> logits of every row, [n, columns]."""
@@ -209,22 +206,35 @@ class Slot(ABC):
         self.prefill([0] * (tokens - same))
 
     def held(self) -> list[NDArray[Any]]:
-        """All that the slot's tokens left in memory, as arrays that may be written, in the slot's own order and layout.
+        """All that the slot's tokens left in memory, in the slot's own order and layout; not to be written.
 
         Raises:
             SessionError: this memory is out of reach.
         """
         raise SessionError("what a device holds of a conversation cannot be saved or restored", "use --device cpu")
 
-    def take_up(self, tokens: Sequence[int], furthest: int) -> None:
-        """Hold these tokens, whose keys and values the caller writes into ``held`` next.
+    def take_up(self, tokens: Sequence[int], furthest: int) -> list[NDArray[Any]]:
+        """Hold these tokens, of what the caller writes next into the arrays that this returns: what ``held`` gave.
+
+        No pass may run before ``taken_up``.
 
         Args:
             tokens: the text, [n].
             furthest: as it was when they were saved.
+
+        Raises:
+            SessionError: this memory is out of reach.
         """
         self.reserve(len(tokens))
         self.tokens = list(tokens)
+        return self.held()
+
+    def taken_up(self) -> bool:
+        """Begin to go on from what was written; returns whether it can be what passes left of the tokens.
+
+        If not, the slot is empty.
+        """
+        return True
 
     @property
     def furthest(self) -> int:

@@ -23,12 +23,13 @@ TEMPLATE = (
 SYSTEM = {"role": "system", "content": "You are the keeper of a lighthouse by the sea. " * 4}
 QUESTIONS = ("How long have you been there, and what did you see of the storm that came last night?", "And then?")
 NAMES = ("lfm2_conv", "qwen3_5_delta")
+KINDS = (*NAMES, "qwen3_next_dense", "olmo_hybrid_nope", "granite_hybrid_dense")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found: dict[str, Path] = {}
-    for name in NAMES:
+    for name in KINDS:
         folder = tmp_path_factory.mktemp(name)
         source, longer = hf.write_reference_checkpoint(folder / "model", name), {"max_position_embeddings": 2048}
         for file, more in (("config.json", longer), ("tokenizer_config.json", {"chat_template": TEMPLATE})):
@@ -85,6 +86,26 @@ def test_a_saved_system_prompt_serves_many_conversations(fresh: Callable[..., En
         tokens, _, reused = answer(engine, engine.conversation(messages), question, "ngram")
         assert reused >= system
         assert tokens == answer(engine, fresh().conversation([SYSTEM]), question, "ar")[0]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_long_conversation_is_restored(fresh: Callable[..., Engine], tmp_path: Path) -> None:
+    """Longer than what rows of states are kept for: it goes on as if it had not been interrupted, twice."""
+    unbroken = fresh()
+    talk = unbroken.conversation([SYSTEM])
+    talk.ask(QUESTIONS[0], max_new_tokens=150, ignore_eos=True, method="ar")
+    talk.save(tmp_path / "a.session")
+    for question in QUESTIONS[1:] * 2:
+        engine = fresh()
+        restored = engine.conversation(engine.restore_session(tmp_path / "a.session"))
+        assert restored.messages == talk.messages
+        saved = len(engine.codec.chat(talk.messages, generation_prompt=False))
+        assert saved > 300
+        expected = answer(unbroken, talk, question, "ar")
+        got = answer(engine, restored, question, "ngram")
+        assert got[:2] == expected[:2]
+        assert got[2] >= saved
+        restored.save(tmp_path / "a.session")
 
 
 @pytest.mark.parametrize("name", NAMES[1:])

@@ -14,13 +14,22 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
 
+STATES = (
+    "lfm2_conv",
+    "lfm3_default",
+    "qwen3_5_delta",
+    "qwen3_next_dense",
+    "olmo_hybrid_nope",
+    "granite_hybrid_dense",
+)
+
 
 def moved(slot: Slot, other: Slot) -> None:
     """``other`` takes up what ``slot`` holds."""
     saved = [array.copy() for array in slot.held()]
-    other.take_up(slot.tokens, slot.furthest)
-    for array, was in zip(other.held(), saved, strict=True):
+    for array, was in zip(other.take_up(slot.tokens, slot.furthest), saved, strict=True):
         array[...] = was
+    assert other.taken_up()
 
 
 def go_on_alike(slot: Slot, other: Slot) -> None:
@@ -38,23 +47,59 @@ def go_on_alike(slot: Slot, other: Slot) -> None:
             each.keep(kept)
         if number == 2:
             back = slot.tokens[:-3]
-            assert slot.follow(back) == other.follow(back) == len(back)
-            longer = random.integers(0, slot.vocab_size, 300 - len(back)).tolist()
-            slot.prefill(longer)
-            other.prefill(longer)
+            longer = [*back, *random.integers(0, slot.vocab_size, 100).tolist()]
+            for each in (slot, other):
+                same = each.follow(back)  # states go back to their last checkpoint, or begin again
+                assert same == len(back) or slot.model.facts.convolutions
+                each.prefill(longer[same:])
     assert slot.tokens == other.tokens
 
 
-@pytest.mark.parametrize("name", ["llama_tied_gqa", "lfm2_conv"])
-@pytest.mark.parametrize("length", [0, 1, 150])
+@pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
+@pytest.mark.parametrize("length", [0, 1, 150, 400])
 def test_native(writer: Callable[..., Written], native: None, name: str, length: int) -> None:
-    """A model with convolutions brings their states along."""
+    """A model with states brings them along, however long the text is: passes go no further back than 144 rows."""
     slot, other = (writer("native", name).slot("native") for _ in range(2))
     slot.prefill(np.random.default_rng(1).integers(0, slot.vocab_size, length).tolist())
     slot.forward(np.arange(3))  # guesses that were refused: their rows lie behind the text
     slot.keep([])
     moved(slot, other)
     go_on_alike(slot, other)
+
+
+@pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
+def test_into_a_slot_that_held_another_text(writer: Callable[..., Written], native: None, name: str) -> None:
+    """Nothing of it is left: checkpoints, states, rows that were to be moved."""
+    found = writer("native", name)
+    slot, other = found.slot("native"), found.slot("native")
+    slot.prefill(np.random.default_rng(1).integers(0, slot.vocab_size, 250).tolist())
+    other.prefill(np.random.default_rng(2).integers(0, slot.vocab_size, 350).tolist())
+    other.forward(np.array([1, 2, 3]), np.array([-1, 0, 0]))
+    other.keep([0, 2])
+    moved(slot, other)
+    go_on_alike(slot, other)
+
+
+@pytest.mark.parametrize("name", STATES[2:])
+@pytest.mark.parametrize("off", [-1, 1, -300, 1 << 40, -(1 << 40)])
+def test_states_of_another_text_are_not_taken_up(
+    writer: Callable[..., Written], native: None, name: str, off: int
+) -> None:
+    """How many tokens they hold is written beside them; a convolution's rows have no such number."""
+    found = writer("native", name)
+    slot, other, fresh = (found.slot("native") for _ in range(3))
+    assert isinstance(other, NativeSlot)
+    text = np.random.default_rng(1).integers(0, slot.vocab_size, 300).tolist()
+    slot.prefill(text)
+    (saved,) = slot.held()
+    (array,) = other.take_up(slot.tokens, slot.furthest)
+    array[...] = saved
+    other._held[-1] += off
+    assert not other.taken_up()
+    assert other.tokens == []
+    other.prefill(text)
+    fresh.prefill(text)
+    go_on_alike(fresh, other)
 
 
 def test_native_with_a_ring_of_exact_keys(writer: Callable[..., Written], native: None) -> None:
