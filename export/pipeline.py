@@ -18,7 +18,7 @@ from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
-from edgespec.export.bundle.source_model import Progress, SourceModel, Writing, WrittenModel
+from edgespec.export.bundle.source_model import Progress, SourceModel, Writing
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
 from edgespec.export.drafters.drafter import Drafter, check_drafter, cut_drafter
 from edgespec.export.drafters.measure import measure_drafter
@@ -29,8 +29,8 @@ from edgespec.export.drafters.write import drafter_bytes, write_drafter
 from edgespec.export.emitted import EmittedModel
 from edgespec.export.heads.choice import HeadChoice, choose_heads
 from edgespec.export.heads.vocab import frequent_tokens
+from edgespec.export.in_progress import InProgress
 from edgespec.export.measuring.method_parts import MethodMeasurer, digest
-from edgespec.export.measuring.skip_search import StepCosts
 from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.export.mixing.mixer import Mix, Mixer
 from edgespec.export.optimum.model import ForeignModel, is_foreign
@@ -49,28 +49,12 @@ from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
+from edgespec.export.tokenizers.generation import sampling_part
 from edgespec.planning.speed.cut import first_ids
-from edgespec.runtimes.files.manifest import SCHEMA, Manifest, MethodPart, ModelPart
+from edgespec.runtimes.files.manifest import SCHEMA, Manifest
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
-from edgespec.runtimes.slots.slot import Slot
-
-
-@dataclass
-class InProgress:
-    """A bundle in the making: what the steps so far have made."""
-
-    folder: Path
-    written: WrittenModel  # as it was before attention and devices added to it
-    target: ModelPart
-    draft: ModelPart | None
-    drafter: ModelPart | None
-    slot: Slot  # with the target
-    tokens: list[int]  # what is measured on
-    parity: dict[str, Any] = field(default_factory=dict)
-    methods: dict[str, MethodPart] = field(default_factory=dict)
-    costs: StepCosts | None = None
 
 
 @dataclass
@@ -96,6 +80,7 @@ class Exporter:
         check_operators(self.target.facts, options.operators)
         self.codec = open_codec(self.target.source.path)
         self.tokenizer = tokenizer_facts(self.target, self.codec)  # early: it refuses what does not fit
+        self.sampling = sampling_part(self.target.source.path)
         self.draft: SourceModel | None = None
         if options.draft is not None:
             self.draft = self._open_draft(resolve(options.draft))
@@ -317,6 +302,7 @@ class Exporter:
             drafter=made.drafter,
             methods=made.methods,
             tokenizer=self.tokenizer,
+            sampling=self.sampling,
             parity=made.parity,
             cost=made.costs.as_dict() | {"threads": made.slot.model.threads, "depth": len(made.tokens)},
             memory={name: sizes[name] for name in ("weight_bytes", "kv_bytes_per_token")},

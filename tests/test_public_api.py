@@ -179,6 +179,7 @@ def test_results() -> None:
         "logprobs",
         "peak_bytes",
         "predicted_bytes",
+        "model_sampling",
     ]
     assert names(Chunk) == ["text", "round", "pieces"]
     assert names(Stats) == [

@@ -115,6 +115,7 @@ def manifests() -> Iterator[dict[str, Any]]:
             "drafter": drafter,
             "methods": {name: method | more.get(name, {}) for name in METHODS},
             "tokenizer": {"bos": 1, "eos": [2], "chat_template": True},
+            "sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.05, "repetition_penalty": 1.1},
             "parity": {"top1_agreement": 1.0, "positions": 9, "perplexity": 9.0, "perplexity_source": 9.0},
             "cost": {"step_ms": 2.0, "verify_ms": {"1": 2.0, "2": 2.5}},
             "memory": {"weight_bytes": {"model.data": 9}},

@@ -47,6 +47,7 @@ operators_option = click.option(
     show_default=True,
     help="edgespec's own, or ONNX Runtime's.",
 )
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
 ATTENTIONS = ("f32", "f16", "int8", "int4", "nomad", "nomad2")
 attention_option = click.option(
     "--attention",
@@ -103,22 +104,18 @@ length_option = group(
 )
 sampling_options = group(
     "Sampling",
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", type=int, default=0, show_default=True, help="Draw from the k likeliest; 0 is off."),
-    click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from this much mass; 1 is off."),
+    click.option("--temperature", type=float, help="0 is greedy.  [default: the model's own, else 0]"),
+    click.option("--top-k", type=int, help="Draw from the k likeliest; 0 is off.  [default: the model's own, else 0]"),
+    click.option("--top-p", type=float, help="Draw from this much mass; 1 is off.  [default: the model's own, else 1]"),
     click.option(
         "--min-p",
         type=float,
-        default=0.0,
-        show_default=True,
-        help="Leave out what is less likely than this share of the best; 0 is off.",
+        help="Leave out what is less likely than this share of the best; 0 is off.  [default: the model's own, else 0]",
     ),
     click.option(
         "--repetition-penalty",
         type=float,
-        default=1.0,
-        show_default=True,
-        help="Divides the logits of tokens already there; 1 is off.",
+        help="Divides the logits of tokens already there; 1 is off.  [default: the model's own, else 1]",
     ),
     click.option("--seed", type=int, help="Same seed, same text."),
     click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
@@ -191,15 +188,22 @@ def make_load_options(options: dict[str, Any]) -> LoadOptions:
     return LoadOptions(check=not options.get("no_check", False), **{name: options[name] for name in known})
 
 
-def make_settings(method: str | None, options: dict[str, Any]) -> Settings:
-    """Settings from the options of ``length_option``, ``sampling_options`` and ``drafting_options``."""
+def make_settings(method: str | None, options: dict[str, Any], defaults: Settings | None = None) -> Settings:
+    """Settings from the options of ``length_option``, ``sampling_options`` and ``drafting_options``.
+
+    Args:
+        method: of a request.
+        options: all options of the command.
+        defaults: an engine's, for what no option says of sampling; None = greedy.
+    """
     if options["method_settings"].get("proposers") and method not in (None, "chain"):
         raise click.UsageError("--set proposers belongs to --method chain")
     from edgespec.decoding.settings import Settings
 
-    names = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "acceptance")
-    same = {name: options[name] for name in (*names, "max_new_tokens", "gamma", "accept", "stop")}
-    settings = Settings().changed(method=method, fallback=not options["no_fallback"], **same)
+    drawn = {name: options[name] for name in SAMPLING if options[name] is not None}
+    same = {name: options[name] for name in ("seed", "acceptance", "max_new_tokens", "gamma", "accept", "stop")}
+    fallback = not options["no_fallback"]
+    settings = (defaults or Settings()).changed(method=method, fallback=fallback, **drawn, **same)
     grammars = [found for name in ("json_schema", "regex", "grammar") if (found := options.get(name))]
     if len(grammars) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")

@@ -11,7 +11,7 @@ from edgespec.cli.common import attention_lines, emit_json, json_option, table_c
 from edgespec.planning.memory.budget import show_bytes
 
 if TYPE_CHECKING:
-    from edgespec.runtimes.files.manifest import Manifest, ModelPart
+    from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart
 
 
 @click.command("info")
@@ -68,6 +68,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         ("context", f"{facts.context} tokens"),
         ("size", show_bytes(sum(entry.size for entry in manifest.files.values()))),
         ("KV", f"{show_bytes(facts.kv_bytes_per_token)} a token"),
+        *([("sampling", _sampling(manifest.sampling))] if manifest.sampling else []),
         *([("states", f"{show_bytes(state_bytes(facts))}, at every length")] if facts.convolutions else []),
         ("operators", f"{choice.kind} ({choice.reason})"),
         ("devices", _devices(manifest)),
@@ -135,6 +136,12 @@ def _heads(manifest: Manifest) -> str:
     groups = [f"{group.name}{f' ({group.count})' if group.count > 1 else ''}" for group in manifest.target.heads]
     size = manifest.memory.get("weight_bytes", {}).get("heads")
     return ", ".join(groups) + _cut(manifest.target) + (f", {show_bytes(size)}" if size else "")
+
+
+def _sampling(part: SamplingPart) -> str:
+    """What a request gets that says nothing: ``temperature 0.6, top_p 0.95 (the model's own)``."""
+    said = part.model_dump(exclude_defaults=True)
+    return f"{', '.join(f'{name} {value:g}' for name, value in said.items())} (the model's own)"
 
 
 def _cut(part: ModelPart) -> str:

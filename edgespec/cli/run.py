@@ -113,6 +113,7 @@ def command(
     how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
     text = _read_stdin() if prompt == "-" else prompt
     engine = open_engine(bundle, options)
+    settings = make_settings(method, options, engine.defaults)
     kept = engine.restore_session(session) if session is not None and session.exists() else []
     if chat:
         first = [{"role": "system", "content": system}] if system else []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from edgespec.decoding.monitor import WINDOW, Monitor
 from edgespec.decoding.stats import Stats
 from edgespec.engine.result import Result
@@ -18,11 +20,19 @@ def summary(result: Result) -> str:
     else:
         gain = "plain decoding"
     parts = [gain, _same(result), f"{stats.tokens} tokens at {stats.tokens_per_second:.1f} a second", _method(result)]
+    parts.append(own_sampling_words(result.model_sampling))
     if result.device_lost is not None:
         parts.append(f"device lost: {result.device_lost}")
     if stats.dropped_reason is not None:
         parts.append(f"drafter dropped: {stats.dropped_reason}")
     return ", ".join(filter(None, parts))
+
+
+def own_sampling_words(found: Mapping[str, float]) -> str:
+    """Which of the model's own sampling settings decided; nothing where none did."""
+    if not found:
+        return ""
+    return f"sampling as the model asks: {', '.join(f'{name} {value:g}' for name, value in found.items())}"
 
 
 def measured_speed(stats: Stats) -> float | None:

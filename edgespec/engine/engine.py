@@ -66,7 +66,7 @@ class Engine(LoadedBundle):
 
         Args:
             prompt: text, or token ids.
-            settings: what to set.
+            settings: what to set; None = ``defaults``, which has the model's own sampling.
             cancel: set it to end the request after the round at hand.
             on_stats: called with the statistics so far every ``stats_every`` rounds, and at the end; they change
                 afterwards, so copy what is to be kept (``as_dict``).
@@ -76,7 +76,7 @@ class Engine(LoadedBundle):
         Raises:
             InvalidRequest: an empty or too long prompt, an unknown method, nonsense settings.
         """
-        settings = (settings or Settings()).changed(**changes)
+        settings = (settings or self.defaults).changed(**changes)
         if stats_every < 1:
             raise InvalidRequest(f"stats_every {stats_every}: expected at least one round")
         return Stream(self.usable, self._encode(prompt), settings, cancel, on_stats, stats_every)
@@ -115,7 +115,7 @@ class Engine(LoadedBundle):
 
         Args:
             prompts: texts, or token ids.
-            settings: of all of them.
+            settings: of all of them; None = ``defaults``.
             seeds: one for each prompt; None = the seed of the settings for all.
             cancel: set it to end all of them after the round at hand; what was not begun has no tokens.
             **changes: as for ``stream``.
@@ -130,7 +130,7 @@ class Engine(LoadedBundle):
             )
         check_cancel(cancel)
         encoded = [self._encode(prompt) for prompt in prompts]
-        common = (settings or Settings()).changed(**changes)
+        common = (settings or self.defaults).changed(**changes)
         if seeds is not None and len(seeds) != len(encoded):
             raise InvalidRequest(f"{len(seeds)} seeds for {len(encoded)} prompts: expected one for each prompt")
         each = [common] * len(encoded) if seeds is None else [common.changed(seed=seed) for seed in seeds]
@@ -149,7 +149,7 @@ class Engine(LoadedBundle):
 
         Args:
             messages: dicts with role and content.
-            settings: what to set.
+            settings: what to set; None = ``defaults``.
             tools: JSON schemas of functions that the model may call.
             template_options: what else the template knows, such as ``{"enable_thinking": False}``.
             **changes: as for ``stream``.
@@ -169,7 +169,7 @@ class Engine(LoadedBundle):
             self.codec,
             self.stream,
             messages,
-            settings,
+            settings or self.defaults,
             tools=tools,
             template_options=template_options,
             save=self.save_session,

@@ -13,6 +13,7 @@ from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
 from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
+from edgespec.engine.own_sampling import own_sampling
 from edgespec.engine.pace import Pace
 from edgespec.engine.sessions import Session, SessionPool, Times
 from edgespec.engine.turns import Turns
@@ -120,6 +121,11 @@ class LoadedBundle:
     def methods(self) -> list[str]:
         """Methods this bundle can run."""
         return list(self.bundle.manifest.methods)
+
+    @cached_property
+    def defaults(self) -> Settings:
+        """What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy."""
+        return Settings(sampling=own_sampling(self.bundle.manifest.sampling))
 
     @property
     def model(self) -> Model:

@@ -18,6 +18,7 @@ from edgespec.drafters.forced import Forced
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.own_sampling import kept_of_model
 from edgespec.engine.pace import FIRST
 from edgespec.engine.result import Chunk, Finish, Result
 from edgespec.engine.sessions import SessionPool
@@ -171,6 +172,7 @@ class Stream:
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
             predicted_bytes=self._admission.predicted,
+            model_sampling=kept_of_model(engine.bundle.manifest.sampling, settings.sampling),
         )
 
     @property

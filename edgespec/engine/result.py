@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgespec.decoding.request import Round
@@ -33,6 +33,7 @@ class Result:
         logprobs: log-probability of each token by the unadjusted model, if asked for.
         peak_bytes: largest resident memory of the process so far; 0 = the system does not tell.
         predicted_bytes: what was predicted for this request before it began; 0 = nothing was counted.
+        model_sampling: the model's own settings that chose tokens here, by name; empty = none did.
     """
 
     text: str
@@ -52,6 +53,7 @@ class Result:
     logprobs: list[float] | None = None
     peak_bytes: int = 0
     predicted_bytes: int = 0
+    model_sampling: dict[str, float] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -75,6 +77,8 @@ class Result:
             found["draft_attention"] = self.draft_attention
         if self.logprobs is not None:
             found["logprobs"] = self.logprobs
+        if self.model_sampling:
+            found["model_sampling"] = self.model_sampling
         return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
@@ -28,6 +29,6 @@ def make_golden(bundle: Path, text: str, threads: int | None = None) -> list[Gol
     engine = load(bundle, threads=threads, check=False)
     vectors = []
     for prompt in golden_prompts(engine, text):
-        result = engine.generate(prompt, method=AR, max_new_tokens=NEW_TOKENS)
+        result = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS))
         vectors.append(GoldenVector(prompt=prompt, method=AR, tokens=result.tokens))
     return vectors

@@ -144,7 +144,7 @@ def check_golden(engine: Engine) -> tuple[int, int]:
     vectors = engine.bundle.manifest.golden
     golden = [vector for vector in vectors if len(vector.prompt) + len(vector.tokens) <= engine.context]
     same = sum(
-        engine.generate(vector.prompt, method=AR, max_new_tokens=len(vector.tokens)).tokens == vector.tokens
+        engine.generate(vector.prompt, Settings(method=AR, max_new_tokens=len(vector.tokens))).tokens == vector.tokens
         for vector in golden
     )
     return same, len(golden)

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect
 from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
+from edgespec.engine.own_sampling import own_sampling
 from edgespec.errors import BudgetError, ContextFull, EdgespecError, InvalidRequest
 from edgespec.server.answers import Choice, Kind, extension, usage
 from edgespec.server.body import BodyLimit
@@ -29,6 +30,7 @@ from edgespec.server.requests import IGNORED, Asked, ChatRequest, CompletionRequ
 from edgespec.server.scheduler import Busy, Event, Scheduler, Ticket
 
 LOOK = 0.2  # seconds between two looks whether a client that waits is still there
+TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
 
 
@@ -66,12 +68,13 @@ class _Service:
         self.scheduler = Scheduler(engine, limits)
         self.metrics = Metrics(engine, self.scheduler)
         self.started = int(time.time())
+        self.sampling = own_sampling(engine.bundle.manifest.sampling, temperature=TEMPERATURE)
 
     def start(self, kind: Kind, asked: Asked, prompts: Sequence[Sequence[int]], default: int) -> _Job:
         """Line up all choices of a request; none of them if one cannot be."""
         if asked.model != self.name:
             raise HTTPException(404, f"no model {asked.model!r}: this server has {self.name!r}")
-        settings = asked.settings(self.limits.tokens, default)
+        settings = asked.settings(self.limits.tokens, default, self.sampling)
         loop = asyncio.get_running_loop()
         events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         pairs = [(prompt, one) for prompt in prompts for one in settings]

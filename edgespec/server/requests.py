@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.errors import InvalidRequest
 
@@ -30,7 +31,7 @@ class Extension(BaseModel):
         method: which of the bundle's methods; None = the server's.
         gamma: most guesses a round.
         adaptive, fallback: as of ``Settings``.
-        top_k, min_p, repetition_penalty: as of ``SamplingParams``.
+        top_k, min_p, repetition_penalty: as of ``SamplingParams``; None = the model's own.
         regex, lark: what the text must match or follow; `response_format` does the same for JSON.
         acceptance: as of ``SamplingParams``; None = coupled where a seed is given, so that a request
             gives the same text whatever else the server does, else rejection.
@@ -41,9 +42,9 @@ class Extension(BaseModel):
     gamma: int | None = None
     adaptive: bool = True
     fallback: bool = True
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
     acceptance: Literal["rejection", "coupled"] | None = None
     regex: str | None = None
     lark: str | None = None
@@ -54,8 +55,8 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     model: str
-    temperature: float = 1.0
-    top_p: float = 1.0
+    temperature: float | None = None
+    top_p: float | None = None
     n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -94,12 +95,13 @@ class Asked(BaseModel):
             raise InvalidRequest("got several grammars: expected one of response_format, regex and lark")
         return next(iter(found), None)
 
-    def settings(self, most: int, default: int) -> list[Settings]:
+    def settings(self, most: int, default: int, sampling: SamplingParams) -> list[Settings]:
         """Settings of each of the ``n`` choices.
 
         Args:
             most: tokens that the server gives at most.
             default: tokens where the request says nothing.
+            sampling: what decides where the request says nothing.
 
         Raises:
             InvalidRequest: something that this server does not do, or a value outside its range.
@@ -117,22 +119,26 @@ class Asked(BaseModel):
             raise InvalidRequest("stop holds an empty string: expected strings of at least one character")
         own, grammar = self.edgespec, self.grammar
         seed = secrets.randbits(32) if self.seed is None else self.seed
+        asked = {
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": own.top_k,
+            "min_p": own.min_p,
+            "repetition_penalty": own.repetition_penalty,
+        }
+        given = {name: value for name, value in asked.items() if value is not None}
         return [
-            Settings(method=own.method, grammar=grammar).changed(
+            Settings(method=own.method, grammar=grammar, sampling=sampling).changed(
                 max_new_tokens=tokens,
                 stop=tuple(stop),
                 gamma=own.gamma,
                 adaptive=own.adaptive,
                 fallback=own.fallback,
                 logprobs=self.wants_logprobs,
-                temperature=self.temperature,
-                top_p=self.top_p,
-                top_k=own.top_k,
-                min_p=own.min_p,
-                repetition_penalty=own.repetition_penalty,
                 logit_bias=self.logit_bias or {},
                 acceptance=own.acceptance or ("rejection" if self.seed is None else "coupled"),
                 seed=seed + choice,
+                **given,
             )
             for choice in range(self.n)
         ]

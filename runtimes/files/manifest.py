@@ -36,6 +36,7 @@ from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
 from edgespec.runtimes.files.manifest_parts import Learnt as Learnt
+from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 
 SCHEMA = 2
 MANIFEST = "edgespec.json"
@@ -225,6 +226,7 @@ class Manifest(Part):
     drafter: ModelPart | None = None
     methods: dict[str, MethodPart]
     tokenizer: TokenizerFacts
+    sampling: SamplingPart | None = Field(default=None, description="the model's own; None = it has none")
     parity: Parity = Field(default_factory=dict)
     cost: Times = Field(default_factory=dict)
     memory: Memory = Field(default_factory=dict)

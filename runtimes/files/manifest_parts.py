@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from edgespec.runtimes.files.bounds import MOST_WIDTH, Count, Guesses, Layer, Layers, Share, Vocab, Width
+from edgespec.runtimes.files.bounds import MOST_VOCAB, MOST_WIDTH, Count, Guesses, Layer, Layers, Share, Vocab, Width
 from edgespec.runtimes.files.facts import Part
 
 DrafterKind = Literal["eagle", "mtp", "dflash", "assistant"]
@@ -51,6 +51,19 @@ class AttentionPart(Part):
     depth: Count = 0
     text: str | None = None
     text_sha256: str | None = None
+
+
+class SamplingPart(Part):
+    """How the model's generation_config.json asks for tokens to be chosen; fields as of ``SamplingParams``.
+
+    ``temperature``: None = it does not say whether to sample; 0 = it says not to.
+    """
+
+    temperature: Annotated[float, Field(ge=0, le=1e6)] | None = None
+    top_k: Annotated[int, Field(ge=0, le=MOST_VOCAB)] = 0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    min_p: Share = 0.0
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] = 1.0
 
 
 class HeadGroup(Part):

@@ -8,6 +8,7 @@ import click
 import pytest
 
 from edgespec.cli.app import cli
+from edgespec.cli.common import SAMPLING
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.runtimes.options import LoadOptions
@@ -18,6 +19,7 @@ def test_options_have_the_defaults_of_their_fields(defaults: SamplingParams | Lo
     command = cli.get_command(click.Context(cli), "run")
     assert command is not None
     given = command.make_context("run", ["bundle"], resilient_parsing=True).params
-    same = [field.name for field in fields(defaults) if field.name in given and field.name != "accept"]
+    same = [name for field in fields(defaults) if (name := field.name) in given and name not in ("accept", *SAMPLING)]
     assert {name: given[name] for name in same} == {name: getattr(defaults, name) for name in same}
-    assert len(same) > 2
+    assert len(same) > 1
+    assert {name: given[name] for name in SAMPLING} == dict.fromkeys(SAMPLING)  # the model's own, else the fields'

@@ -96,7 +96,7 @@ def test_a_wrong_name_would_be_seen() -> None:
 def test_keys_of_a_result() -> None:
     page = "docs/reference/results.md"
     result = Result("", [], "eos", Stats(), None, "ar", "", True, True, [], device_lost="", draft_attention="f16",
-                    logprobs=[])  # fmt: skip
+                    logprobs=[], model_sampling={"top_k": 20})  # fmt: skip
     made = result.as_dict()
     assert first_column(section(page, "A result")) == made.keys()
     assert first_column(section(page, "Statistics")) - {"stats"} == made["stats"].keys()

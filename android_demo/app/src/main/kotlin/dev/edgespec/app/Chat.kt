@@ -3,7 +3,6 @@ package dev.edgespec.app
 import com.google.gson.Gson
 import com.google.gson.JsonParseException
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Chunk
 import dev.edgespec.engine.Engine
 import dev.edgespec.runtimes.ChatTemplate
@@ -47,7 +46,7 @@ class Chat(private val file: File) {
 
     /** Ask; the answer is added by [add], and kept by [end]. */
     fun ask(engine: Engine, text: String): Flow<Chunk> {
-        val settings = Settings(method = method.takeIf { it != AUTO })
+        val settings = engine.defaults.copy(method = method.takeIf { it != AUTO })
         val question = Message("user", text)
         val stream = if (talks(engine)) {
             engine.conversation(messages).stream(text, settings)

@@ -72,6 +72,9 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     internal val codec: TextCodec
     private val store: NGramStore?
     private val cache = options.cache
+
+    /** What a request gets that says nothing: the model's own sampling where the bundle has it, else greedy. */
+    val defaults = Settings(sampling = manifest.sampling)
     internal val eos: Set<Int> = manifest.eos.toSet()
     val allowance: Allowance
     private val model: Model
@@ -126,13 +129,13 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
      * collector, and cancelling the collection ends the request after the round, or the piece of the prompt, at hand; its KV
      * stays for the next one.
      */
-    fun stream(prompt: String, settings: Settings = Settings()): Flow<Chunk> {
+    fun stream(prompt: String, settings: Settings = defaults): Flow<Chunk> {
         if (prompt.isBlank()) throw InvalidRequest("the prompt is empty", "give at least one word, or token ids to start from")
         return stream(codec.encode(prompt), settings)
     }
 
     /** The same for token ids. */
-    fun stream(prompt: IntArray, settings: Settings = Settings()): Flow<Chunk> {
+    fun stream(prompt: IntArray, settings: Settings = defaults): Flow<Chunk> {
         chooseFor(settings) // what cannot be served is refused here and now
         return flow {
             begin(prompt, settings).use { request ->
@@ -157,9 +160,9 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     }
 
     /** Complete a prompt; not for the main thread of an app. */
-    fun generate(prompt: String, settings: Settings = Settings()): Result = collect(stream(prompt, settings))
+    fun generate(prompt: String, settings: Settings = defaults): Result = collect(stream(prompt, settings))
 
-    fun generate(prompt: IntArray, settings: Settings = Settings()): Result = collect(stream(prompt, settings))
+    fun generate(prompt: IntArray, settings: Settings = defaults): Result = collect(stream(prompt, settings))
 
     internal fun collect(stream: Flow<Chunk>): Result = runBlocking {
         var result: Result? = null
@@ -168,10 +171,10 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     }
 
     /** Answer a conversation, written by the model's own template.  Earlier turns still in a slot are reused. */
-    fun chat(messages: List<Message>, settings: Settings = Settings()): Result = generate(encodeChat(messages), settings)
+    fun chat(messages: List<Message>, settings: Settings = defaults): Result = generate(encodeChat(messages), settings)
 
     /** A conversation of several turns, which keeps the messages. */
-    fun conversation(messages: List<Message> = emptyList(), settings: Settings = Settings()) = Conversation(this, messages, settings)
+    fun conversation(messages: List<Message> = emptyList(), settings: Settings = defaults) = Conversation(this, messages, settings)
 
     internal fun encodeChat(messages: List<Message>): IntArray = codec.encode(template.write(messages), withSpecial = false)
 

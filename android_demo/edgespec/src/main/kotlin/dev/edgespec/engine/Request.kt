@@ -122,6 +122,7 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             draftAttention = draftAttention,
             logprobs = if (settings.logprobs) logprobs.toDoubleArray() else null,
             predictedBytes = admission.predicted,
+            modelSampling = keptOfModel(engine.defaults.sampling, settings.sampling),
         )
     }
 

@@ -19,6 +19,7 @@ class Result(
     val draftAttention: String? = null,
     val logprobs: DoubleArray? = null,
     val predictedBytes: Long = 0,
+    val modelSampling: Map<String, Double> = emptyMap(),
 ) {
     val device = "cpu"
 
@@ -31,6 +32,7 @@ class Result(
     ).apply {
         draftAttention?.let { put("draft_attention", it) }
         logprobs?.let { put("logprobs", it.toList()) }
+        if (modelSampling.isNotEmpty()) put("model_sampling", modelSampling)
     }
 }
 

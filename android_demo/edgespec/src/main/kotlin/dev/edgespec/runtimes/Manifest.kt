@@ -5,6 +5,8 @@ import com.google.gson.JsonObject
 import com.google.gson.JsonParseException
 import com.google.gson.JsonParser
 import dev.edgespec.BundleError
+import dev.edgespec.InvalidRequest
+import dev.edgespec.decoding.SamplingParams
 import dev.edgespec.decoding.SkipSet
 import java.io.File
 import java.io.IOException
@@ -67,9 +69,10 @@ class FileEntry(val size: Long, val sha256: String)
 /** A prompt and the tokens that this bundle's own plain decoding wrote: another runtime must write the same. */
 class GoldenVector(val prompt: IntArray, val method: String, val tokens: IntArray)
 
-/** The whole manifest. */
+/** The whole manifest; [sampling]: how the model itself asks for tokens to be chosen. */
 class Manifest(
     val target: ModelPart, val draft: ModelPart?, val drafter: ModelPart?, val methods: Map<String, MethodPart>, val bos: Int?, val eos: List<Int>,
+    val sampling: SamplingParams,
     val cost: JsonObject, val provenance: JsonObject, val golden: List<GoldenVector>, val files: Map<String, FileEntry>,
 ) {
     /** A number among the measured costs; null if it is not there. */
@@ -254,6 +257,7 @@ private fun manifest(of: Reader): Manifest {
         methods = of.members("methods") { _, reader -> method(reader) }.filterKeys { it in METHODS },
         bos = tokenizer.intOrNull("bos"),
         eos = tokenizer.ints("eos"),
+        sampling = of.partOrNull("sampling")?.let(::sampling) ?: SamplingParams(),
         cost = of.jsonOrNull("cost") ?: JsonObject(),
         provenance = of.jsonOrNull("provenance") ?: JsonObject(),
         golden = of.parts("golden") { GoldenVector(it.ints("prompt").toIntArray(), it.text("method"), it.ints("tokens").toIntArray()) },
@@ -328,6 +332,16 @@ private fun model(of: Reader): ModelPart {
     found.decoder?.let { if (it.columns <= found.facts.hidden) throw of.wrong("decoder", "${it.columns} columns, of which the embedding has ${found.facts.hidden}") }
     if (found.cut && found.headVocab == null) throw of.wrong("cut", "without head_vocab")
     return found
+}
+
+/** Without a temperature the model says nothing of sampling, and plain decoding's default stands. */
+private fun sampling(of: Reader): SamplingParams = try {
+    SamplingParams(
+        of.numberOrNull("temperature") ?: 0.0, of.intOrNull("top_k") ?: 0, of.numberOrNull("top_p") ?: 1.0,
+        of.numberOrNull("min_p") ?: 0.0, of.numberOrNull("repetition_penalty") ?: 1.0,
+    ).also { of.done() }
+} catch (error: InvalidRequest) {
+    throw of.wrong("sampling", error.what)
 }
 
 private fun skipSet(of: Reader): SkipSet? =

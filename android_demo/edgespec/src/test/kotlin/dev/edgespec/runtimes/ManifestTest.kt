@@ -2,6 +2,7 @@ package dev.edgespec.runtimes
 
 import com.google.gson.JsonObject
 import dev.edgespec.BundleError
+import dev.edgespec.decoding.SamplingParams
 import dev.edgespec.support.int
 import dev.edgespec.support.ints
 import dev.edgespec.support.vectors
@@ -29,6 +30,7 @@ class ManifestTest {
             val data = case["manifest"].asJsonObject
             val found = read(data)
             assertEquals(data["methods"].asJsonObject.keySet() - ELSEWHERE.toSet(), found.methods.keys)
+            assertEquals(SamplingParams(0.6, 20, 0.95, 0.05, 1.1), found.sampling)
             val target = data["target"].asJsonObject
             assertArrayEquals(target.ints("tapped"), found.target.tapped.toIntArray())
             assertEquals(data["drafter"].asJsonObject["decoder"].asJsonObject.int("columns"), found.drafter!!.decoder!!.columns)
@@ -39,6 +41,18 @@ class ManifestTest {
                 assertEquals(sizes.ints(name).asList(), bytes, "$name ${target["facts"]}")
             }
         }
+    }
+
+    @Test
+    fun `a model that says nothing of sampling is decoded greedily, and nonsense is refused`() {
+        val data = vectors("manifests").first()["manifest"].asJsonObject
+        for (silent in listOf(null, JsonObject().apply { addProperty("repetition_penalty", 1.5) })) {
+            val found = read(data.deepCopy().apply { if (silent == null) remove("sampling") else add("sampling", silent) })
+            assertEquals(0.0, found.sampling.temperature)
+        }
+        val wrong = data.deepCopy().apply { this["sampling"].asJsonObject.addProperty("top_p", 1.5) }
+        val error = assertThrows(BundleError::class.java) { read(wrong) }
+        assertTrue("sampling" in error.what && "top_p is 1.5" in error.what, error.what)
     }
 
     @Test
