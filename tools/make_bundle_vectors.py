@@ -62,6 +62,7 @@ def _model(facts: dict[str, Any], form: str, attention: str) -> dict[str, Any]:
         "weights": "model.data",
         "index": "index.json",
         "layout": "native",
+        "converted": "model.stock.data",
         "headroom": 64,
         "min_rows": 0,
         "attention": {"default": attention, "tables": "tables.safetensors", "learnt": ["int4", "nomad1", "nomad2"],

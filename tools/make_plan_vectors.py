@@ -49,7 +49,7 @@ def _bundles() -> Iterator[dict[str, Any]]:
         more = {"facts": FACTS | LARGE | {"tied": number < 2, "rope": rope}, "format": form, "layout": "stock"}
         data["target"] |= more | {"head_format": ("fp32", None)[number % 2], "attention": None}
         for part in ("target", "draft", "drafter"):
-            data[part]["graphs"] = {"gated": {"file": "model.onnx", "gated": True, "hidden": True}}
+            data[part]["graphs"] = {"gated": {"file": "model.strict.onnx", "gated": True, "hidden": True}}
             data[part]["layout"] = "stock"
         yield data
 
@@ -68,7 +68,7 @@ def plans() -> Iterator[dict[str, Any]]:
     for number, data in enumerate(_bundles()):
         sizes = {
             "model.data": 400 << 20,
-            "model.onnx": 3_000_001,
+            "model.strict.onnx": 3_000_001,
             "model.native.onnx": 70_007,
             "tokenizer.json": 7 << 20,
         }

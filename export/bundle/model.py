@@ -60,7 +60,8 @@ def write_model(
         head_vocab: the tokens of the plan's cut LM head.
         progress: called with (bytes of weights written, of) as it grows.
     """
-    plans, hidden = storage_plans(arch, form, head, plan, fine), bool(arch.given or (plan and not draft))
+    plans = storage_plans(arch, form, head, plan, fine, layout)
+    hidden = bool(arch.given or (plan and not draft))
     graphs = stock_graphs(arch, gated, draft, hidden, prefix)
     for graph in graphs.values():
         ops = GraphOps(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)

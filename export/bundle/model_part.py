@@ -10,7 +10,7 @@ from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
-from edgespec.export.storage.layout import HEADROOM, WEIGHTS
+from edgespec.export.storage.layout import HEADROOM, WEIGHTS, converted_name
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.kv import ATTENTION, LEARNT
 from edgespec.runtimes.files.manifest import (
@@ -25,7 +25,7 @@ from edgespec.runtimes.files.manifest import (
 )
 from edgespec.runtimes.files.operators import WantedOperators
 
-MAIN, PLAIN, NATIVE = "model.onnx", "model.plain.onnx", "model.native.onnx"
+MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
 
 
@@ -131,8 +131,8 @@ def stock_graphs(arch: Architecture, gated: bool, draft: bool, hidden: bool, pre
     if arch.native_only:  # see check_operators
         return {}
     if draft:
-        return {"plain": Graph(file=prefix + MAIN, hidden=hidden)}
-    strict = Graph(file=prefix + MAIN, gated=gated, padded=True, hidden=hidden)
+        return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
+    strict = Graph(file=prefix + STRICT, gated=gated, padded=True, hidden=hidden)
     return {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
 
 
@@ -175,6 +175,7 @@ def model_part(
         weights=prefix + WEIGHTS,
         index=prefix + INDEX,
         layout=layout,
+        converted=converted_name("stock" if layout == "native" else "native"),
         headroom=HEADROOM,
         min_rows=int(form == "w8a8"),  # ONNX Runtime's ReduceMax over zero rows is wrong
         heads=list(plan.groups),

@@ -51,7 +51,7 @@ def add_device_graphs(
             "its operators run on the CPU only",
         )
     plan = HeadPlan(tuple(part.heads), part.head_vocab is not None, part.cut)
-    storage = storage_plans(arch, part.format, part.head_format, plan, fine)["stock"]
+    storage = storage_plans(arch, part.format, part.head_format, plan, fine, part.layout)["stock"]
     found = dict(part.graphs)
 
     def add(which: str, graph: GraphBuilder, **facts: Any) -> None:

@@ -32,7 +32,7 @@ class GraphOps(GraphPieces):
 
     ::
 
-        ids -> embed -> [ If gate_attn[i]: + attention | Identity ] -> [ If gate_mlp[i]: + mlp | Identity ] -> ...
+        input_ids -> embed -> [ If gate_attn[i]: + attention | Identity ] -> [ If gate_mlp[i]: + mlp | Identity ] -> ...
                      -> Gather(rows) -> norm -> LM head -> logits
 
     A padded graph gives attention one dummy row more than it has tokens: the operator's one-row kernel (and the one for
@@ -77,8 +77,8 @@ class GraphOps(GraphPieces):
     def _declare(self) -> None:
         """The inputs and outputs but for keys and values."""
         facts, declare = self.arch.facts, self.graph.input
-        declare("ids", INT64, [1, "T"])
-        declare("pos", INT64, [1, "A"])
+        declare("input_ids", INT64, [1, "T"])
+        declare("position_ids", INT64, [1, "A"])
         declare("seqlens_k", INT32, [1])
         declare("total", INT32, [])
         declare("bias", FLOAT, [1, 1, "A", "P"])
@@ -113,7 +113,7 @@ class GraphOps(GraphPieces):
         if scale != 1:
             x = graph.node("Mul", [x, graph.constant("embedding_scale", np.float32(scale))])
         if positions is not None:
-            rows = graph.node("Gather", [graph.stored(positions), "pos"])  # [1, A, hidden]
+            rows = graph.node("Gather", [graph.stored(positions), "position_ids"])  # [1, A, hidden]
             x = graph.node("Add", [x, self.unpad(rows)])
         if not self.hidden:
             return x
@@ -225,8 +225,8 @@ class GraphOps(GraphPieces):
     def _lookup(self, weight: str) -> str:
         """Rows of the embedding -> [1, T, hidden]."""
         if f"{weight}.table" in self.storage.entries:
-            return table_rows(self.graph, "ids", weight)
-        return LINEAR[self.storage.matrices[weight].form].lookup(self.graph, "ids", weight)
+            return table_rows(self.graph, "input_ids", weight)
+        return LINEAR[self.storage.matrices[weight].form].lookup(self.graph, "input_ids", weight)
 
     def _branch_outputs(self, names: list[str]) -> list[ValueInfoProto]:
         dims = [self.x_dims] + [self.kv_dims] * (len(names) - 1)

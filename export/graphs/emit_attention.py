@@ -65,10 +65,10 @@ class AttentionEmitter:
                 both = [self._normed(*each) for each in zip(both, heads, norms, strict=True)]
             if growth:
                 last = graph.constant("int_2", np.array([2], np.int64))
-                by = graph.node("Unsqueeze", [graph.node("Gather", [growth, "pos"]), last])  # [1, A, 1]
+                by = graph.node("Unsqueeze", [graph.node("Gather", [growth, "position_ids"]), last])  # [1, A, 1]
                 both[0] = graph.node("Mul", [both[0], by])
             qkv = [*both, self.ops.pad(v, facts.kv_heads)]
-        rotary = [*tables, "pos"] if inside and turned else ["", "", ""]
+        rotary = [*tables, "position_ids"] if inside and turned else ["", "", ""]
         past = [f"past_key_values.{rule.layer}.{name}" for name in ("key", "value")]
         y = graph.node(
             "GroupQueryAttention",
@@ -93,8 +93,8 @@ class AttentionEmitter:
         return graph.node("Reshape", [self.ops.norm(graph.node("Reshape", [x, each]), norm), whole])
 
     def _rotated(self, x: str, heads: int, tables: list[str], turned: int) -> str:
-        part = turned if turned < self.facts.head_dim else 0  # 0: all of it
-        return self.graph.node("RotaryEmbedding", [x, *tables, "pos"], num_heads=heads, rotary_embedding_dim=part)
+        part, inputs = turned if turned < self.facts.head_dim else 0, [x, *tables, "position_ids"]  # 0: all of it
+        return self.graph.node("RotaryEmbedding", inputs, num_heads=heads, rotary_embedding_dim=part)
 
     def bias(self) -> str:
         """What is added to scores for the sake of trees."""
@@ -107,15 +107,15 @@ class AttentionEmitter:
         def numbers(name: str, *values: int) -> str:
             return graph.constant(name, np.array(values, np.int64))
 
-        # position of each place: its own number, but for this pass's rows what `pos` says
+        # position of each place: its own number, but for this pass's rows what `position_ids` says
         width = graph.node("Squeeze", [graph.node("Shape", ["bias"], start=3, end=4)])
-        count = graph.node("Squeeze", [graph.node("Shape", ["pos"], start=1, end=2)])
+        count = graph.node("Squeeze", [graph.node("Shape", ["position_ids"], start=1, end=2)])
         zero, one = graph.constant("scalar_0", np.array(0, np.int64)), graph.constant("scalar_1", np.array(1, np.int64))
         places = graph.node("Range", [zero, width, one])  # [P]
         last = graph.node("Squeeze", [graph.node("Cast", ["seqlens_k"], to=TensorProto.INT64)])
         first = graph.node("Sub", [graph.node("Add", [last, one]), count])
         own = graph.node("Range", [first, graph.node("Add", [first, count]), one])  # [A]
-        rows = graph.node("Squeeze", ["pos", numbers("int_0", 0)])  # [A]
+        rows = graph.node("Squeeze", ["position_ids", numbers("int_0", 0)])  # [A]
         stands = graph.node("ScatterElements", [places, own, rows])  # [P]
         oldest = graph.node("Sub", [rows, graph.constant(f"scalar_{size}", np.array(size, np.int64))])
         hidden = graph.node("LessOrEqual", [stands, graph.node("Unsqueeze", [oldest, numbers("int_1", 1)])])  # [A, P]

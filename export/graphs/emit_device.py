@@ -89,10 +89,10 @@ class DeviceOps(GraphOps):
     def _declare(self) -> None:
         declare = self.graph.input
         if self._range.start == 0:
-            declare("ids", INT64, [1, "T"])
+            declare("input_ids", INT64, [1, "T"])
         else:
             declare("hidden_in", FLOAT, self.x_dims)
-        declare("pos", INT64, [1, "T"])
+        declare("position_ids", INT64, [1, "T"])
         for name in ("position", "index"):
             declare(name, FLOAT, ["T", 1])
         declare("past", FLOAT, [1])

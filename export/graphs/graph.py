@@ -11,7 +11,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
 
-from edgespec.export.storage.layout import WEIGHTS, WeightLayout
+from edgespec.export.storage.layout import WeightLayout
 
 T = TypeVar("T")
 MICROSOFT = "com.microsoft"
@@ -101,7 +101,9 @@ class GraphBuilder:
     def save(self, path: Path) -> None:
         """Write the graph; its weights stay in the weight file beside it."""
         nodes = alive(self._nodes, {output.name for output in self.outputs})
-        graph = helper.make_graph(nodes, "decoder", self.inputs, self.outputs, list(self._initializers.values()))
+        read = {name for node in nodes for name in reads(node)}  # ONNX Runtime warns of others
+        kept = [tensor for name, tensor in self._initializers.items() if name in read]
+        graph = helper.make_graph(nodes, "decoder", self.inputs, self.outputs, kept)
         domains = {node.domain for node in nodes}
         opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)]
         if EDGESPEC in domains:
@@ -116,7 +118,7 @@ def stored_tensor(weights: WeightLayout, name: str) -> onnx.TensorProto:
     tensor = TensorProto(name=name, data_type=helper.np_dtype_to_tensor_dtype(entry.dtype))
     tensor.dims.extend(entry.dims)
     tensor.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", WEIGHTS), ("offset", entry.offset), ("length", entry.length)):
+    for key, value in (("location", weights.file), ("offset", entry.offset), ("length", entry.length)):
         tensor.external_data.add(key=key, value=str(value))
     return tensor
 

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from edgespec.export.bundle.model_part import MAIN, PLAIN
+from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.runtimes.files.manifest import Graph, ModelPart
 
 _KEPT = ("Transpose", "Identity", "Cast")  # of a constant: still one
@@ -66,9 +66,9 @@ def choose_strict(folder: Path, part: ModelPart, exact: Callable[[ModelPart], bo
     """
     if exact(part):
         return part
-    (folder / MAIN).unlink()
+    (folder / STRICT).unlink()
     padded, plain = (
-        part.model_copy(update={"graphs": {**part.graphs, "strict": Graph(file=PLAIN, padded=more)}})
+        part.model_copy(update={"graphs": {**part.graphs, "strict": Graph(file=MAIN, padded=more)}})
         for more in (True, False)
     )
     return padded if exact(padded) else plain

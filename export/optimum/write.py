@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from onnx import helper
 
 from edgespec.errors import ExportError
-from edgespec.export.bundle.model_part import MAIN, PLAIN
+from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.graphs.graph import MICROSOFT, alive, reads, stored_tensor
 from edgespec.export.optimum.graph import ForeignGraph, Matrix
@@ -76,13 +76,12 @@ def write_foreign(
         )
     if made and not any(opset.domain == MICROSOFT for opset in model.opset_import):
         model.opset_import.append(helper.make_opsetid(MICROSOFT, 1))
-    plain = MAIN if draft else PLAIN
-    (folder / plain).write_bytes(model.SerializeToString())
-    graphs = {"plain": Graph(file=prefix + plain)}
+    (folder / MAIN).write_bytes(model.SerializeToString())
+    graphs = {"plain": Graph(file=prefix + MAIN)}
     if not draft:
         double_last_rows(model)
-        (folder / MAIN).write_bytes(model.SerializeToString())
-        graphs = {"strict": Graph(file=prefix + MAIN)} | graphs
+        (folder / STRICT).write_bytes(model.SerializeToString())
+        graphs = {"strict": Graph(file=prefix + STRICT)} | graphs
     part = ModelPart(
         facts=facts.model_copy(update={"parameters": graph.parameters}),
         format=choice.format,

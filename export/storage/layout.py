@@ -15,6 +15,15 @@ HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two fo
 TABLES = "kv/tables.safetensors"  # of a bundle: what coded keys were learnt with
 
 
+def converted_name(operators: str) -> str:
+    """What graphs call weights in the layout of these operators, where the bundle has them in the other layout.
+
+    No bundle has a file of that name, so nobody reads the wrong layout; ``runtimes/files/repack.py`` makes it in the
+    cache.
+    """
+    return f"model.{operators}.data"
+
+
 @dataclass(frozen=True)
 class Stored:
     """Where a tensor lies in the weight file."""
@@ -31,9 +40,11 @@ class WeightLayout:
     Attributes:
         entries: by name, in order.
         end: bytes of the file.
+        file: what graphs call it.
     """
 
     def __init__(self) -> None:
+        self.file = WEIGHTS
         self.entries: dict[str, Stored] = {}
         self.end = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.heads.description import HeadPlan
+from edgespec.export.storage.layout import converted_name
 from edgespec.export.storage.native_plan import NativePlan
 from edgespec.export.storage.plan import StoragePlan
 from edgespec.export.storage.stock_plan import StockPlan
@@ -16,6 +17,7 @@ def storage_plans(
     head: Format | None,
     heads: HeadPlan | None,
     fine: frozenset[str] = frozenset(),
+    written: Layout | None = None,
 ) -> dict[Layout, StoragePlan]:
     """The weight file in either layout.
 
@@ -25,9 +27,14 @@ def storage_plans(
         head: of its LM heads; None = ``form``.
         heads: beside the LM head; None = none.
         fine: names of matrices that are int8, whatever ``form`` says.
+        written: the layout that the bundle has; the other one's file has a name of its own.  None = either is written.
     """
     given = arch, form, head or form, heads or HeadPlan(), fine
     stock, native = StockPlan(*given), NativePlan(*given)
     arch.build(stock)
     arch.build(native)
-    return {"stock": stock, "native": native}
+    plans: dict[Layout, StoragePlan] = {"stock": stock, "native": native}
+    for layout, plan in plans.items():
+        if written not in (None, layout):
+            plan.file = converted_name(layout)
+    return plans

@@ -16,6 +16,7 @@ from edgespec.runtimes.devices.webgpu import DEVICES, DeviceName, make_device_se
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import PRECISIONS, ModelPart, Precision, graph_name
 from edgespec.runtimes.files.repack import usable_graph
+from edgespec.runtimes.slots.ports import inputs_of
 from edgespec.runtimes.slots.shared import Model
 
 NARROW, WIDE = 16, 128
@@ -122,7 +123,7 @@ class DeviceModel(Model):
         self.crossed = Crossed()
         self._flat, self._views = {}, {}
         self._opened: dict[str, Any] = {}
-        self._inputs: dict[str, frozenset[str]] = {}
+        self._inputs: dict[str, dict[str, str]] = {}
         self.session: Any = self.open("")
 
     def relaxed(self) -> DeviceModel:
@@ -167,10 +168,10 @@ class DeviceModel(Model):
         """What a graph is called in the manifest."""
         return graph_name(self.device, self.precision, which)
 
-    def inputs(self, which: str) -> frozenset[str]:
-        """Names of a graph's inputs."""
+    def inputs(self, which: str) -> dict[str, str]:
+        """A graph's inputs: the name of today -> what the graph calls it."""
         if which not in self._inputs:
-            self._inputs[which] = frozenset(node.name for node in self.open(which).get_inputs())
+            self._inputs[which] = inputs_of(self.open(which))
         return self._inputs[which]
 
     def _make_session(self, path: Path) -> Any:

@@ -194,8 +194,8 @@ class DeviceSlot(Slot):
             raise InvalidRequest(f"a pass up to row {past + n} does not fit the cache of {self.capacity} rows")
         positions = past + (np.arange(n) if parents is None else depths_of(parents))
         small: dict[str, NDArray[Any]] = {
-            ("ids" if begin.ndim == 1 else "hidden_in"): begin[None],
-            "pos": np.minimum(positions, self._last)[None],
+            ("input_ids" if begin.ndim == 1 else "hidden_in"): begin[None],
+            "position_ids": np.minimum(positions, self._last)[None],
             "position": positions[:, None].astype(np.float32),
             "index": np.arange(n, dtype=np.float32)[:, None],
             "past": np.array([past], np.float32),
@@ -214,7 +214,7 @@ class DeviceSlot(Slot):
         for (layer, kind), value in self._kv.items():
             if (name := f"past_key_values.{layer}.{kind}") in taken:  # a graph has some of the layers
                 held[name] = kept[f"present.{layer}.{kind}"] = value
-        small = {name: value for name, value in small.items() if name in taken}
+        small = {taken[name]: value for name, value in small.items() if name in taken}
         held = {name: value for name, value in held.items() if name in taken}
         return self.model.run(which, small, held, kept, wanted)
 

@@ -32,13 +32,15 @@ from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGat
 from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
 from edgespec.runtimes.files.manifest_parts import DrafterKind as DrafterKind
+from edgespec.runtimes.files.manifest_parts import FileName as FileName
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
 from edgespec.runtimes.files.manifest_parts import Learnt as Learnt
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
+from edgespec.runtimes.files.migration import OLDEST, migrated
+from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 
-SCHEMA = 2
 MANIFEST = "edgespec.json"
 
 Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
@@ -68,8 +70,9 @@ def _check_skip(skip: SkipSetPart | None, facts: ModelFacts) -> None:
 class Graph(Part):
     """One ONNX file of a model.
 
-    ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``pos`` and ``bias``
-    have a row more than ``ids``.  ``hidden``: hidden states can be had and fed, and heads computed, pass by pass.
+    ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``position_ids``
+    and ``bias`` have a row more than ``input_ids``.  ``hidden``: hidden states can be had and fed, and heads computed,
+    pass by pass.
     ``device``: what it was written for (docs/devices.md), and ``precision``: of its activations, keys and values.
     """
 
@@ -92,7 +95,8 @@ def graph_name(device: str, precision: Precision, which: str = "") -> str:
 class ModelPart(Part):
     """A model of the bundle: its facts, its format and its graphs over one weight file.
 
-    ``layout``: the operators whose layout the weights have; for the others they are repacked, by ``index``.
+    ``layout``: the operators whose layout the weights have; for the others they are repacked, by ``index``, into a file
+    called ``converted``, which is never in the bundle: a graph that is opened without repacking finds no weights.
     ``origin``: who wrote the graphs; optimum's concatenate keys and values (docs/bundle.md) and run chains alone.
     """
 
@@ -106,6 +110,7 @@ class ModelPart(Part):
     weights: InsidePath
     index: InsidePath | None = None
     layout: Layout = "stock"
+    converted: FileName | None = Field(default=None, description="what graphs of the other layout call the weights")
     headroom: int = Field(gt=0, le=1 << 12, description="rows beyond the context that the position tables cover")
     min_rows: int = Field(ge=0, le=1, description="fewest rows that may reach the LM head")
     attention: AttentionPart | None = None
@@ -277,9 +282,9 @@ def read_manifest(folder: Path) -> Manifest:
     version = data.get("schema_version") if isinstance(data, dict) else None
     if not isinstance(version, int):
         raise BundleError(f"{path}: expected an object with an integer schema_version, got {version!r}")
-    if version < SCHEMA:
+    if version < OLDEST:
         raise BundleError(
-            f"{path}: schema {version} is older than this edgespec, which reads schema {SCHEMA}",
+            f"{path}: schema {version} is older than this edgespec, which reads from schema {OLDEST} on",
             "export the bundle again with this version",
         )
     if version > SCHEMA:
@@ -287,4 +292,4 @@ def read_manifest(folder: Path) -> Manifest:
             f"{path}: schema {version} is newer than this edgespec, which reads up to schema {SCHEMA}",
             "upgrade edgespec, or export the bundle with this version",
         )
-    return validated(Manifest, data, path, BundleError, "export the bundle again")
+    return validated(Manifest, migrated(data, version), path, BundleError, "export the bundle again")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import PurePosixPath
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, StringConstraints
 
 from edgespec.runtimes.files.bounds import MOST_VOCAB, MOST_WIDTH, Count, Guesses, Layer, Layers, Share, Vocab, Width
 from edgespec.runtimes.files.facts import Part
@@ -23,6 +23,7 @@ def _inside(path: str) -> str:
 
 
 InsidePath = Annotated[str, AfterValidator(_inside)]
+FileName = Annotated[InsidePath, StringConstraints(pattern=r"^[\w.-]+\.data$", max_length=255)]
 
 
 class AttentionGate(Part):

@@ -41,14 +41,14 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
     path = folder / graph.file
     if graph.operators == part.layout:
         return path
-    if part.index is None:
+    if part.index is None or part.converted is None:
         raise BundleError(f"{path}: the bundle has no weights for {graph.operators} operators", "export it again")
     weights, index = folder / part.weights, folder / part.index
     target = cache_folder() / f"{_identity(weights, index)}-{graph.operators}"
     copy = target / path.name
     try:
-        if not (target / weights.name).is_file():
-            _convert(weights, index, part.layout, target)
+        if not (target / part.converted).is_file():
+            _convert(weights, index, part.layout, target / part.converted)
             keep_within(target)
         else:
             remove_stale(target)  # of one that was killed while another was faster
@@ -92,13 +92,13 @@ def _replace(copy: Path, path: Path) -> None:
 
 
 def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
-    """Write all tensors in the other layout; the folder appears when it is complete."""
+    """Write all tensors in the other layout; the file's folder appears when it is complete."""
     known = read_index(index, layout, weights.stat().st_size)
     present, wanted = known.entries(layout), known.entries("stock" if layout == "native" else "native")
     source = np.memmap(weights, np.uint8, "r")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    target.parent.parent.mkdir(parents=True, exist_ok=True)
     # another process may be faster
-    with staged(target, folder=True, replace=False) as part, (part / weights.name).open("wb") as file:
+    with staged(target.parent, folder=True, replace=False) as part, (part / target.name).open("wb") as file:
         convert = _to_stock if layout == "native" else _to_native
         made = set()
         for name, matrix in known.matrices.items():

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.slots.ports import inputs_of
 from edgespec.runtimes.slots.shared import Bound, Model, own_pages
 from edgespec.runtimes.slots.slot import Slot, best_of, depths_of
 
@@ -32,7 +33,7 @@ class StockSlot(Slot):
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}  # what each name is bound to now
         self._kv: dict[str, Bound] = {}
-        self._fed = {given.name for given in model.session.get_inputs()}
+        self._fed = inputs_of(model.session)
         self._seqlens = self._bind("seqlens_k", Bound(np.zeros(1, np.int32))).array
         self._total = self._bind("total", Bound(np.array(0, np.int32))).array
         if model.graph.gated:
@@ -274,8 +275,8 @@ class StockSlot(Slot):
         hidden: bool = False,
     ) -> Pass:
         """Everything but mask and rows is bound and written here; attention has ``count`` rows, logits ``shape``."""
-        self._attach("ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
-        pos = self._attach("pos", "pos", (1, count), np.int64)
+        self._attach("input_ids", "ids", (1, len(tokens)), np.int64)[0] = tokens
+        pos = self._attach("position_ids", "pos", (1, count), np.int64)
         pos[0] = np.arange(past, past + count) if positions is None else positions
         self._seqlens[0] = past + count - 1
         logits = self._bind_output("logits", (1, *shape))
@@ -337,7 +338,7 @@ class StockSlot(Slot):
         if name not in self._fed:
             file = self.model.folder / self.model.graph.file
             raise BundleError(f"{file}: expected an input {name!r}, and there is none", "export the bundle again")
-        self._io.bind_ortvalue_input(name, bound.value)
+        self._io.bind_ortvalue_input(self._fed[name], bound.value)
         self._bound[name] = bound
         return bound
 

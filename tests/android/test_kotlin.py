@@ -26,6 +26,7 @@ from tests.support.agreement import SEEDED, export, export_random, replay, serve
 from tests.support.dflash import write_dflash
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 from tests.support.mtp import write_mtp
+from tests.support.older import schema_2
 
 LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
@@ -68,6 +69,8 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
         for number, form in enumerate(FORMATS):
             if (operators, form) != ("native", "int4"):
                 made.append(serve(bundles(operators, form), operators, common[number % SPREAD :: SPREAD], LENGTH))
+    older = schema_2(bundles("stock", "int8"), path.parent / "older")
+    made.append(serve(older, "stock", common[:SPREAD], LENGTH))
     eagle = [request for request in every if request[0]["method"] == "eagle"]
     made.append(serve(export(path.parent / "eagle", "int8", "stock"), "stock", eagle, LENGTH))
     back: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in BACK]

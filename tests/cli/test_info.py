@@ -58,22 +58,22 @@ def test_what_the_export_noted_is_printed_once(command: Command, demo: Path, tmp
 def altered(demo: Path, tmp_path: Path) -> Path:
     """A bundle with one byte changed."""
     folder = Path(shutil.copytree(demo, tmp_path / "altered"))
-    data = bytearray((folder / "model.onnx").read_bytes())
+    data = bytearray((folder / "model.strict.onnx").read_bytes())
     data[len(data) // 2] ^= 1
-    (folder / "model.onnx").write_bytes(data)
+    (folder / "model.strict.onnx").write_bytes(data)
     return folder
 
 
 def test_an_altered_file_is_named(command: Command, altered: Path) -> None:
     for name in ("info", "bench", "verify"):
-        command(name, altered).refused(1, "model.onnx: altered", "hint: ", "--no-check")
-    command("run", altered, "--prompt", "x").refused(1, "model.onnx: altered")
+        command(name, altered).refused(1, "model.strict.onnx: altered", "hint: ", "--no-check")
+    command("run", altered, "--prompt", "x").refused(1, "model.strict.onnx: altered")
     assert command("info", altered, "--no-check").code == 0
 
 
 @pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 def test_a_graph_that_cannot_be_loaded(command: Command, altered: Path, operators: Operators) -> None:
-    graph = altered / ("model.native.onnx" if operators == "native" else "model.onnx")
+    graph = altered / ("model.native.onnx" if operators == "native" else "model.strict.onnx")
     graph.write_bytes(b"\xff" * graph.stat().st_size)
     command("run", altered, "--no-check", "--prompt", "x", "--operators", operators).refused(1, graph.name)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.runtimes.files.manifest import (
+    SCHEMA,
     FileEntry,
     Format,
     Graph,
@@ -36,7 +37,7 @@ FACTS = ModelFacts(
 def part(form: Format, weights: str, facts: ModelFacts = FACTS) -> ModelPart:
     """A model with native and stock graphs."""
     graphs = {
-        "gated": Graph(file="model.onnx", gated=True, padded=True),
+        "gated": Graph(file="model.strict.onnx", gated=True, padded=True),
         "plain": Graph(file="model.plain.onnx"),
         "native": Graph(file="model.native.onnx", gated=True, hidden=True, operators="native"),
     }
@@ -60,7 +61,7 @@ def manifest(form: Format = "int4", methods: Sequence[str] = ("ar", "ngram", "se
         draft = part(form, "draft/model.data", FACTS.model_copy(update={"layers": 2}))
         files["draft/model.data"] = FileEntry(size=SIZES[form] // 6, sha256="0")
     return Manifest(
-        schema_version=2,
+        schema_version=SCHEMA,
         edgespec_version="0",
         target=part(form, "model.data"),
         draft=draft,

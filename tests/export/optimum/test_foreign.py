@@ -124,16 +124,18 @@ def test_the_strict_graph_is_found_by_trying(source: Path, tmp_path: Path, answe
     model, asked = ForeignModel.open(source, None), iter(answers.split())
     part = write_foreign(tmp_path, model.open_graph(), model.facts, WeightChoice.of("fp32", None, None)).part
     products = [
-        node for node in onnx.load(str(tmp_path / "model.onnx")).graph.node if node.output[0].startswith("strict")
+        node
+        for node in onnx.load(str(tmp_path / "model.strict.onnx")).graph.node
+        if node.output[0].startswith("strict")
     ]
     assert [node.op_type for node in products].count("MatMul") == 2 * 2
     chosen = choose_strict(tmp_path, part, lambda part: next(asked) == "yes").graphs
     assert next(asked, None) is None
-    assert chosen["plain"].file == "model.plain.onnx"
+    assert chosen["plain"].file == "model.onnx"
     assert (chosen["strict"].file, chosen["strict"].padded) == {
-        "yes": ("model.onnx", False),
-        "no yes": ("model.plain.onnx", True),
-        "no no": ("model.plain.onnx", False),
+        "yes": ("model.strict.onnx", False),
+        "no yes": ("model.onnx", True),
+        "no no": ("model.onnx", False),
     }[answers]
     assert {path.name for path in tmp_path.iterdir()} == {"model.data"} | {graph.file for graph in chosen.values()}
 

@@ -245,7 +245,7 @@ def test_no_weights_of_a_hub_model_are_fetched(
 def test_graphs_are_estimated(checkpoint: Callable[[str], Path], tmp_path: Path, name: str, form: Format) -> None:
     write_model(tmp_path, open_model(checkpoint(name), None), form, gated=True)
     planned = planned_bundle(checkpoint(name), form=form, methods=["self-spec"])
-    for file in ("model.onnx", "model.plain.onnx", "model.native.onnx", "model.weights.json"):
+    for file in ("model.strict.onnx", "model.plain.onnx", "model.native.onnx", "model.weights.json"):
         assert planned.files[file].size == pytest.approx((tmp_path / file).stat().st_size, rel=0.33), file
 
 

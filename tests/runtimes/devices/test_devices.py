@@ -217,7 +217,7 @@ def test_a_kernel_for_many_rows_may_be_wrong_alone(
 
     def wrong(self: HostModel, which: str, small: Any, *arguments: Any) -> Any:
         found = run(self, which, small, *arguments)
-        many = small.get("pos", np.zeros((1, 1))).shape[1] > NARROW
+        many = small.get("position_ids", np.zeros((1, 1))).shape[1] > NARROW
         return [array * np.float32(1.5) for array in found] if many else found
 
     monkeypatch.setattr(opening, "driver", lambda _: "wrong beyond sixteen rows")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from numpy.typing import NDArray
 
@@ -21,6 +23,7 @@ from tests.conftest import Reference, Written
 from tests.export.architectures.test_architectures import LEAVES, PARENTS, Skipping, path_to, run
 from tests.support import hf
 from tests.support.device import HostModel
+from tests.support.older import rename_ports
 
 ALL = {config["model_type"]: name for name, config in reversed(hf.CONFIGS.items())}
 CASES = sorted(set(ALL.values()) - hf.NATIVE_ONLY)
@@ -60,6 +63,22 @@ def test_architectures_equal_transformers(
     known, (_, model) = reference(name), made(name)
     logits = run(slot_of(model), known.tokens.tolist(), sizes)
     np.testing.assert_allclose(logits[known.rows], known.logits, atol=ATOL)
+
+
+def test_graphs_of_older_bundles(made: Made, reference: Callable[[str], Reference], tmp_path: Path) -> None:
+    """Their inputs have other names."""
+    name = "llama_tied_gqa"
+    known, (written, model) = reference(name), made(name)
+    folder = Path(shutil.copytree(written.folder, tmp_path / "older"))
+    for graph in model.part.graphs.values():
+        if graph.device == "webgpu":
+            proto = onnx.load(folder / graph.file, load_external_data=False)
+            rename_ports(proto)
+            (folder / graph.file).write_bytes(proto.SerializeToString())
+    older = HostModel(folder, model.part, "webgpu")
+    assert "ids" in {port.name for port in older.open("").get_inputs()}
+    logits = run(slot_of(older), known.tokens[:9].tolist(), [5, 4])
+    np.testing.assert_array_equal(logits, run(slot_of(model), known.tokens[:9].tolist(), [5, 4]))
 
 
 @pytest.mark.parametrize("leaf", [4, 8])

@@ -75,7 +75,7 @@ def faulty(bundle: Path, folder: Path, fault: str, precision: Precision) -> Host
     def wrong(which: str, small: Any, held: Any, kept: Any, wanted: Any) -> Any:
         small, held, kept = dict(small), dict(held), dict(kept)
         if fault == "positions one off" and small.get("past", [0])[0] > 0:
-            small["pos"] = small["pos"] + 1
+            small["position_ids"] = small["position_ids"] + 1
         if fault == "no mask for trees" and "tree" in small:
             small["tree"] = np.zeros_like(small["tree"])
         if fault == "stale cache" and small.get("past", [0])[0] > 0:

@@ -15,7 +15,14 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import Bundle, sha256
 from edgespec.runtimes.files.manifest import MANIFEST
 
-FILES = ("model.onnx", "model.plain.onnx", "model.data", "draft/model.onnx", "draft/model.data", "tokenizer.json")
+FILES = (
+    "model.strict.onnx",
+    "model.plain.onnx",
+    "model.data",
+    "draft/model.plain.onnx",
+    "draft/model.data",
+    "tokenizer.json",
+)
 
 
 @pytest.fixture
@@ -94,7 +101,7 @@ def test_nothing_to_open(tmp_path: Path) -> None:
 def test_a_path_that_leaves_the_folder_is_refused(copy: Path, path: str) -> None:
     def use(data: dict[str, Any]) -> None:
         data["target"]["graphs"]["plain"]["file"] = path
-        data["files"][path] = data["files"]["model.onnx"]
+        data["files"][path] = data["files"]["model.strict.onnx"]
 
     change(copy, use)
     refused(copy, MANIFEST, "only relative paths inside the folder", check=False)
@@ -144,16 +151,16 @@ def test_a_link_inside_the_bundle_is_fine(copy: Path) -> None:
     Bundle.open(copy)
 
 
-@pytest.mark.parametrize("name", ["model.onnx", "model.data", "draft/model.data"])
+@pytest.mark.parametrize("name", ["model.strict.onnx", "model.data", "draft/model.data"])
 def test_a_used_file_must_be_listed(copy: Path, name: str) -> None:
     change(copy, lambda data: data["files"].pop(name))
     refused(copy, MANIFEST, f"uses {name!r} but does not list it")
 
 
 def test_a_graph_that_onnx_runtime_refuses_is_named(copy: Path) -> None:
-    size = (copy / "model.onnx").stat().st_size
-    (copy / "model.onnx").write_bytes(b"\0" * size)
-    with pytest.raises(BundleError, match=r"model\.onnx: not a graph of a bundle: no protobuf"):
+    size = (copy / "model.strict.onnx").stat().st_size
+    (copy / "model.strict.onnx").write_bytes(b"\0" * size)
+    with pytest.raises(BundleError, match=r"model\.strict\.onnx: not a graph of a bundle: no protobuf"):
         load(copy, check=False, threads=1)
 
 

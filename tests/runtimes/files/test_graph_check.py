@@ -39,7 +39,7 @@ def constant(model: onnx.ModelProto, values: list[int]) -> str:
 
 def loop(model: onnx.ModelProto) -> None:
     body = helper.make_graph([helper.make_node("Loop", [], ["x"])], "body", [], [])
-    model.graph.node.append(helper.make_node("If", ["ids"], ["made"], then_branch=body, else_branch=body))
+    model.graph.node.append(helper.make_node("If", ["input_ids"], ["made"], then_branch=body, else_branch=body))
 
 
 COMMON: dict[str, tuple[Change, str]] = {
@@ -91,7 +91,7 @@ NATIVE: dict[str, tuple[Change, str]] = {
 )
 def test_what_is_refused(writer: Callable[..., Written], tmp_path: Path, operators: Operators, name: str) -> None:
     folder = writer(operators, "qwen2_untied", "int4").folder
-    source = folder / ("model.native.onnx" if operators == "native" else "model.onnx")
+    source = folder / ("model.native.onnx" if operators == "native" else "model.strict.onnx")
     shutil.copyfile(folder / "model.data", tmp_path / "model.data")
     check_graph(source, operators)
     model = onnx.load(source, load_external_data=False)

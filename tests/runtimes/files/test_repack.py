@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx
 import pytest
 
 from edgespec.errors import BundleError
@@ -21,6 +22,7 @@ from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
 from edgespec.runtimes.files.repack import repacked_bytes, usable_graph
 from tests.conftest import Written
 from tests.support import hf
+from tests.support.older import rename_weights
 
 ROOT = Path(__file__).resolve().parents[3]
 NAMES = (*sorted(hf.CORE), "builtin:shakespeare")
@@ -50,6 +52,12 @@ def convert(made: Written) -> Path:
     return usable_graph(made.folder, made.part, made.part.graphs[name])
 
 
+def data(graph: Path) -> Path:
+    """The converted weights beside it."""
+    (found,) = graph.parent.glob("*.data")
+    return found
+
+
 # -- the bytes ---------------------------------------------------------------------------------------------------------
 
 
@@ -62,8 +70,10 @@ def test_converted_weights_are_those_of_a_direct_export(
     made, direct = writer(layout, name, form), writer(OTHER[layout], name, form)
     graph = convert(made)
     assert graph.is_relative_to(cache)
-    assert graph.read_bytes() == (direct.folder / graph.name).read_bytes()
-    assert (graph.parent / "model.data").read_bytes() == (direct.folder / "model.data").read_bytes()
+    its, same = (onnx.load(path, load_external_data=False) for path in (graph, direct.folder / graph.name))
+    assert rename_weights(same, "model.data", f"model.{OTHER[layout]}.data") > 0
+    assert its == same
+    assert data(graph).read_bytes() == (direct.folder / "model.data").read_bytes()
     own = made.main
     assert usable_graph(made.folder, made.part, made.part.graphs[own]) == made.folder / made.part.graphs[own].file
 
@@ -75,7 +85,7 @@ def test_a_few_tiles_at_a_time_give_the_same_bytes(
     monkeypatch.setattr(repack, "_TILES", 3)
     for layout in OTHER:
         made, direct = writer(layout, "builtin:shakespeare", form), writer(OTHER[layout], "builtin:shakespeare", form)
-        assert (convert(made).parent / "model.data").read_bytes() == (direct.folder / "model.data").read_bytes()
+        assert data(convert(made)).read_bytes() == (direct.folder / "model.data").read_bytes()
 
 
 @pytest.mark.usefixtures("native")
@@ -99,7 +109,7 @@ def test_a_second_use_finds_what_the_first_made(copied: Written, cache: Path, mo
     plain = usable_graph(copied.folder, copied.part, copied.part.graphs["plain"])  # the same weights, another graph
     assert plain.parent == first.parent
     assert sorted(path.name for path in first.parent.iterdir()) == [
-        *("model.data", "model.onnx", "model.plain.onnx", "origin.json")
+        *("model.plain.onnx", "model.stock.data", "model.strict.onnx", "origin.json")
     ]
     assert len(list(cache.iterdir())) == 1
 
@@ -135,7 +145,7 @@ def test_a_changed_bundle_is_converted_anew(copied: Written, cache: Path) -> Non
     second = convert(copied)
     assert second.parent != first.parent
     assert second.read_bytes() == first.read_bytes()
-    graph = copied.folder / "model.onnx"
+    graph = copied.folder / "model.strict.onnx"
     changed = graph.read_bytes() + b"\x82\x01\x00"
     graph.write_bytes(changed)  # a newer graph over the same weights
     assert convert(copied).read_bytes() == changed
@@ -195,7 +205,9 @@ def test_a_disk_that_fills_with_the_graph_is_named_too(
     monkeypatch.setattr("edgespec.runtimes.files.repack.shutil.copyfile", fail)
     with pytest.raises(BundleError, match="No space left"):
         convert(copied)
-    assert not [path for path in cache.rglob("*") if path.is_file() and path.name not in ("model.data", "origin.json")]
+    assert not [
+        path for path in cache.rglob("*") if path.is_file() and path.name not in ("model.stock.data", "origin.json")
+    ]
 
 
 def test_an_interrupted_conversion_leaves_nothing(
@@ -255,9 +267,13 @@ def test_two_processes_at_once(copied: Written, writer: Write, cache: Path) -> N
         graphs.add(out.strip())
     (graph,) = map(Path, graphs)
     assert [path.name for path in cache.iterdir()] == [graph.parent.name]
-    assert sorted(path.name for path in graph.parent.iterdir()) == ["model.data", "model.onnx", "origin.json"]
+    assert sorted(path.name for path in graph.parent.iterdir()) == [
+        "model.stock.data",
+        "model.strict.onnx",
+        "origin.json",
+    ]
     direct = writer("stock", "qwen2_tied_gqa7", "int4").folder
-    assert (graph.parent / "model.data").read_bytes() == (direct / "model.data").read_bytes()
+    assert data(graph).read_bytes() == (direct / "model.data").read_bytes()
 
 
 def test_the_loser_of_a_race_uses_what_the_winner_made(

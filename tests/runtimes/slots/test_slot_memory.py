@@ -99,8 +99,8 @@ def test_the_cache_holds_what_the_graph_returns(written: Write) -> None:
     logits = next_rows(slot, tokens)
     slot.keep(range(9))
     feeds: dict[str, NDArray[np.generic]] = {
-        "ids": ids(tokens)[None],
-        "pos": np.arange(9)[None],
+        "input_ids": ids(tokens)[None],
+        "position_ids": np.arange(9)[None],
         "seqlens_k": np.array([8], np.int32),
         "total": np.array(9, np.int32),
         "bias": np.zeros((1, 1, 9, 9), np.float32),

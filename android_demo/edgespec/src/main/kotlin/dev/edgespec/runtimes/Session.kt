@@ -58,13 +58,17 @@ internal class Bound private constructor(val tensor: OnnxTensor, val bytes: Byte
     }
 }
 
+/** Inputs of stock graphs by the names that they had up to schema 2 of bundles, and what they are called since. */
+private val BEFORE = mapOf("ids" to "input_ids", "pos" to "position_ids")
+
 /** Inputs and outputs of a session by name, kept from pass to pass; outputs are written where they are bound. */
 internal class Binding(private val session: OrtSession) {
     private val inputs = LinkedHashMap<String, OnnxTensorLike>()
     private val outputs = LinkedHashMap<String, OnnxValue>()
+    private val names = session.inputNames.associateBy { BEFORE[it] ?: it } // that of today -> the graph's
 
     fun input(name: String, bound: Bound) {
-        inputs[name] = bound.tensor
+        inputs[names[name] ?: name] = bound.tensor
     }
 
     fun output(name: String, bound: Bound?) {

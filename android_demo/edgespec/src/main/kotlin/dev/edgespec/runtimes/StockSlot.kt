@@ -271,10 +271,10 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         val count = n + extra
         val ids = model.buffer("ids", OnnxJavaType.INT64, 1, n)
         for (at in 0 until n) ids.longs.put(at, tokens[at].toLong())
-        io.input("ids", ids)
+        io.input("input_ids", ids)
         val pos = model.buffer("pos", OnnxJavaType.INT64, 1, count)
         for (at in 0 until count) pos.longs.put(at, (positions?.get(at) ?: (past + at)).toLong())
-        io.input("pos", pos)
+        io.input("position_ids", pos)
         seqlens.ints.put(0, past + count - 1)
         val logits = model.buffer("logits", OnnxJavaType.FLOAT, 1, rows, columns)
         io.output("logits", logits)

@@ -1,0 +1,41 @@
+"""Manifests of older schemas, brought up to today's before they are validated.
+
+Each step takes a manifest's JSON from one schema to the next.  What changed in the files beside it is said here as
+well: there the runtime reads both.
+
+2 -> 3:
+
+* Graphs of stock operators call their inputs ``input_ids`` and ``position_ids``; before, ``ids`` and ``pos``.  Slots
+  look at a graph's inputs (``runtimes/slots/ports.py``).
+* Graphs of the operators whose layout the bundle does not have name a weight file that is not there, ``converted``.
+  Before, they named the one that is there, and whoever opened them outside edgespec read the wrong layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import PurePosixPath
+from typing import Any
+
+OLDEST, SCHEMA = 2, 3
+Json = dict[str, Any]
+
+
+def migrated(data: Json, version: int) -> Json:
+    """Bring a manifest from schema ``version`` up to ``SCHEMA``; what is not as expected is left to the validation."""
+    for step in range(version, SCHEMA):
+        data = _STEPS[step](data)
+    return data | {"schema_version": SCHEMA}
+
+
+def _name_converted(data: Json) -> Json:
+    """Schema 3: a model with an index says what its converted weights are called."""
+    found = dict(data)
+    for name in ("target", "draft", "drafter"):
+        part = data.get(name)
+        if isinstance(part, dict) and part.get("index") and isinstance(part.get("weights"), str):
+            found[name] = {**part, "converted": PurePosixPath(part["weights"]).name}
+    return found
+
+
+_STEPS: Mapping[int, Callable[[Json], Json]] = {2: _name_converted}
