@@ -56,6 +56,9 @@ class Replay:
     def follow(self, tokens: Sequence[int]) -> int:
         return self._slot.follow(tokens)
 
+    def crop(self, length: int) -> int:
+        return self._slot.crop(length)
+
     def prefill(self, tokens: Sequence[int]) -> None:
         self._slot.prefill(tokens)
 

@@ -21,6 +21,7 @@ from edgespec.decoding.rows import RowSampler
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import GreedyTarget, HeadTarget, Pass, TappedTarget, Target
+from edgespec.decoding.text import Text
 from edgespec.decoding.verify import keeps_text, verify
 from edgespec.errors import ContextFull, InvalidRequest
 
@@ -92,7 +93,7 @@ def rounds(
     sent; before a round, too, while a draft model has text to read.  Then it yields a ``PassRequest``, wants its
     ``Pass`` sent, and yields the ``Round`` made of it; the arrays of the pass must stay as they are until then.
     """
-    tokens = [int(token) for token in prompt]
+    tokens = Text(int(token) for token in prompt)
     check_prompt(tokens, options.sampling, target.vocab_size, target.context)
     return _rounds(target, drafter, tokens, options, Stats() if stats is None else stats)
 
@@ -158,7 +159,7 @@ def _read_ahead(tokens: list[int], guard: Guard, left: int) -> Reading:
     return left
 
 
-def _rounds(target: Target, drafter: Drafter, tokens: list[int], options: DecodeOptions, stats: Stats) -> Rounds:
+def _rounds(target: Target, drafter: Drafter, tokens: Text, options: DecodeOptions, stats: Stats) -> Rounds:
     """The rounds of a valid request."""
     params, eos, context = options.sampling, options.eos, target.context
     noise, observer = Noise(params.seed), Observer(stats, options, target)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, Support, adjusted, log_softmax_at, not_finite, support
+from edgespec.decoding.text import Prefix
 
 
 class Rows(Protocol):
@@ -53,7 +54,7 @@ class RowSampler:
 
     Args:
         logits: float32 [r, vocab], r = 1 + nodes of the proposal.
-        tokens: committed tokens.
+        tokens: committed tokens; of a ``Text`` none is looked at again in the next pass.
         proposal: what was verified.
         params: how tokens are chosen.
         noise: the request's randomness.
@@ -81,14 +82,14 @@ class RowSampler:
         self.matching = not params.rejects
         self.block = params.verification == "block"
 
-    def prefix(self, row: int) -> list[int]:
-        """Committed tokens and the guesses on the path to ``row``."""
+    def prefix(self, row: int) -> Prefix:
+        """Committed tokens and the guesses on the path to ``row``; no copy of them."""
         path: list[int] = []
         node = row - 1
         while node >= 0:
             path.append(int(self.proposal.tokens[node]))
             node = self.proposal.parent(node)
-        return [*self.tokens, *reversed(path)]
+        return Prefix(self.tokens, path[::-1])
 
     def position(self, row: int) -> int:
         """Index, in the sequence, of the token that ``row`` predicts."""
@@ -96,7 +97,7 @@ class RowSampler:
         return len(self.tokens) + (row if proposal.parents is None else proposal.depth(row - 1))
 
     def _seen(self, row: int) -> Sequence[int]:
-        # mostly nothing reads the prefix; a long one is not copied for nothing
+        # mostly nothing reads the prefix
         return self.prefix(row) if self.params.reads_prefix else ()
 
     def _support(self, row: int) -> Support:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.noise import TARGET, Noise, gumbel_of
+from edgespec.decoding.text import different
 from edgespec.errors import EdgespecError, InvalidRequest
 
 _FIRST_NUCLEUS = 64  # top-p sorts this many candidates first, and 16 times more while they do not hold enough mass
@@ -151,10 +152,10 @@ def adjusted(
     row = logits.astype(np.float32)
     for token, bias in params.logit_bias.items():
         row[token] += bias
-    if params.repetition_penalty != 1 and prefix:
-        seen = np.fromiter(set(prefix), np.int64)
-        score = row[seen]
-        row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
+    if params.repetition_penalty != 1:
+        for seen in different(prefix):  # int64 [k]
+            score = row[seen]
+            row[seen] = np.where(score < 0, score * params.repetition_penalty, score / params.repetition_penalty)
     if params.constraint is not None and (allowed := params.constraint.allowed(prefix)) is not None:
         kept = np.where(allowed[: len(row)], row, np.float32(-np.inf))
         return row if kept.max() == -np.inf else kept

@@ -98,6 +98,10 @@ class Target(Protocol):
         """Crop the slot to its longest common prefix with ``tokens``; returns how many tokens stay."""
         ...
 
+    def crop(self, length: int) -> int:
+        """Forget the tokens behind the first ``length``; returns how many stay, fewer where states go back further."""
+        ...
+
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append ``tokens`` to the slot, in chunks, without computing logits."""
         ...
@@ -256,9 +260,16 @@ class LayeredTarget(HeadTarget, Protocol):
         ...
 
 
-def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the longest common prefix of two token lists."""
-    same, limit = 0, min(len(first), len(second))
+_BLOCK = 256  # tokens that are compared at once
+
+
+def common_prefix(first: Sequence[int], second: Sequence[int], known: int = 0) -> int:
+    """Length of the longest common prefix of two token lists, of which the first ``known`` are not looked at."""
+    limit = min(len(first), len(second))
+    same = min(known, limit)
+    while same < limit and first[same : same + _BLOCK] == second[same : same + _BLOCK]:
+        same += _BLOCK  # the last one may be shorter
+    same = min(same, limit)
     while same < limit and first[same] == second[same]:
         same += 1
     return same

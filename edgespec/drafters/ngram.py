@@ -35,6 +35,7 @@ import numpy as np
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.text import Text
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
 from edgespec.errors import InvalidRequest
@@ -83,6 +84,7 @@ class NGram(Drafter):
 
     def _clear(self) -> None:
         self._text: list[int] = []
+        self._source: Text | None = None  # what it was read from
         # For each n, key of n tokens -> (index after its most recent occurrence) << 20 | (how often the token there
         # followed it); once a second token followed, _more has the counts of all.
         self._last: list[dict[int, int]] = [{} for _ in range(self.n_max + 1)]
@@ -95,9 +97,11 @@ class NGram(Drafter):
     def _follow(self, tokens: Sequence[int]) -> None:
         """Make the index one of ``tokens``; if these are not a continuation, by starting anew."""
         known = len(self._text)
-        if tokens[:known] != self._text:
+        # of the text of the round before the beginning is known: it only grows
+        if tokens is not self._source and tokens[:known] != self._text:
             self._clear()
             known = 0
+        self._source = tokens if isinstance(tokens, Text) else None
         for at in range(known, len(tokens)):
             self._push(at, tokens)
 

@@ -26,6 +26,7 @@ from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.sampling import SamplingParams, support
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import LayeredTarget, Resume
+from edgespec.decoding.text import Prefix
 from edgespec.drafters.parts import Parts
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
@@ -88,7 +89,7 @@ class ParaDecode(Drafter):
                 waiting[at + 1] += [out[i : i + 1] for i in range(len(out) - 1)]
                 row = out[-1:]
                 at += 1
-                sure = newest < most and self._ask(at - 1, row, [*tokens, *guesses], guesses, probs, len(tokens))
+                sure = newest < most and self._ask(at - 1, row, Prefix(tokens, guesses), guesses, probs, len(tokens))
             assert row is not None
             waiting[at].append(row)
             if not sure:
@@ -101,7 +102,7 @@ class ParaDecode(Drafter):
         self,
         exit_: int,
         row: NDArray[np.float32],
-        prefix: list[int],
+        prefix: Sequence[int],
         guesses: list[int],
         probs: list[NDArray[np.float64]],
         committed: int,

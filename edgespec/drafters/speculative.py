@@ -13,7 +13,8 @@ from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import GreedyTarget, Revocable, Target
+from edgespec.decoding.target import GreedyTarget, Revocable, Target, common_prefix
+from edgespec.decoding.text import Text
 from edgespec.drafters.drawing.chain import draw_chain
 from edgespec.drafters.drawing.tree import draw_tree, rows_of, widths_of
 from edgespec.drafters.parts import Parts
@@ -65,6 +66,7 @@ class DraftModel(Drafter):
             named: NDArray[np.int64] | None = getattr(model, "head_tokens", None)
             self._columns = np.arange(columns) if named is None else named
         self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
+        self._text, self._common = Text(), 0  # the slot was found to begin with so many of its tokens
         self.bind(params or SamplingParams(), noise or Noise())
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
@@ -77,13 +79,13 @@ class DraftModel(Drafter):
 
     def begin(self, tokens: list[int]) -> None:
         """A text, from its beginning or taken up in the middle."""
-        self._least = 0
+        self._least, self._text = 0, Text()
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Read by pieces; what ``propose`` reads by itself is left to it."""
         model = self.model
         if not self._least:
-            model.follow(tokens[:-1])
+            self._follow(tokens)
             self._least = _FEED
         known = len(model.tokens)  # refused guesses that it may hold, too, are few
         left = len(tokens) - 1 - known
@@ -104,7 +106,7 @@ class DraftModel(Drafter):
         length = min(budget, model.context - len(tokens))
         if length < 1:
             return EMPTY
-        known = model.follow(tokens[:-1])
+        known = self._follow(tokens)
         if max(tokens[known:]) >= model.vocab_size:  # a padding row of the target's vocabulary: the draft has no such
             return EMPTY
         self.caught_up = len(tokens) - known <= _FEED
@@ -113,6 +115,19 @@ class DraftModel(Drafter):
             known = len(tokens) - 1
         draw = self._chain if self.branch == (1,) else self._tree
         return draw(tokens, known, length)
+
+    def _follow(self, tokens: list[int]) -> int:
+        """Crop the slot to what it has in common with all but the pending token; returns how much that is.
+
+        What was common in the round before still is: a text only grows, and a request has its slots for itself.
+        """
+        model = self.model
+        known = self._common if tokens is self._text else 0
+        same = common_prefix(model.tokens, tokens, known)
+        self._common = model.crop(min(same, len(tokens) - 1))
+        if isinstance(tokens, Text):
+            self._text = tokens
+        return self._common
 
     def _chain(self, tokens: list[int], known: int, length: int) -> Proposal:
         """Guesses one below the other; the slot holds ``known`` tokens."""

@@ -24,16 +24,26 @@ class NativeSlot(NativeRunner):
 
     # -- the Target contract ---------------------------------------------------------------------------------------
 
-    def follow(self, tokens: Sequence[int]) -> int:
-        same = super().follow(tokens)
-        if (self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any():
-            # exact keys or states that the next rows would read have been overwritten, or hold more: begin again
+    def crop(self, length: int) -> int:
+        same = super().crop(length)
+        if self._lost(same):
             self._marks.add(same)  # what was gone back to once is likely to be gone back to again
             same = self._restart(same)
         elif self._checkpoints:
             self._checkpoints.crop(same)
         self._certain = same
         return same
+
+    def cropped(self, length: int) -> int:
+        same = super().cropped(length)
+        if not self._lost(same):
+            return same
+        kept = self._checkpoints.lengths if self._checkpoints else []
+        return max((at for at in kept if at <= same), default=0)
+
+    def _lost(self, same: int) -> bool:
+        """Whether exact keys or states that rows behind so many tokens would read are overwritten, or hold more."""
+        return bool((self._forgets and self._furthest - same > LONGEST_PASS) or (self._held > same).any())
 
     def mark(self, lengths: Sequence[int], most: int) -> None:
         self._marks = set(lengths)

@@ -51,9 +51,16 @@ class Slot(ABC):
 
     def follow(self, tokens: Sequence[int]) -> int:
         """Crop the slot to its longest common prefix with ``tokens``; returns its length."""
-        same = common_prefix(self.tokens, tokens)
-        del self.tokens[same:]
-        return same
+        return self.crop(common_prefix(self.tokens, tokens))
+
+    def crop(self, length: int) -> int:
+        """Forget the tokens behind the first ``length``; returns how many stay: those that ``cropped`` says."""
+        del self.tokens[length:]
+        return len(self.tokens)
+
+    def cropped(self, length: int) -> int:
+        """How many tokens ``crop`` would leave: at most ``length``; fewer where states go back to a checkpoint."""
+        return min(length, len(self.tokens))
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """Append tokens in chunks, without the LM head."""

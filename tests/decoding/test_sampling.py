@@ -172,7 +172,7 @@ def test_the_shortcut_of_a_large_support_draws_the_same_token(scale: float) -> N
 def test_rows_know_their_prefix_and_position() -> None:
     tree = Proposal(np.array([4, 5, 6, 7]), np.array([-1, 0, -1, 2]))
     rows = RowSampler(np.zeros((5, 9), np.float32), [1, 2, 3], tree, SamplingParams(), Noise(0))
-    assert [rows.prefix(row) for row in range(5)] == [
+    assert [list(rows.prefix(row)) for row in range(5)] == [
         [1, 2, 3],
         [1, 2, 3, 4],
         [1, 2, 3, 4, 5],

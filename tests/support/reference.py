@@ -53,9 +53,13 @@ class FunctionTarget:
             if mine != theirs:
                 break
             kept += 1
-        del self.tokens[kept:]
+        return self.crop(kept)
+
+    def crop(self, length: int) -> int:
+        """See ``Target.crop``."""
+        del self.tokens[length:]
         self._rows = None
-        return kept
+        return len(self.tokens)
 
     def prefill(self, tokens: Sequence[int]) -> None:
         """See ``Target.prefill``."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, log_softmax_at, support
+from edgespec.decoding.text import Prefix
 from edgespec.errors import EdgespecError
 
 
@@ -52,8 +53,8 @@ def draw_chain(
     # A draft of its own for each round: where a later round drafts the same position again, it must not see the same
     # noise, on which what has happened since may depend.
     stream = DRAFT + len(tokens) if sampled else TARGET
-    prefix = list(tokens)
     guesses: list[int] = []
+    prefix = Prefix(tokens, guesses)
     probs = np.zeros((length, vocab)) if sampled else None  # float64 [length, vocab]
     least = math.log(stop) if stop > 0 else -math.inf
     while True:
@@ -85,7 +86,6 @@ def draw_chain(
             if probs is not None:
                 probs[len(guesses), found.ids] = found.probs()
         guesses.append(guess)
-        prefix.append(guess)
         if len(guesses) == length or (stop > 0 and log_softmax_at(logits, guess) < least):
             count = len(guesses)
             return Proposal(np.array(guesses, np.int64), None, None if probs is None else probs[:count])

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, support
+from edgespec.decoding.text import Prefix
 from edgespec.errors import EdgespecError
 
 MOST_NODES = 32
@@ -84,7 +85,8 @@ def draw_comb(
     if length < 1:
         return EMPTY
     stream = DRAFT + len(tokens) if params.rejects else TARGET
-    prefix, levels = list(tokens), list[_Level]()
+    levels, chain = list[_Level](), list[int]()
+    prefix = Prefix(tokens, chain)
     reach = 1.0  # chance that the chain so far is accepted
     while len(levels) < length:
         logits = step(levels[-1].tokens[0] if levels else None)[:vocab]
@@ -94,7 +96,7 @@ def draw_comb(
         else:
             level = _drawn(logits, params, prefix, noise, stream, most, params.rejects)
         levels.append(level)
-        prefix.append(level.tokens[0])
+        chain.append(level.tokens[0])
         reach *= level.sure
         if level.sure < stop:
             break

@@ -15,6 +15,7 @@ from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, best_of, support
 from edgespec.decoding.settings import MOST_NODES
+from edgespec.decoding.text import Prefix
 from edgespec.errors import EdgespecError
 
 # (nodes to expand, guesses so far, their parents) -> draft logits float32 [nodes, any]; node -1 is the pending token
@@ -82,7 +83,7 @@ def draw_tree(
         below: list[int] = []
         for node, row in zip(expanded, rows, strict=True):
             logits = row[:vocab]
-            prefix = [*tokens, *_path(node, guesses, parents)] if params.reads_prefix else ()
+            prefix = Prefix(tokens, _path(node, guesses, parents) if params.reads_prefix else ())
             if params.greedy:
                 scores = adjusted(logits, params, prefix)
                 chosen = best_of(scores, width)
