@@ -1,48 +1,88 @@
-"""Letting a request in: with the method it wants where that fits the memory, else with a cheaper one."""
+"""Letting a request in: with the method it wants where that fits the memory beside others, else with a cheaper one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from edgespec.decoding.settings import Settings
-from edgespec.drafters.registry import needing
+from edgespec.drafters.registry import AR, needing
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
+from edgespec.engine.places import Place
+from edgespec.engine.sessions import SessionPool
 from edgespec.planning.memory.allowance import Admission
 
 
 def admit(
-    engine: LoadedBundle, choice: MethodChoice, prompt: int, settings: Settings
-) -> tuple[MethodChoice, Admission]:
-    """How a request of ``prompt`` tokens may run.
+    engine: LoadedBundle,
+    choice: MethodChoice,
+    prompt: Sequence[int],
+    settings: Settings,
+    sessions: SessionPool,
+    owner: str | None = None,
+) -> tuple[MethodChoice, Admission, Place]:
+    """How a request may run; it leaves its place with ``engine.places.leave``.
+
+    Args:
+        engine: where.
+        choice: of the method.
+        prompt: token ids.
+        settings: as asked for.
+        sessions: where it takes its session from.
+        owner: as for ``SessionPool.take``.
 
     Raises:
-        BudgetError: not even plain decoding fits.
+        BudgetError: not even plain decoding fits beside what runs.
     """
-    tokens = min(engine.context, prompt + settings.max_new_tokens)
+    tokens = min(engine.context, len(prompt) + settings.max_new_tokens)
     if choice.candidates:
         fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
         choice = choice.among(fitting, "no room in memory")
-    busy, idle = engine.sessions.held()
     method = heaviest(choice)
+    grammar = engine.guidance.nbytes(settings.grammar) if settings.grammar else 0
     # what several methods load stays while the request runs
-    if several := [one.name for one in choice.proposers or choice.candidates if one.name != method]:
-        busy += engine.allowance.extra(several, tokens)
-    admission = engine.allowance.admit(
-        method,
-        tokens,
-        gamma=settings.gamma or choice.gamma,
-        greedy=settings.sampling.greedy and not settings.logprobs,
-        methods=engine.methods,
-        busy=busy,
-        idle=idle,
-    )
+    several = [one.name for one in choice.proposers or choice.candidates if one.name != method]
+    with engine.places.lock:
+        busy, idle = _held(engine, method)
+        # the session that it takes is there already; beyond what the request itself needs it counts as all idle ones
+        idle -= min(sessions.next_bytes(prompt, owner), engine.allowance.beside(method, tokens))
+        busy += grammar + (engine.allowance.extra(several, tokens) if several else 0)
+        admission = engine.allowance.admit(
+            method,
+            tokens,
+            gamma=settings.gamma or choice.gamma,
+            greedy=settings.sampling.greedy and not settings.logprobs,
+            methods=engine.methods,
+            busy=busy,
+            idle=idle,
+        )
+        place = Place(admission.method, tokens, grammar)
+        engine.places.taken.append(place)
     if admission.crowded:
-        engine.sessions.clear()
+        with engine.lock:  # a pass over the memory of a batch must not be at work
+            engine.places.clear()
+        engine.forget_grammars()
     if admission.method == method:
-        return choice, admission
+        return choice, admission, place
     cheaper = choose_method(engine.bundle.manifest, admission.method)
-    return replace(cheaper, reason=admission.reason), admission
+    return replace(cheaper, reason=admission.reason), admission, place
+
+
+def _held(engine: LoadedBundle, method: str) -> tuple[int, int]:
+    """Bytes that other requests have or will come to need, and those that may be freed."""
+    places, allowance = engine.places, engine.allowance
+    busy = sum(
+        place.grammar
+        + max(allowance.beside(place.method, place.tokens), place.session.kv_bytes if place.session else 0)
+        for place in places.taken
+    )
+    held = [pool.held() for pool in places.pools]
+    # sessions that are in use for something else, such as to be saved
+    busy += sum(used for used, _ in held) - sum(place.session.kv_bytes for place in places.taken if place.session)
+    loaded = sorted({place.method for place in places.taken} - {method, AR})
+    busy += sum(allowance.extra([name], 1) for name in loaded)
+    return busy, engine.grammar_bytes + sum(idle for _, idle in held)
 
 
 def heaviest(choice: MethodChoice) -> str:

@@ -20,10 +20,10 @@ from edgespec.engine.admission import heaviest
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
-from edgespec.engine.sessions import Session, SessionPool
+from edgespec.engine.sessions import SessionPool
+from edgespec.errors import BudgetError
 from edgespec.runtimes.files.kv import LONGEST_PASS
 from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
-from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 Answer = Chunk | Exception
@@ -34,21 +34,26 @@ class BatchSessions:
     """Sessions over the slots of a batch, kept from batch to batch with what their drafters have learned.
 
     Args:
-        model: of native operators.
+        engine: of native operators.
         width: how many.
-        context: most tokens of a sequence.
-        make: a session over a slot.
     """
 
-    def __init__(self, model: Model, width: int, context: int, make: Callable[[Slot | None], Session]) -> None:
-        self.batch = NativeBatch(model, width, context=context)
-        slots = iter(self.batch.slots)
-        self.pool: SessionPool = SessionPool(lambda: make(next(slots)), width)
+    def __init__(self, engine: LoadedBundle, width: int) -> None:
+        self.batch = NativeBatch(engine.model, width, context=engine.context)
+        self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width)
+        self._pools = engine.places.pools  # what lies in a batch counts as all else does
+        self._pools.append(self.pool)
 
     def close(self) -> None:
         """Free them and what they lie on."""
+        self._pools.remove(self.pool)
         self.pool.close()
         self.batch.close()
+
+    def _free(self) -> Slot:
+        """A slot that is no session's; whoever asks has the pool's lock."""
+        taken = [session.target for session in self.pool.sessions]
+        return next(slot for slot in self.batch.slots if slot not in taken)
 
 
 class Batches:
@@ -56,11 +61,6 @@ class Batches:
 
     def __init__(self) -> None:
         self._idle: dict[int, BatchSessions] = {}
-
-    @property
-    def kv_bytes(self) -> int:
-        """Bytes of KV allocated by idle ones."""
-        return sum(sessions.batch.kv_bytes for sessions in list(self._idle.values()))
 
     def close(self) -> None:
         """Free all."""
@@ -114,7 +114,7 @@ class Batches:
         """Idle sessions of a batch of that width, or new ones."""
         with engine.lock:
             idle = self._idle.pop(width, None)
-        return idle or BatchSessions(engine.model, width, engine.context, engine.new_session)
+        return idle or BatchSessions(engine, width)
 
 
 def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
@@ -145,12 +145,18 @@ def run_batch(
         their results, in order.
     """
     results: dict[int, Result] = {}
-    waiting = iter(range(count))
+    waiting = list(range(count))[::-1]
     running: dict[int, Stream] = {}
     try:
         while len(results) < count:
-            while len(running) < width and (number := next(waiting, None)) is not None:
-                running[number] = start(number)
+            while waiting and len(running) < width:
+                try:
+                    running[waiting[-1]] = start(waiting[-1])
+                except BudgetError:
+                    if not running:
+                        raise
+                    break  # when one of them has ended there is room
+                waiting.pop()
             for _, answer in round_of(list(running.values()), batch, lock, wait=True):
                 if isinstance(answer, Exception):
                     raise answer

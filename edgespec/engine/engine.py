@@ -220,10 +220,6 @@ class Engine(LoadedBundle):
         shared = native or not self.strict or self.device != "cpu"
         return Engine(self.bundle, options, graph="native" if native else "plain", share=self if shared else None)
 
-    def kv_bytes(self) -> int:
-        """Bytes of KV allocated by all slots."""
-        return super().kv_bytes() + self._batches.kv_bytes
-
     def close(self) -> None:
         """Free the model and all that lies on it, at once; a round at hand ends first.
 

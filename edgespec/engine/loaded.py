@@ -15,6 +15,7 @@ from edgespec.drafters.skip_search.store import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.own_sampling import own_sampling
 from edgespec.engine.pace import Pace
+from edgespec.engine.places import Places
 from edgespec.engine.sessions import Session, SessionPool, Times
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
@@ -52,6 +53,7 @@ class LoadedBundle:
         allowance: the memory it may take.
         lock: held while the model is used: buffers are shared by all sessions.
         sessions: KV slots and drafters, kept from request to request.
+        places: the memory of all requests that run, and all sessions, those of batches too.
         paces: how fast prompts are read, by the target and by a draft.
         device_lost: why passes no longer run on the device; None = they do.
 
@@ -109,6 +111,7 @@ class LoadedBundle:
         elif run.operators == "native":
             self.approximations += model.kv.approximations
         self.sessions: SessionPool = SessionPool(self.new_session)
+        self.places = Places(self.sessions)
         self.device_lost: str | None = None
         self._off_device: LoadedBundle | None = None
         self._rows_exact: bool | None = None
@@ -248,8 +251,19 @@ class LoadedBundle:
             return self._off_device
 
     def kv_bytes(self) -> int:
-        """Bytes of KV allocated by all slots."""
-        return self.sessions.kv_bytes()
+        """Bytes of KV allocated by all slots, those of batches as far as they were written."""
+        return self.places.kv_bytes()
+
+    @property
+    def grammar_bytes(self) -> int:
+        """Bytes of compiled grammars that are kept."""
+        guidance = self.__dict__.get("guidance")  # it is made when the first grammar comes
+        return guidance.kept_bytes if guidance else 0
+
+    def forget_grammars(self) -> None:
+        """Free the compiled grammars that no request uses."""
+        if guidance := self.__dict__.get("guidance"):
+            guidance.forget()
 
     def new_session(self, target: Slot | None = None) -> Session:
         """A session over a slot; None = a new one."""
@@ -268,6 +282,7 @@ class LoadedBundle:
     def close(self) -> None:
         """Free the model and all that lies on it, at once; see ``Engine.close``."""
         with self.lock:
+            self.places.close()
             self.sessions.close()
             self._model = None
             self._drafts.clear()

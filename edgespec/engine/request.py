@@ -58,13 +58,13 @@ class Stream:
         on_stats: Callable[[Stats], None] | None = None,
         stats_every: int = 1,
         sessions: SessionPool | None = None,
+        owner: str | None = None,
     ) -> None:
-        self._engine, self._settings = engine, settings
+        self._engine, self._settings, self._places = engine, settings, engine.places
         self._prompt = list(prompt)
         check_cancel(cancel)
         self._cancel = cancel or threading.Event()
         choice = engine.choose_for(settings)
-        self._choice, self._admission = admit(engine, choice, len(self._prompt), settings)
         self._tokens: list[int] = []
         self._logprobs: list[float] = []
         self._finish: Finish | None = None
@@ -75,17 +75,23 @@ class Stream:
             constraint = engine.guidance.constraint(settings.grammar, len(self._prompt))
             self._sampling = replace(settings.sampling, constraint=constraint)
         self._sessions = sessions or engine.sessions
-        self._session = self._sessions.take(self._prompt)
+        self._owner = owner
+        self._choice, self._admission, self._place = admit(
+            engine, choice, self._prompt, settings, self._sessions, owner
+        )
         self._released = False
         self._lost: str | None = None  # why the device was left
         try:
+            self._session = self._place.session = self._sessions.take(self._prompt, owner)
             try:
                 self._begin()
             except DeviceError as error:
                 self._leave_device(error)
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
-            self._sessions.give_back(self._session)
+            engine.places.leave(self._place)
+            if self._place.session is not None:
+                self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
 
@@ -118,7 +124,7 @@ class Stream:
         self._engine = self._engine.off_device(error.message)
         self._sessions = self._engine.sessions
         self._choice = self._engine.choose_for(self._settings)
-        self._session = self._sessions.take(self.tokens)
+        self._session = self._place.session = self._sessions.take(self.tokens, self._owner)
         self._begin()
 
     def __enter__(self) -> Stream:
@@ -297,6 +303,7 @@ class Stream:
         """Give the session back, once: another request may have it already."""
         if not self._released:
             self._released = True
+            self._places.leave(self._place)
             self._rounds.close()
             self._sessions.give_back(self._session)
 

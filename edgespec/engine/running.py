@@ -32,15 +32,27 @@ class RunningBatch:
         self.streams: list[Stream] = []
         self._engine = engine
         native = engine.operators.kind == "native" and width > 1
-        self._sessions = BatchSessions(engine.model, width, engine.context, engine.new_session) if native else None
+        self._sessions = BatchSessions(engine, width) if native else None
 
     @property
     def room(self) -> int:
         """How many more requests may join now."""
         return self.width - len(self.streams)
 
-    def join(self, prompt: Sequence[int], settings: Settings, cancel: threading.Event | None = None) -> Stream:
+    def join(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        cancel: threading.Event | None = None,
+        owner: str | None = None,
+    ) -> Stream:
         """Begin a request; its first tokens come with the next round.
+
+        Args:
+            prompt: token ids.
+            settings: as for ``Engine.stream``.
+            cancel: set it to end the request after the round at hand.
+            owner: whose it is; what was computed of the texts of others is not taken up.
 
         Raises:
             InvalidRequest: as ``Engine.stream``, or there is no room.
@@ -49,7 +61,7 @@ class RunningBatch:
         if not self.room:
             raise ValueError(f"expected room for a request, got {len(self.streams)} of {self.width} running")
         pool = self._sessions.pool if self._sessions else None
-        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool)
+        stream = Stream(self._engine.usable, prompt, settings, cancel, sessions=pool, owner=owner)
         self.streams.append(stream)
         return stream
 

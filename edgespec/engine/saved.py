@@ -42,7 +42,7 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
     session = engine.sessions.take(tokens)
     try:
         if session.target.capacity < len(tokens):
-            _admit(engine, len(tokens))
+            _admit(engine, tokens)
         target, left = session.target, len(tokens)
         while left:  # by pieces, between which others run
             with engine.lock:
@@ -78,7 +78,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     saved = read_session(file)
     target, draft, manifest = saved.header.target, saved.header.draft, engine.bundle.manifest
     _require(file, target, engine.model, manifest, engine.context)
-    _admit(engine, len(target.tokens))
+    _admit(engine, target.tokens)
     with engine.lock:
         session = engine.new_session()
         _take_up(file, target, saved.target, session.target)
@@ -95,9 +95,11 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     return list(saved.header.messages)
 
 
-def _admit(engine: LoadedBundle, tokens: int) -> None:
+def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:
     """Refuse a text that does not fit the memory."""
-    admit(engine, engine.choose(AR), tokens, Settings(method=AR, max_new_tokens=1))
+    settings = Settings(method=AR, max_new_tokens=1)
+    *_, place = admit(engine, engine.choose(AR), tokens, settings, engine.sessions)
+    engine.places.leave(place)
 
 
 def _take_up(file: Path, saved: SavedSlot, body: NDArray[np.uint8], slot: Slot) -> None:  # [nbytes]

@@ -42,6 +42,10 @@ class Session:
 
     Drafters and their adaptive control stay from request to request: what a method learned about its acceptance and its
     cost is worth keeping.
+
+    Attributes:
+        target: the slot.
+        owner: whose text it holds; None = nobody in particular.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class Session:
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = target or open_slot(model, context=context)
+        self.owner: str | None = None
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
         self._begin_draft: Callable[[Slot], None] | None = None
@@ -165,6 +170,11 @@ class Session:
         """Bytes of KV allocated."""
         return self.target.kv_bytes + sum(slot.kv_bytes for slot, _ in self._drafts.values())
 
+    def forget(self) -> None:
+        """Hold no text any more: the next request must not be faster for what was asked before."""
+        for slot in self.slots().values():
+            slot.follow([])
+
     def close(self) -> None:
         """Free the slots and all that the drafters hold, whoever still has this session."""
         for slot in (self.target, *(slot for slot, _ in self._drafts.values())):
@@ -225,15 +235,35 @@ class SessionPool:
         self._busy: list[Session] = []
         self._lock = threading.Lock()
 
-    def take(self, prompt: Sequence[int]) -> Session:
-        """An idle session, or a new one."""
+    def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
+        """An idle session, or a new one.
+
+        Args:
+            prompt: what it should hold already.
+            owner: whose request it is; what a session holds of another owner's texts is forgotten first.
+        """
         with self._lock:
-            best = max(self._idle, key=lambda session: common_prefix(session.target.tokens, prompt), default=None)
+            best = self._best(prompt, owner)
             if best is not None:
                 self._idle.remove(best)
+                if best.owner != owner:
+                    best.forget()
             session = best or self._make()
+            session.owner = owner
             self._busy.append(session)
             return session
+
+    def next_bytes(self, prompt: Sequence[int], owner: str | None = None) -> int:
+        """Bytes of KV of the idle session that ``take`` would give; 0 = a new one."""
+        with self._lock:
+            best = self._best(prompt, owner)
+            return 0 if best is None else best.kv_bytes
+
+    def _best(self, prompt: Sequence[int], owner: str | None) -> Session | None:
+        def held(session: Session) -> int:
+            return common_prefix(session.target.tokens, prompt) if session.owner == owner else 0
+
+        return max(self._idle, key=held, default=None)
 
     def add(self, session: Session) -> None:
         """A session that was made elsewhere, idle."""
@@ -261,6 +291,11 @@ class SessionPool:
                 session.close()
 
     @property
+    def sessions(self) -> list[Session]:
+        """All there are."""
+        return [*self._idle, *self._busy]
+
+    @property
     def busy(self) -> int:
         """How many sessions are in use."""
         return len(self._busy)
@@ -271,10 +306,10 @@ class SessionPool:
             return sum(session.kv_bytes for session in [*self._idle, *self._busy])
 
     def held(self) -> tuple[int, int]:
-        """Bytes of KV of sessions in use, and of idle ones but the largest, which the next request may take."""
+        """Bytes of KV of sessions in use, and of idle ones."""
         with self._lock:
-            idle = sorted(session.kv_bytes for session in self._idle)
-            return sum(session.kv_bytes for session in self._busy), sum(idle[:-1])
+            busy, idle = (sum(session.kv_bytes for session in some) for some in (self._busy, self._idle))
+            return busy, idle
 
     def longest(self) -> int:
         """Capacity of the longest target slot, in tokens."""

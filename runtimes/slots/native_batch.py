@@ -17,7 +17,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.kv import BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT
-from edgespec.runtimes.slots.shared import Bound, Model, own_pages
+from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,24 @@ class NativeBatch:
         self._array = np.zeros((width, 0), np.uint8)  # [width, bytes]; pages never written cost nothing
         self.capacity = 0
         self._runner = _Runner(model, context=context)
+        self._context, self._closing = context, False
         self.slots: list[BatchSlot] = []
         for number in range(width):
             self.slots.append(BatchSlot(self, number, context, reserve))
 
     def close(self) -> None:
         """Free all it holds, whoever still has this batch; it is of no use afterwards."""
+        self._closing = True
         for slot in (*self.slots, self._runner):
             slot.close()
         vars(self).clear()
+
+    def renew(self, number: int) -> None:
+        """Put a new slot where one was closed; the memory of its row goes back to the system."""
+        if not self._closing:
+            row = self._array.shape[1]
+            give_back_pages(self._array, number * row, (number + 1) * row)
+            self.slots[number] = BatchSlot(self, number, self._context, 0)
 
     def forward(self, wanted: Sequence[BatchPass], best: bool = False) -> list[Pass]:
         """Run the passes of several slots as one, as ``forward`` or ``forward_best`` of each of them would.
@@ -111,8 +120,10 @@ class NativeBatch:
             # a block of tokens lies together: what is there already is the beginning of the larger cache
             array = own_pages((self.width, kv.nbytes(facts, need)), np.uint8)
             for number, slot in enumerate(self.slots):
-                used = min(kv.nbytes(facts, slot.furthest), self._array.shape[1])
+                row = self._array.shape[1]
+                used = min(kv.nbytes(facts, slot.furthest), row)
                 array[number, :used] = self._array[number, :used]
+                give_back_pages(self._array, number * row, (number + 1) * row)  # so that no text is there twice
             self._array, self.capacity = array, min(need, most)
             self._runner.attach(array, self.capacity)
         for slot in self.slots:
@@ -121,8 +132,8 @@ class NativeBatch:
 
     @property
     def kv_bytes(self) -> int:
-        """Bytes of KV of all slots."""
-        return self._array.nbytes
+        """Bytes of KV of all slots, as far as they were written."""
+        return sum(slot.kv_bytes for slot in self.slots)
 
 
 class BatchSlot(NativeSlot):
@@ -135,22 +146,41 @@ class BatchSlot(NativeSlot):
 
     def __init__(self, batch: NativeBatch, number: int, context: int | None, reserve: int) -> None:
         self.batch, self.number = batch, number
+        self._written = 0  # tokens: the most that this row of the array has held
         super().__init__(batch.model, context=context, reserve=0)
-        batch.grow(reserve)
+        if reserve:
+            batch.grow(reserve)
         self.attach(batch._array[number : number + 1], batch.capacity)
 
     def reserve(self, tokens: int) -> None:
         if self in self.batch.slots:  # else it is being made
             self.batch.grow(tokens)
 
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of KV, as far as they were written: pages never written cost nothing."""
+        kept = self._checkpoints.nbytes if self._checkpoints else 0
+        return kept + min(self.kv.nbytes(self.model.facts, max(self._written, self.furthest)), self._row)
+
+    def close(self) -> None:
+        """Free what it holds; the batch has a new slot in its place."""
+        batch, number = self.batch, self.number
+        super().close()
+        batch.renew(number)
+
     def attach(self, cache: NDArray[np.uint8], capacity: int) -> None:
         """Use this cache [1, bytes] from now on."""
+        self._row = cache.shape[1]
         self._cache = self._bind("kv", Bound(cache))
         self.capacity = capacity
 
     def make_room(self, rows: int) -> None:
         """Grow if so many rows more do not fit."""
         self._need_room(len(self.tokens) + rows)
+
+    def _need_room(self, rows: int) -> None:
+        super()._need_room(rows)
+        self._written = max(self._written, rows)
 
     def planned(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None) -> NDArray[np.int64]:
         """[6, n], a copy: the plan of a pass whose rows may be kept; it begins here."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ from edgespec.errors import InvalidRequest
 from edgespec.runtimes.text.codec import TextCodec
 
 MOST = 1 << 20  # characters of a grammar
-KEPT = 16  # compiled grammars
+KEPT_BYTES = 32 << 20  # of compiled grammars that no request uses
+# what compiled grammars took: 122 to 210 bytes a character, schemas of 3 to 93 kB (llguidance 1.9); the rest is a guess
+EACH_BYTES, CHARACTER_BYTES = 1 << 18, 224
 # JSON as models write it; where spaces and line ends were free, a small model could write them forever
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
@@ -45,7 +48,23 @@ class Guidance:
             self._tokenizer = LLTokenizer(codec.tokenizer.to_str(), n_vocab=vocab, eos_token=min(eos))
         except ValueError as error:
             raise InvalidRequest(f"this bundle's tokenizer cannot be guided: {error}") from error
-        self._compiled = lru_cache(KEPT)(self._compile)  # requests of one kind of answer bring the same grammar
+        self._kept: dict[Grammar, Any] = {}  # matchers at the beginning of a text; the last asked for is last
+        self._lock = Lock()
+
+    @staticmethod
+    def nbytes(grammar: Grammar) -> int:
+        """Bytes that a compiled grammar takes, about."""
+        return EACH_BYTES + CHARACTER_BYTES * len(grammar.text)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of the compiled grammars that are kept for requests to come, about."""
+        return sum(map(self.nbytes, list(self._kept)))
+
+    def forget(self) -> None:
+        """Free them; requests that run have their own."""
+        with self._lock:
+            self._kept.clear()
 
     def require(self, grammar: Grammar) -> None:
         """Refuse a grammar that ``constraint`` would refuse."""
@@ -81,6 +100,17 @@ class Guidance:
     def _written(self) -> list[bytes]:
         """What each token writes."""
         return [bytes(self._tokenizer.decode_bytes([token])) for token in range(self.vocab)]
+
+    def _compiled(self, grammar: Grammar) -> Any:
+        """A matcher at the beginning of a text, kept: requests of one kind of answer bring the same grammar."""
+        with self._lock:
+            made = self._kept.pop(grammar, None)
+        made = made or self._compile(grammar)
+        with self._lock:
+            self._kept[grammar] = made
+            while len(self._kept) > 1 and self.kept_bytes > KEPT_BYTES:
+                del self._kept[next(iter(self._kept))]
+        return made
 
     def _compile(self, grammar: Grammar) -> Any:
         """A matcher at the beginning of a text."""

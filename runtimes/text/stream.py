@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.stops import StopStrings
 
 
 class StreamDecoder:
@@ -28,7 +29,7 @@ class StreamDecoder:
 
     def __init__(self, codec: TextCodec, prompt: Sequence[int] = (), stop: Sequence[str] = ()) -> None:
         self.codec = codec
-        self.stop = [string for string in stop if string]
+        self._stops = StopStrings(stop)
         self.text = ""
         self.stopped: str | None = None
         self._window = self._tail(list(prompt))
@@ -80,18 +81,11 @@ class StreamDecoder:
 
     def _give(self, candidate: str) -> str:
         self._held = ""
-        found = [(at, string) for string in self.stop if (at := candidate.find(string)) >= 0]
-        if found:
-            at, self.stopped = min(found)
+        found = self._stops.find(candidate)
+        if found is not None:
+            at, self.stopped = found
             candidate = candidate[:at]
-        else:
-            keep = max((_overlap(candidate, string) for string in self.stop), default=0)
-            if keep:
-                candidate, self._held = candidate[:-keep], candidate[-keep:]
+        elif keep := self._stops.beginning(candidate):
+            candidate, self._held = candidate[:-keep], candidate[-keep:]
         self.text += candidate
         return candidate
-
-
-def _overlap(text: str, string: str) -> int:
-    """Length of the longest end of ``text`` that begins ``string``."""
-    return next((n for n in range(min(len(text), len(string) - 1), 0, -1) if string.startswith(text[-n:])), 0)

@@ -71,7 +71,7 @@ class Allowance:
         self._mapped = False  # whether mapped files count
         self._known: dict[RunOptions, tuple[int, int]] = {}
         self._asked_bytes: int | None = None
-        self._reserved = False
+        self._reserved, self._aside = False, 0
         if budget == OFF:
             return
         found = available_memory()
@@ -85,12 +85,18 @@ class Allowance:
             self.limit = found.available + resident_now()[0]
         self._renew()
 
+    def set_aside(self, size: int) -> None:
+        """Keep so many bytes for what else this process does, such as serving."""
+        self._aside += size
+        if self.limit is not None:
+            self.limit -= size
+
     def _renew(self) -> None:
         """Look again at a limit of reserved memory: libraries reserve more while a bundle is loaded."""
         if not self._reserved:
             return
-        reach = available_memory().reachable - (self._use.threads + 1) * STACK
-        self.limit = reach if self._asked_bytes is None else min(self._asked_bytes, reach)
+        reach = available_memory().reachable - (self._use.threads + 1) * STACK - self._aside
+        self.limit = reach if self._asked_bytes is None else min(self._asked_bytes - self._aside, reach)
 
     def admit_bundle(self, context: int | None) -> None:
         """Refuse a bundle that cannot fit, before anything of it is loaded.
@@ -184,6 +190,13 @@ class Allowance:
                 kept.append(name)
                 left -= extra
         return kept
+
+    def beside(self, method: str, tokens: int) -> int:
+        """Bytes that one more request of so many tokens takes: its keys and values, its text, its rows of logits."""
+        if self.limit is None:
+            return 0
+        use = replace(self._use, method=method, context=tokens, chunk=CHUNKS[-1])
+        return self._takes(replace(use, batch=3)) - self._takes(replace(use, batch=2))
 
     def extra(self, methods: Sequence[str], tokens: int) -> int:
         """Bytes that methods take beyond plain decoding's, all of them together."""

@@ -36,6 +36,8 @@ STOCK_CODE = int(2.0 * MIB)  # more code of ONNX Runtime's that stock operators 
 # of a session: a node's kernel, its attributes and shapes; by the size of the graph's file
 SESSION, SESSION_GRAPH = int(0.6 * MIB), 2.0
 STOCK_SESSION, STOCK_GRAPH = int(2.9 * MIB), 12.5
+# what a server adds: its libraries, connections, bodies, answers that wait to be read
+SERVER = int(20.0 * MIB)
 # of a tokenizer: its tables once they are made, and what making them takes, over the size of tokenizer.json
 TOKENIZER, TOKENIZER_LOADING = 8.7, 2.9
 # private bytes of a token of the text: the lists of the request, of the slot and of the loop, and their numbers
