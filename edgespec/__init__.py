@@ -7,7 +7,22 @@ print(engine.generate("Once upon a time", max_new_tokens=64).text)
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
+
+# Nothing leaves the device.  ONNX Runtime 1.29 and later report how they are used, and write an identifier of the
+# device into the user's cache, unless the first variable is set before the import.  The hub's client reads the other.
+_SILENT = {"ORT_DISABLE_TELEMETRY": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+if "onnxruntime" in sys.modules and os.environ.get("ORT_DISABLE_TELEMETRY", "0") in ("", "0", "false"):
+    import warnings
+
+    warnings.warn(
+        "onnxruntime was imported before edgespec, so its telemetry may have started: import edgespec first, or set "
+        "ORT_DISABLE_TELEMETRY=1",
+        stacklevel=2,
+    )
+os.environ.update(_SILENT)
 
 __version__ = "0.1.0"
 __all__ = [

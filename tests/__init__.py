@@ -7,5 +7,7 @@ nothing.
 
 import os
 
+import edgespec  # noqa: F401  it silences ONNX Runtime, which some tests import before anything of edgespec
+
 for _name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
     os.environ.setdefault(_name, "1")

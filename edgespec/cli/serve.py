@@ -77,6 +77,7 @@ def command(
         socket = config.bind_socket()
     except SystemExit as error:  # it has logged why
         raise InvalidRequest(f"cannot listen on {host}:{port}", "--port 0 takes a free port") from error
+    socket.listen(config.backlog)  # whoever reads the address below may connect at once
     model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
     click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
     if as_json:

@@ -49,6 +49,7 @@ def make_session(path: Path, threads: int | None = None, native: bool = False) -
     """
     import onnxruntime as ort
 
+    ort.disable_telemetry_events()  # Windows' builds hand events to the system whatever the environment says
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads or default_threads()
     options.inter_op_num_threads = 1

@@ -27,6 +27,8 @@ from tests.support.dflash import write_dflash
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 from tests.support.mtp import write_mtp
 from tests.support.older import schema_2
+from tests.support.required import need
+from tools.network import left_in, network_calls, traced
 
 LENGTH = 24
 CHOSEN = (0, 4, 10, 13)  # prompts
@@ -106,6 +108,25 @@ def test_every_method_writes_what_python_writes(
     ran = run_tests(golden=str(path), onnxruntime=str(same_onnxruntime(tmp_path)))
     assert ran.tests >= 20, ran.output
     assert ran.skipped == 0, ran.output
+
+
+@pytest.mark.usefixtures("native")
+def test_nothing_leaves_the_device(bundles: Callable[..., Path], tmp_path: Path) -> None:
+    """Seen by system calls, where no variable silences ONNX Runtime or the tokenizers' library."""
+    need_maven()
+    need("strace", "to see system calls with")
+    made = serve(bundles("native", "int4"), "native", [({"method": "ngram"}, PROMPTS[0])], LENGTH)
+    golden, log, home = tmp_path / "golden.json", tmp_path / "calls", tmp_path / "home"
+    golden.write_text(json.dumps({"bundles": [made]}), "utf-8")
+    home.mkdir()
+    told = [word for name in ("CI", "ORT_DISABLE_TELEMETRY", "OPT_OUT_TRACKING") for word in ("-u", name)]
+    library = native_library().path
+    assert library is not None
+    code, said = replay(golden, library, ["env", *told, f"HOME={home}", *traced(["java"], home, log)])
+    assert code == 0, said
+    assert f"{LENGTH} tokens of 1 requests" in said
+    assert network_calls(log.read_text("utf-8")) == []
+    assert [name for name in left_in(home) if "Microsoft" in name or "onnxruntime" in name] == []
 
 
 def test_the_library_asks_for_nothing_that_android_lacks(arm_library: Path) -> None:

@@ -13,9 +13,9 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import onnxruntime
-import pytest
 
 from tests.support.alone import alone
+from tests.support.required import need
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "android_demo"
@@ -33,11 +33,7 @@ class Ran:
 
 def need_maven() -> None:
     """A JDK and Maven are a must in continuous integration; elsewhere the test is skipped without them."""
-    missing = [name for name in ("javac", "mvn") if shutil.which(name) is None]
-    if missing and os.environ.get("CI"):
-        pytest.fail(f"continuous integration must have a JDK 17 and Maven; missing: {', '.join(missing)}")
-    if missing:
-        pytest.skip(f"no {' and no '.join(missing)} to build the Kotlin runtime with")
+    need("javac", "mvn", "to build the Kotlin runtime with")
 
 
 def maven(*arguments: str) -> subprocess.CompletedProcess[str]:

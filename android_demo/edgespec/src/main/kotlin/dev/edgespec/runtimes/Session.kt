@@ -20,7 +20,10 @@ import java.nio.LongBuffer
 
 /* ONNX Runtime: sessions made the same way everywhere, and memory that a session reads and writes where it lies. */
 
-internal val ENVIRONMENT: OrtEnvironment by lazy { OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL) }
+internal val ENVIRONMENT: OrtEnvironment by lazy {
+    silenceOnnxRuntime()
+    OrtEnvironment.getEnvironment(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL).apply { setTelemetry(false) }
+}
 
 /** Memory outside of the Java heap and the tensor over it (zero copy): write one, the session reads the other. */
 internal class Bound private constructor(val tensor: OnnxTensor, val bytes: ByteBuffer) : AutoCloseable {
@@ -95,6 +98,7 @@ fun defaultThreads(): Int = Runtime.getRuntime().availableProcessors().coerceIn(
  * native operators, where the graph uses them.
  */
 internal fun makeSession(path: File, threads: Int, library: File?): OrtSession {
+    val environment = ENVIRONMENT // before anything else of ONNX Runtime, which reads once whether it may report its use
     try {
         OrtSession.SessionOptions().use { options ->
             options.setIntraOpNumThreads(threads)
@@ -102,9 +106,9 @@ internal fun makeSession(path: File, threads: Int, library: File?): OrtSession {
             options.setSessionLogLevel(OrtLoggingLevel.ORT_LOGGING_LEVEL_FATAL) // errors come back as exceptions
             options.addConfigEntry("session.intra_op.allow_spinning", "0")
             if (library != null) options.registerCustomOpLibrary(library.absolutePath)
-            return ENVIRONMENT.createSession(path.absolutePath, options)
+            return environment.createSession(path.absolutePath, options)
         }
     } catch (error: OrtException) {
-        throw BundleError("$path: ONNX Runtime ${ENVIRONMENT.version} cannot load this graph: ${firstLine(error)}", cause = error)
+        throw BundleError("$path: ONNX Runtime ${environment.version} cannot load this graph: ${firstLine(error)}", cause = error)
     }
 }

@@ -30,7 +30,8 @@ class TextCodec(private val folder: File) : AutoCloseable {
             val data = JsonParser.parseString(file.readText()).asJsonObject
             readVocabulary(data)
             bytes = ByteTokens.of(data, names, special)
-            // a folder's configuration could ask for truncation and padding: the file alone is read
+            // a folder's configuration could ask for truncation and padding: the file alone is read; offline it neither asks
+            // the network whether this is a data center, nor tells DJL's authors
             System.setProperty("ai.djl.offline", "true")
             tokenizer = file.inputStream().use {
                 HuggingFaceTokenizer.newInstance(it, mapOf("truncation" to "do_not_truncate", "padding" to "do_not_pad", "addSpecialTokens" to "true"))
