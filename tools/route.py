@@ -15,6 +15,15 @@ from types import FrameType
 
 ROOT = Path(__file__).resolve().parents[1]
 NEW = 24  # tokens
+PACKAGE = ("edgespec", "export", "runtimes", "configs")
+
+
+def own_file(name: str) -> str | None:
+    """A file of the package as it lies in the checkout; None = another one, as of a virtual environment in it."""
+    path = Path(name).resolve()
+    if not path.is_relative_to(ROOT) or path.relative_to(ROOT).parts[0] not in PACKAGE:
+        return None
+    return path.relative_to(ROOT).as_posix()
 
 
 def route(bundle: Path, method: str) -> Counter[tuple[str, str]]:
@@ -25,8 +34,7 @@ def route(bundle: Path, method: str) -> Counter[tuple[str, str]]:
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
-        if event == "call" and code.co_name[0] != "<" and code.co_filename.startswith(f"{ROOT}/"):
-            file = str(Path(code.co_filename).resolve().relative_to(ROOT))
+        if event == "call" and code.co_name[0] != "<" and (file := own_file(code.co_filename)):
             called[file, f"{code.co_firstlineno}: {code.co_name}"] += 1
 
     with edgespec.load(bundle, threads=1) as engine:

@@ -3,7 +3,7 @@
 One candidate is in use at a time, inside adaptive control of its own; the others are neither asked nor told anything,
 and are not even loaded before their turn.  What counts is measured: the tokens of the latest rounds over the plain
 steps they took.  When nothing pays, the cheap candidate is left looking at the text if that costs next to nothing, else
-decoding is plain, with tries that get rarer (``arm``).
+decoding is plain, with tries that get rarer (``bandit``).
 """
 
 from __future__ import annotations

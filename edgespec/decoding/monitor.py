@@ -43,7 +43,7 @@ class Switched:
 
 @dataclass
 class Control:
-    """What adaptive control decided and expects ; drafters fill it (``Drafter.watch``).
+    """What adaptive control and method auto decided and expect; they fill it (``Drafter.watch``).
 
     Attributes:
         expected: (tokens, time in plain steps) expected of the proposal at hand; None = nothing is expected.

@@ -17,7 +17,7 @@ class Parts:
     """What a bundle offers to the drafters of one session.
 
     Every drafter's module has ``build(parts, part, options) -> Drafter``, part being the method's entry in the manifest
-    and options the request's ``DraftOptions``.  A drafter with a method ``step_once() -> None`` has its draft steps
+    and options the request's ``DraftOptions``.  A drafter whose ``step_once`` runs a draft step has such steps
     timed by it before the first request.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Drawing a chain of guesses from draft logits: what ``draft_model`` and ``self_spec`` share."""
+"""Drawing a chain of guesses from draft logits: what ``speculative``, ``self_spec`` and ``entries`` share."""
 
 from __future__ import annotations
 

@@ -1,0 +1,31 @@
+"""The route of a token counts functions of the package alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tools.route import PACKAGE, ROOT, own_file, route
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        (ROOT / "edgespec" / "engine" / "engine.py", "edgespec/engine/engine.py"),
+        (ROOT / "edgespec" / "runtimes" / "opening.py", "runtimes/opening.py"),  # by the link
+        (ROOT / ".venv" / "lib" / "python3.12" / "site-packages" / "numpy" / "core.py", None),
+        (ROOT / "tests" / "conftest.py", None),
+        (Path("/usr/lib/python3/os.py"), None),
+        ("<string>", None),
+    ],
+)
+def test_a_virtual_environment_inside_the_checkout_is_not_counted(name: Path | str, expected: str | None) -> None:
+    assert own_file(str(name)) == expected
+
+
+def test_a_token_goes_through_the_package(bundle: Callable[..., Path]) -> None:
+    called = route(bundle("int4"), "ar")
+    assert ("runtimes/slots/stock.py" in {file for file, _ in called}) or any("native" in file for file, _ in called)
+    assert {Path(file).parts[0] for file, _ in called} <= set(PACKAGE)
