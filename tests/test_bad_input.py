@@ -25,6 +25,7 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.text.codec import TextCodec
 from tests.support import hf
+from tests.support.saved import saved
 from tests.support.zoo import CASES
 
 JSON = st.recursive(
@@ -99,12 +100,33 @@ MORE = ["layer_types", "no_rope_layers", "partial_rotary_factor", "rope_scaling"
 @settings(FUZZ, max_examples=300)
 @given(data=st.data())
 def test_any_configuration_of_any_architecture(every: dict[str, Path], data: st.DataObject) -> None:
+    """One value of what transformers writes, at any depth, is another, or an option is there that was not."""
     name = data.draw(st.sampled_from(sorted(CASES)))
-    config = CASES[name].config
-    key = data.draw(st.sampled_from(sorted({*config, *MORE})))
-    (every[name] / "config.json").write_text(json.dumps({**config, key: data.draw(JSON)}), "utf-8")
+    config = saved(name)["config"]
+    if data.draw(st.booleans()):
+        changed = replaced(config, data.draw(st.sampled_from(leaves(config))), data.draw(JSON))
+    else:
+        changed = {**config, data.draw(st.sampled_from(sorted({*config, *MORE}))): data.draw(JSON)}
+    (every[name] / "config.json").write_text(json.dumps(changed), "utf-8")
     with suppress(EdgespecError):
         open_model(every[name], None)
+
+
+KINDS = {case.config["model_type"]: name for name, case in CASES.items()}
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS))
+def test_every_value_of_a_configuration_may_be_nonsense(every: dict[str, Path], kind: str) -> None:
+    """As transformers writes it; of lists the first entry."""
+    name = KINDS[kind]
+    config = saved(name)["config"]
+    for path in leaves(config)[1:]:
+        for wrong in ({"a": 1}, 0, 10**9):
+            if not any(type(key) is int and key for key in path):
+                changed = replaced(config, path, wrong)
+                (every[name] / "config.json").write_text(json.dumps(changed), "utf-8")
+                with suppress(EdgespecError):
+                    open_model(every[name], None)
 
 
 @FUZZ

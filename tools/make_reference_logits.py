@@ -3,6 +3,7 @@
 Needs torch, transformers and what tests/support/hf.py needs (numpy, safetensors, ml_dtypes, tokenizers):
 
     python tools/make_reference_logits.py -o tests/data/reference
+    python tools/make_reference_logits.py --forms       # only what transformers saves: shapes.json, saved.json
 
 The tests need none of torch and transformers: they write the same seeded checkpoints (tests/support/hf.py) and
 compare with the files made here, one <name>.npz per entry of `hf.CONFIGS`, whose arrays are
@@ -32,7 +33,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.support import hf
+from tests.support import hf, saved
 from tests.support.zoo import CASES
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -54,10 +55,14 @@ def main() -> None:
         help="folder of the .npz files",
     )
     parser.add_argument("names", nargs="*", help="configurations; none = all")
+    parser.add_argument("--forms", action="store_true", help="names, shapes and configurations alone, no logits")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.output.mkdir(parents=True, exist_ok=True)
     save_shapes()
+    save_forms()
+    if arguments.forms:
+        return
     for name in arguments.names or hf.CONFIGS:
         with tempfile.TemporaryDirectory() as folder:
             model = load(hf.write_reference_checkpoint(folder, name))
@@ -68,7 +73,7 @@ def main() -> None:
 
 
 def save_shapes() -> None:
-    """Write names and shapes of the tensors that transformers would save for each configuration of the tests."""
+    """Write names and shapes of the tensors that transformers has in memory for each configuration of the tests."""
     found = {}
     for name, case in CASES.items():
         config = AutoConfig.for_model(**case.config)
@@ -77,6 +82,13 @@ def save_shapes() -> None:
         found[name] = {key: list(value.shape) for key, value in model.state_dict().items() if key not in tied}
     (hf.SHAPES.parent / "version.txt").write_text(transformers.__version__ + "\n", "utf-8")
     hf.SHAPES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+
+
+def save_forms() -> None:
+    """Write what ``save_pretrained`` writes of each configuration of the tests: names, shapes, configurations."""
+    found = {name: saved.save(config, hf.DTYPES[name]) for name, config in hf.CONFIGS.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(form)}" for name, form in found.items()]
+    saved.SAVED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
 
 
 def load(folder: Path) -> PreTrainedModel:

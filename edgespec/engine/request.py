@@ -103,7 +103,6 @@ class Stream:
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             self._session.chunk = self._admission.chunk
-            self._foreign = self._session.begin(self.tokens)
             self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
@@ -161,9 +160,6 @@ class Stream:
         used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
         exact = engine.strict and stats.exact and self._lost is None and (used == AR or engine.rows_exact())
-        unproven = engine.unproven()
-        if self._foreign:
-            unproven.append(self._foreign)
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -172,9 +168,8 @@ class Stream:
             method_requested=settings.method,
             method_used=used,
             reason=self._reason(),
-            lossless=None if unproven and stats.lossless else stats.lossless,
-            exact=None if unproven and exact else exact,
-            unproven=unproven,
+            lossless=stats.lossless,
+            exact=exact,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             device=engine.device,

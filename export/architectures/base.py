@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
 from edgespec.export.architectures.rope import Rotary, rope_parameters
-from edgespec.export.architectures.settings import Settings, model_facts
+from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import ShapeOps
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
-from edgespec.runtimes.files.manifest import DrafterKind
+from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
 ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
@@ -112,11 +112,12 @@ class Architecture:
         )
         self.check()
         self.rotaries = self.rotations()
+        rope: dict[str, Any] = {}
         if main := self.rotaries.get("rope"):
+            others = [rotary.dims for name, rotary in self.rotaries.items() if name != "rope"]
             rope = {key: value for key, value in main.parameters.items() if value is not None} | {"dims": main.dims}
-            if others := [rotary.dims for name, rotary in self.rotaries.items() if name != "rope"]:
-                rope["other_dims"] = others
-            self.facts = self.facts.model_copy(update={"rope": rope})
+            rope |= {"other_dims": others} if others else {}
+        self.facts = part_of(ModelFacts, settings.file, dict(self.facts) | {"rope": rope})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
 
     @property

@@ -11,6 +11,7 @@ import numpy as np
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import ExpertsRule, Ops, X
+from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Columns, Floats, Joined, Own
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -91,7 +92,8 @@ class MixtureOfExperts(Architecture):
                 f"{settings.file}: {chosen} of {count} experts of {inner} in {self.facts.hidden}, {size} shared: "
                 "expected at most 1024, widths that are multiples of 32, and a shared one of whole experts"
             )
-        facts = ExpertFacts(count=count + always, chosen=chosen + always, inner=inner, layers=layers, always=always)
+        sizes = {"count": count + always, "chosen": chosen + always, "inner": inner, "layers": layers, "always": always}
+        facts = part_of(ExpertFacts, settings.file, sizes)
         self.facts = self.facts.model_copy(update={"experts": facts})
 
     def is_mixed(self, layer: int) -> bool:

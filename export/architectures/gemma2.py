@@ -15,7 +15,7 @@ class Gemma2(Gemma):
     after_mlp = "post_feedforward_layernorm"
 
     def rule(self, layer: int) -> AttentionRule:
-        size = self.settings.number("query_pre_attn_scalar", self.facts.head_dim)
+        size = self.settings.positive("query_pre_attn_scalar", self.facts.head_dim)
         cap = self.settings.number("attn_logit_softcapping", 0.0)
         return replace(super().rule(layer), scale=size**-0.5, cap=cap)
 

@@ -3,6 +3,8 @@
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.architectures.proportional import rotations_by_kind
+from edgespec.export.architectures.settings import part_of
+from edgespec.runtimes.files.manifest import ModelFacts
 
 SUPPORTED = "gemma4 with per-layer embeddings and without experts (E2B, E4B)"
 ROTATIONS = {
@@ -42,10 +44,9 @@ class Gemma4Config(Architecture):
             )
         self.wide = self._wide()
         dims = [self.dim(layer) for layer in range(self.owners)]
-        self.facts = facts.model_copy(
-            update={"head_dims": dims, "shared": facts.layers - self.owners,
-                    "layer_embedding": settings.integer("hidden_size_per_layer_input", 256)}
-        )  # fmt: skip
+        sizes = {"head_dims": dims, "shared": facts.layers - self.owners,
+                 "layer_embedding": settings.integer("hidden_size_per_layer_input", 256)}  # fmt: skip
+        self.facts = part_of(ModelFacts, settings.file, dict(facts) | sizes)
 
     def _kinds(self) -> list[str]:
         """Sliding or full attention of each layer; the last one's is full."""
@@ -59,10 +60,10 @@ class Gemma4Config(Architecture):
         if not isinstance(every, dict):
             return self.settings.integer("global_head_dim", 512)
         found = [every.get(str(at), {}) for at, kind in enumerate(self.kinds) if kind == "full_attention"]
-        sizes = {own.get("head_dim", self.facts.head_dim) if isinstance(own, dict) else None for own in found}
-        size = sizes.pop()
+        sizes = [own.get("head_dim", self.facts.head_dim) if isinstance(own, dict) else None for own in found]
+        size = sizes[0]
         others = {key for own in every.values() if isinstance(own, dict) for key in own} - {"head_dim"}
-        if sizes or others or not isinstance(size, int) or size <= 0 or size % 8:
+        if any(other != size for other in sizes) or others or not isinstance(size, int) or size <= 0 or size % 8:
             raise UnsupportedModel(
                 f"{self.settings.file}: expected per_layer_config to give all full layers one head_dim, a multiple of 8"
             )

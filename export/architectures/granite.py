@@ -23,7 +23,7 @@ class Granite(Architecture):
 
     @property
     def logits(self) -> LogitsRule:
-        return LogitsRule(scale=1 / self.settings.number("logits_scaling", 1.0))
+        return LogitsRule(scale=1 / self.settings.positive("logits_scaling", 1.0))
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         """What ends a sub-layer carries its multiplier."""

@@ -6,14 +6,17 @@ from typing import ClassVar
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS
+from edgespec.export.architectures.experts import first_of
 from edgespec.export.architectures.lfm2 import Lfm2
 from edgespec.export.architectures.ops import AttentionRule, Ops, X
 from edgespec.export.architectures.proportional import proportional, rotations_by_kind, turned_first, turned_rows
 from edgespec.export.architectures.rope import Rotary
+from edgespec.export.source.derived import Own
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
 GATE = "self_attn.output_gate_proj"  # [heads, hidden]
+GATES = "self_attn.gate_proj.weight", "self_attn.g_proj.weight"  # saved, in memory
 KINDS = ("conv", "full_attention", "sliding_attention")
 ROTATIONS = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
@@ -26,10 +29,7 @@ class Lfm3(Lfm2):
     example = "LFM3-1.7B"
     features = "as lfm2; windows, gates on heads, norms around sub-layers; native operators only"
     aliases: ClassVar[dict[str, str]] = {"tie_word_embeddings": "tie_embedding"}
-    layer_names: ClassVar[dict[str, str]] = {
-        **{ours: theirs for ours, theirs in Lfm2.layer_names.items() if not ours.startswith("self_attn")},
-        GATE: "self_attn.g_proj",
-    }
+    layer_names: ClassVar[dict[str, str]] = {k: v for k, v in Lfm2.layer_names.items() if not k.startswith("self_attn")}
     after_attention = "post_operator_norm"
     after_mlp = "post_ffn_norm"
 
@@ -39,13 +39,13 @@ class Lfm3(Lfm2):
     def check(self) -> None:
         settings, layers = self.settings, self.facts.layers
         kinds = settings.each("layer_types", layers, KINDS)
+        self.gated = settings.flag("use_attention_gate", True)
         self.kinds = kinds or [KINDS[0 if at % 2 or not at else 1 + (at % 4 == 0)] for at in range(layers)]
         length = settings.integer("conv_L_cache", 7)
         convolutions = [at for at, kind in enumerate(self.kinds) if kind == "conv"]
         if len(convolutions) in (0, layers) or not 2 <= length <= 16:
-            raise UnsupportedModel(
-                f"{settings.file}: expected layers with attention and with convolutions, and conv_L_cache in 2 to 16"
-            )
+            what = "expected layers with attention and with convolutions, and conv_L_cache in 2 to 16"
+            raise UnsupportedModel(f"{settings.file}: {what}")
         settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
         self.facts = self.facts.model_copy(update={"convolutions": convolutions, "taps": length})
 
@@ -75,7 +75,7 @@ class Lfm3(Lfm2):
         return super().normed(ops, x, layer, None if absent else module)
 
     def attend(self, ops: Ops[X], h: X, layer: int) -> X:
-        if self.kinds[layer] == "conv" or not self.settings.flag("use_attention_gate", True):
+        if self.kinds[layer] == "conv" or not self.gated:
             return super().attend(ops, h, layer)
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
         (gate,) = ops.linear(h, self.linear(layer, GATE))
@@ -85,7 +85,10 @@ class Lfm3(Lfm2):
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         found, facts = dict(super().derived(source)), self.facts
         order = turned_first(facts.head_dim, self.rotaries["rope_full"].dims)
-        for layer in (at for at, kind in enumerate(self.kinds) if kind == "full_attention"):
-            heads, bias = {"q": facts.heads, "k": facts.kv_heads}, self.bias(ATTENTION)
-            found |= turned_rows(source, f"{LAYERS}.{layer}", heads, order, bias)
+        heads, bias = {"q": facts.heads, "k": facts.kv_heads}, self.bias(ATTENTION)
+        for layer, kind in enumerate(self.kinds):
+            at = f"{LAYERS}.{layer}."
+            if self.gated and kind != "conv":
+                found[f"{at}{GATE}.weight"] = Own(source, at + first_of(source, at, GATES))
+            found |= turned_rows(source, at[:-1], heads, order, bias) if kind == "full_attention" else {}
         return found

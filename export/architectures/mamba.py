@@ -8,6 +8,7 @@ import numpy as np
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, X
+from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Exponential, Own, Rows, Taps
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -30,13 +31,14 @@ class Mamba(Architecture):
         if not spaces:
             return
         inner, values = settings.integer("mamba_expand", 2) * hidden, settings.integer("mamba_n_heads", 128)
-        heads = DeltaHeads(keys=settings.integer("mamba_n_groups", 1), values=values, space=True,
-                           key_dim=settings.integer("mamba_d_state", 256), value_dim=inner // values)  # fmt: skip
+        sizes = {"keys": settings.integer("mamba_n_groups", 1), "values": values, "space": True,
+                 "key_dim": settings.integer("mamba_d_state", 256), "value_dim": inner // values}  # fmt: skip
+        heads = part_of(DeltaHeads, settings.file, sizes)
         taps, limit = settings.integer("mamba_d_conv", 4), settings.get("time_step_limit", [0.0, np.inf])
         odd = heads.key_dim % 16 or heads.value_dim % 16 or values * heads.value_dim != inner or not 2 <= taps <= 16
         other = heads.keys != 1 or not settings.flag("mamba_conv_bias", True) or self.activation != "silu"
         wide = max(heads.key_dim, heads.value_dim) > 512
-        if odd or wide or other or [float(each) for each in limit] != [0.0, np.inf]:
+        if odd or wide or other or limit != [0.0, np.inf]:
             raise UnsupportedModel(
                 f"{settings.file}: expected state spaces of one group (mamba_n_groups), with mamba_conv_bias and silu, "
                 "no time_step_limit, sizes of heads and states in multiples of 16 up to 512, mamba_d_conv in 2 to 16"

@@ -14,6 +14,9 @@ from edgespec.export.source.source import Checkpoint
 
 EPS = 1e-5  # of the norm behind a delta rule, whatever config.json says of the others
 
+# what files call them; of layers with attention transformers 5 saves the second so, too
+SAVED_NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
+
 
 class OlmoHybrid(Qwen35):
     model_type = "olmo_hybrid"
@@ -68,8 +71,8 @@ class OlmoHybrid(Qwen35):
             found[f"{at}.taps"] = Taps(Own(source, whole) if source.has(whole) else _joined(source, at, "conv1d"))
             found[f"{at}.rate"] = Exponential(Own(source, f"{at}.A_log"))
             found[f"{at}.scale"] = Own(source, f"{at}.o_norm.weight")
-            for ours, theirs in {"input_layernorm": "attention_layer_norm",
-                                 "post_attention_layernorm": "feedforward_layer_norm"}.items():  # fmt: skip
+        for layer in range(self.facts.layers):
+            for ours, theirs in SAVED_NORMS.items():
                 if source.has(name := f"{LAYERS}.{layer}.{theirs}.weight"):
                     found[f"{LAYERS}.{layer}.{ours}.weight"] = Own(source, name)
         return found

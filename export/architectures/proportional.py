@@ -34,7 +34,7 @@ def rotations_by_kind(settings: Settings, usual: dict[str, dict[str, Any]]) -> d
 
 def proportional(full: Rotary, size: int) -> Rotary:
     """The rotation of full layers, whose heads have ``size`` channels."""
-    share = float(full.parameters.get("partial_rotary_factor", 1.0))
+    share = full.parameters.get("partial_rotary_factor") or 1.0
     return Rotary({**full.parameters, "rope_type": "proportional", "channels": size}, 2 * int(share * size // 2))
 
 

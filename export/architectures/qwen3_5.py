@@ -8,6 +8,7 @@ import numpy as np
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
 from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, X
+from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Exponential, Own, Rows, Taps
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -29,13 +30,12 @@ class Qwen35(Architecture):
         kinds = self.settings.each("layer_types", self.facts.layers, ("linear_attention", "full_attention"))
         kinds = kinds or ["full_attention" if at % every == every - 1 else "linear_attention"
                           for at in range(self.facts.layers)]  # fmt: skip
-        recurrent = [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]
-        if not recurrent:  # a layer for predictions further on, alone
-            return
-        heads = DeltaHeads.model_validate(self.delta_sizes())
+        if not (recurrent := [layer for layer, kind in enumerate(kinds) if kind == "linear_attention"]):
+            return  # a layer for predictions further on, alone
+        heads = part_of(DeltaHeads, self.settings.file, self.delta_sizes())
         taps = self.settings.integer("linear_conv_kernel_dim", 4)
-        odd = heads.values % heads.keys or heads.key_dim % 16 or heads.value_dim % 16 or not 2 <= taps <= 16
-        odd = odd or heads.value_dim > 512 or heads.key_dim > 512
+        odd = any(size % 16 or size > 512 for size in (heads.key_dim, heads.value_dim))
+        odd = odd or heads.values % heads.keys or not 2 <= taps <= 16
         if odd or self.activation != "silu" or len(recurrent) == len(kinds):
             raise UnsupportedModel(
                 f"{self.settings.file}: expected layers of both kinds, silu, key heads that divide the value heads, "
@@ -80,8 +80,8 @@ class Qwen35(Architecture):
         size, kinds = self.facts.head_dim, ("weight", "bias") if self.bias("self_attn") else ("weight",)
         both = np.arange(self.facts.heads * 2 * size).reshape(self.facts.heads, 2, size)  # q, gate
         for layer in range(self.facts.layers):
-            at = f"{LAYERS}.{layer}.linear_attn"
             if layer in self.facts.convolutions:
+                at = f"{LAYERS}.{layer}.linear_attn"
                 found[f"{at}.taps"] = Taps(Own(source, f"{at}.conv1d.weight"))
                 found[f"{at}.rate"] = Exponential(Own(source, f"{at}.A_log"))
                 found[f"{at}.scale"] = Own(source, f"{at}.norm.weight")  # no offset

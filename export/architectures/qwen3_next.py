@@ -17,7 +17,7 @@ class Qwen3Next(Qwen35Moe):
     features = "as qwen3_5_moe_text; native operators only"
 
     def is_mixed(self, layer: int) -> bool:
-        dense = self.settings.get("mlp_only_layers", [])
+        dense = self.settings.layers("mlp_only_layers")
         return layer not in dense and (layer + 1) % self.settings.integer("decoder_sparse_step", 1) == 0
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:

@@ -74,7 +74,18 @@ def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[s
     new, old = config.get("rope_parameters") or {}, config.get("rope_scaling") or {}
     if not isinstance(new, dict) or not isinstance(old, dict):
         raise UnsupportedModel("config.json: expected rope_parameters and rope_scaling to be objects")
-    merged = {"rope_theta": config.get("rope_theta", theta), **old, **new}
+    if by_kind := [key for key, value in new.items() if isinstance(value, dict)]:
+        raise UnsupportedModel(
+            f"config.json: rope_parameters holds {by_kind[0]!r}, an object: expected one rotation for all layers",
+            "only the positions stand in the way; open an issue with the config.json",
+        )
+    merged = {"rope_theta": config.get("rope_theta", theta), **(old or new)}  # as transformers: the old name wins
+    if old and new.get("rope_theta", merged["rope_theta"]) != merged["rope_theta"]:
+        raise UnsupportedModel(
+            f"config.json: rope_scaling means a rope_theta of {merged['rope_theta']!r}, and rope_parameters says "
+            f"{new['rope_theta']!r}",
+            "delete one of them, or say rope_theta in rope_scaling",
+        )
     kind = merged.pop("type", None) or merged.get("rope_type") or "default"
     merged["rope_type"] = OLD_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     merged["max_position_embeddings"] = config.get("max_position_embeddings")
@@ -100,17 +111,20 @@ def checked(parameters: dict[str, Any]) -> dict[str, Any]:
     grows = ["original_max_position_embeddings"] if parameters.get("llama_4_scaling_beta") else []
     for key in ["rope_theta", *NEEDED[kind], *grows]:
         value = parameters.get(key)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
             raise UnsupportedModel(f"config.json: rope type {kind} needs a number {key}, got {value!r}")
     for key in ("attention_factor", "mscale", "mscale_all_dim", "beta_fast", "beta_slow", "partial_rotary_factor",
                 "llama_4_scaling_beta", "alpha"):  # fmt: skip
         value = parameters.get(key)
-        if value is not None and (not isinstance(value, int | float) or isinstance(value, bool) or value < 0):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if value is not None and not (number and 0 <= value < math.inf):
             raise UnsupportedModel(f"config.json: expected a number {key}, got {value!r}")
     if kind == "longrope":
         for key in ("short_factor", "long_factor"):
             factors = parameters.get(key)
-            if not isinstance(factors, list) or not all(isinstance(value, int | float) for value in factors):
+            if not isinstance(factors, list) or not all(
+                isinstance(value, int | float) and math.isfinite(value) for value in factors
+            ):
                 raise UnsupportedModel(f"config.json: rope type {kind} needs a list {key} of numbers")
     return parameters
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.ops import ACTIVATIONS, Activation
+from edgespec.runtimes.files.facts import Part
 from edgespec.runtimes.files.json_file import validated
 from edgespec.runtimes.files.manifest import ModelFacts
+
+Made = TypeVar("Made", bound=Part)
 
 
 def model_facts(path: Path, **fields: Any) -> ModelFacts:
@@ -18,6 +22,15 @@ def model_facts(path: Path, **fields: Any) -> ModelFacts:
         ExportError: a size that no model has.
     """
     return validated(ModelFacts, fields, path, ExportError, "repair config.json")
+
+
+def part_of(kind: type[Made], file: Path, sizes: dict[str, Any]) -> Made:
+    """A part of the facts, such as its experts, within the bounds of any model.
+
+    Raises:
+        ExportError: a size that no model has.
+    """
+    return validated(kind, sizes, file, ExportError, "repair config.json")
 
 
 class Settings:
@@ -71,6 +84,17 @@ class Settings:
             raise ExportError(f"{self.file}: expected {key} to be {layers} of {known}, got {values!r}")
         return values
 
+    def layers(self, key: str) -> list[int]:
+        """Numbers of layers; none where the key is absent.
+
+        Raises:
+            ExportError: anything else.
+        """
+        values = self.get(key, [])
+        if not isinstance(values, list) or not all(type(value) is int for value in values):
+            raise ExportError(f"{self.file}: expected {key} to be a list of layers, got {values!r}")
+        return values
+
     def number(self, key: str, default: float) -> float:
         """A number that is not negative.
 
@@ -78,9 +102,20 @@ class Settings:
             ExportError: anything else.
         """
         value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < math.inf:
             raise ExportError(f"{self.file}: expected a number {key}, got {value!r}")
         return float(value)
+
+    def positive(self, key: str, default: float) -> float:
+        """A number above zero.
+
+        Raises:
+            ExportError: anything else.
+        """
+        value = self.number(key, default)
+        if not value:
+            raise ExportError(f"{self.file}: expected a positive number {key}, got {self.get(key)!r}")
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Yes or no."""

@@ -10,7 +10,7 @@ from edgespec.runtimes.files import json_file
 
 
 def read_object(file: Path, hint: str) -> dict[str, Any]:
-    """The object in a JSON file.
+    """The object in a JSON file; numbers may be infinite, as transformers writes them.
 
     Args:
         file: such as config.json.
@@ -21,4 +21,4 @@ def read_object(file: Path, hint: str) -> dict[str, Any]:
     """
     if not file.is_file():
         raise ExportError(f"{file.parent}: has no {file.name}", hint)
-    return json_file.read_object(file, ExportError)
+    return json_file.read_object(file, ExportError, infinite=True)

@@ -120,7 +120,7 @@ def check_same_vocabulary(target: DescribedModel, draft: DescribedModel, ours: T
 def _read(file: Path) -> dict[str, Any]:
     """A JSON object; empty where it is missing or damaged: another file has the same facts."""
     try:
-        return read_object(file)
+        return read_object(file, infinite=True)
     except BundleError:
         return {}
 

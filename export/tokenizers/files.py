@@ -81,7 +81,7 @@ def _sentencepiece(file: Path, config: dict[str, Any]) -> Described:
 def _byte_level(folder: Path, config: dict[str, Any]) -> Described:
     from edgespec.export.tokenizers.byte_level import read_byte_level
 
-    described = read_byte_level(folder, config, read_object(folder / "config.json").get("model_type"))
+    described = read_byte_level(folder, config, read_object(folder / "config.json", infinite=True).get("model_type"))
     place(described, added_tokens(folder, config, {}, vocabulary(described)))
     _surround(folder, described, config, {})
     return described

@@ -14,7 +14,6 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edgespec.errors import BundleError, EdgespecError
-from edgespec.runtimes.files.regular import read_regular
 
 MOST_BYTES = 32 << 20
 MOST_DEPTH = 48
@@ -24,8 +23,13 @@ Made = TypeVar("Made", bound=BaseModel)
 Kind = type[EdgespecError]
 
 
-def parse_json(text: str | bytes) -> Any:
+def parse_json(text: str | bytes, infinite: bool = False) -> Any:
     """The value of a JSON text.
+
+    Args:
+        text: of UTF-8.
+        infinite: infinities are taken as transformers writes them: ``Infinity`` (version 4), and an object
+            ``{"__float__": "Infinity"}`` (version 5).
 
     Raises:
         ValueError: no UTF-8 or JSON; too large or too deep; NaN or an infinity; an object with a key twice.
@@ -36,7 +40,11 @@ def parse_json(text: str | bytes) -> Any:
         text = text.decode("utf-8")
     try:
         value = json.loads(
-            text, object_pairs_hook=_object, parse_constant=_constant, parse_int=_integer, parse_float=_real
+            text,
+            object_pairs_hook=_with_infinities if infinite else _object,
+            parse_constant=_infinity if infinite else _constant,
+            parse_int=_integer,
+            parse_float=_real,
         )
     except RecursionError:
         raise ValueError(f"nested more than {MOST_DEPTH} deep") from None
@@ -53,7 +61,9 @@ def parse_json(text: str | bytes) -> Any:
     raise ValueError(f"nested more than {MOST_DEPTH} deep")
 
 
-def read_json(path: Path, kind: Kind = BundleError, hint: str | None = None, what: str = "") -> Any:
+def read_json(
+    path: Path, kind: Kind = BundleError, hint: str | None = None, what: str = "", infinite: bool = False
+) -> Any:
     """The value of a JSON file.
 
     Args:
@@ -61,25 +71,30 @@ def read_json(path: Path, kind: Kind = BundleError, hint: str | None = None, wha
         kind: of the error.
         hint: of the error.
         what: the file is expected to be, for the error, as in "not a device profile: ".
+        infinite: see ``parse_json``.
 
     Raises:
         kind: not there, or see ``parse_json``.
     """
     try:
-        return parse_json(read_regular(path, MOST_BYTES))
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"{path.stat().st_size} bytes, expected at most {MOST_BYTES}")
+        return parse_json(path.read_bytes(), infinite)
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror or error}", hint) from error
     except ValueError as error:  # of JSON, of UTF-8
         raise kind(f"{path}: {what}not readable as JSON: {error}", hint) from error
 
 
-def read_object(path: Path, kind: Kind = BundleError, hint: str | None = None) -> dict[str, Any]:
-    """The object of a JSON file.
+def read_object(
+    path: Path, kind: Kind = BundleError, hint: str | None = None, infinite: bool = False
+) -> dict[str, Any]:
+    """The object of a JSON file; arguments as for ``read_json``.
 
     Raises:
         kind: see ``read_json``; or the file holds something else.
     """
-    found = read_json(path, kind, hint)
+    found = read_json(path, kind, hint, infinite=infinite)
     if not isinstance(found, dict):
         raise kind(f"{path}: expected a JSON object, got {type(found).__name__}", hint)
     return found
@@ -118,6 +133,15 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))  # type: ignore[func-returns-value]
         raise ValueError(f"the key {twice[:60]!r} comes twice in one object")
     return found
+
+
+def _with_infinities(pairs: list[tuple[str, Any]]) -> Any:
+    found = _object(pairs)
+    return _infinity(str(found["__float__"])) if found.keys() == {"__float__"} else found
+
+
+def _infinity(name: str) -> float:
+    return float(name) if name in ("Infinity", "-Infinity") else _constant(name)
 
 
 def _constant(name: str) -> NoReturn:

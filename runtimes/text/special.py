@@ -25,13 +25,13 @@ def special_name(config: dict[str, Any], other: dict[str, Any], key: str) -> str
     return value if isinstance(value, str) and value else None
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object, empty if there is no such file.
+def read_object(path: Path, infinite: bool = False) -> dict[str, Any]:
+    """A JSON object, empty if there is no such file; ``infinite`` as of ``parse_json``.
 
     Raises:
         BundleError: the file is not JSON.
     """
     if not path.is_file():
         return {}
-    data = json_file.read_json(path, BundleError, "download it again")
+    data = json_file.read_json(path, BundleError, "download it again", infinite=infinite)
     return data if isinstance(data, dict) else {}

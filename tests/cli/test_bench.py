@@ -30,7 +30,6 @@ ROW = {
     "acceptance_rate",
     "lossless",
     "exact",
-    "unproven",
     "same_text",
     "runs",
     "extra_bytes",

@@ -38,7 +38,6 @@ RESULT = {
     "reason",
     "lossless",
     "exact",
-    "unproven",
     "approximations",
     "operators",
     "device",

@@ -1,6 +1,6 @@
 """Small Hugging Face checkpoint folders, made without torch.
 
-`write_checkpoint` writes what `save_pretrained` would: config.json, generation_config.json, the weights as one
+`write_checkpoint` writes config.json, generation_config.json, the weights as one
 safetensors file or as shards with an index, tokenizer.json and tokenizer_config.json. The weights are a function of
 the configuration, the seed and the scale alone, so a test can compare an export of the folder it has just written with
 the logits transformers computed from the same folder elsewhere (tests/data/reference, made by
@@ -19,6 +19,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from tests.support import saved
 from tests.support.core_configs import BOS as BOS
 from tests.support.core_configs import CORE as CORE
 from tests.support.core_configs import DTYPES as DTYPES
@@ -209,32 +210,47 @@ def write_checkpoint(
     scale: float = SCALE,
     chat_template: str | None = None,
     boost: float = 1.0,
+    saved_as: str | None = None,
 ) -> Path:
     """Write a checkpoint folder and return it.
 
     `dtype` is how the weights are stored; `weights` rounded to it (nearest, ties to even) are what the files hold.
+    `saved_as`: the name in ``CONFIGS`` whose files are to be named and configured as transformers saves them; None = as
+    the configuration says, with tensors named as in memory.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     architecture = _CLASSES[config["model_type"]]
     # transformers 5 writes rope_parameters and dtype where transformers 4 wrote rope_theta and torch_dtype.
     dtype_key = "dtype" if "rope_parameters" in config else "torch_dtype"
-    _write_json(folder / "config.json", {"architectures": [architecture], dtype_key: dtype, **config})
+    described: Config = {"architectures": [architecture], dtype_key: dtype, **config}
     special: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
-    _write_json(folder / "generation_config.json", {"_from_model_config": True, **special})
+    generation: Config = {"_from_model_config": True, **special}
     stored = {
         name: np.asarray(array, NUMPY_DTYPES[dtype]) for name, array in weights(config, seed, scale, boost).items()
     }
+    if saved_as is not None:
+        kept = saved.saved(saved_as)
+        described, generation = kept["config"], kept["generation_config"]
+        stored = saved.saved_tensors(saved_as, stored)
+    _write_json(folder / "config.json", described)
+    _write_json(folder / "generation_config.json", generation)
     _write_weights(folder, stored, shards)
     write_tokenizer(folder, config, chat_template)
     return folder
 
 
-def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1) -> Path:
-    """Write the checkpoint that tests/data/reference/<name>.npz was computed from."""
+def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1, in_memory: bool = False) -> Path:
+    """Write the checkpoint that tests/data/reference/<name>.npz was computed from, as transformers saves it.
+
+    `in_memory`: with the names that its tensors have in memory, and with the configuration as it is written here: as
+    other versions of transformers, and other programs, save it.
+    """
+    saved_as = None if in_memory else name
     scale, boost = (CASES[name].scale, CASES[name].boost) if name in CASES else (SCALE, 1.0)
     config, dtype = CONFIGS[name], DTYPES[name]
-    return write_checkpoint(folder, config, SEEDS[name], dtype=dtype, shards=shards, scale=scale, boost=boost)
+    return write_checkpoint(folder, config, SEEDS[name], dtype=dtype, shards=shards, scale=scale, boost=boost,
+                            saved_as=saved_as)  # fmt: skip
 
 
 def make_tokenizer(vocab_size: int, add_bos: bool) -> Tokenizer:

@@ -271,6 +271,14 @@ def test_llama3_rope_without_its_constants_is_refused(folder: Path, tmp_path: Pa
         Exporter(ExportOptions(str(folder), tmp_path / "out", threads=1)).run()
 
 
+def test_the_old_name_of_a_rotation_wins_as_in_transformers(folder: Path) -> None:
+    """A user adds ``rope_scaling``, as models' pages say, to what transformers 5 has saved."""
+    configure(folder, rope_scaling={"rope_type": "linear", "factor": 2.0})
+    assert open_model(folder, None).rotaries["rope"].parameters["rope_type"] == "linear"
+    configure(folder, rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    refused(folder, "rope_scaling means a rope_theta of 10000.0", "500.0", error=UnsupportedModel)
+
+
 @pytest.mark.parametrize("method", ["gptq", "awq", "bitsandbytes"])
 def test_a_quantized_checkpoint_is_refused(folder: Path, method: str) -> None:
     configure(folder, quantization_config={"quant_method": method, "bits": 4})

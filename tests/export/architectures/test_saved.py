@@ -1,0 +1,151 @@
+"""Checkpoints as transformers saves them can be read, and so can those with the names that models have in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edgespec.errors import EdgespecError
+from edgespec.export.architectures import ARCHITECTURES
+from edgespec.export.bundle.model import open_model
+from edgespec.export.quantization.reference import reference_logits
+from edgespec.runtimes.files.json_file import parse_json
+from tests.conftest import Reference
+from tests.export.architectures.test_architectures import NAMES, PROMPT, assert_close
+from tests.support import hf, saved
+from tests.support.zoo import CASES
+
+LENGTH = 12
+ROUNDING = 5e-4  # of models whose weights are chosen for nothing; the reference's tolerance is that of its own tests
+
+
+def of_reference_version() -> bool:
+    """Whether transformers is here, in the version that the kept files are of."""
+    transformers = pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
+    wanted = (saved.SAVED.parent / "version.txt").read_text("utf-8").strip()
+    return str(transformers.__version__) == wanted
+
+
+def test_every_architecture_is_kept_as_it_is_saved() -> None:
+    kept = json.loads(saved.SAVED.read_text("utf-8"))
+    assert kept.keys() == hf.CONFIGS.keys()
+    assert {form["config"]["model_type"] for form in kept.values()} == set(ARCHITECTURES)
+
+
+def test_checkpoints_of_the_tests_are_what_is_kept(checkpoint: Callable[[str], Path]) -> None:
+    """So that no test can go on with names in memory alone; those that differ are known."""
+    other = {hf.CONFIGS[name]["model_type"] for name in NAMES if saved.names_differ(name, hf.shapes(hf.CONFIGS[name]))}
+    assert {"lfm3", "olmo_hybrid", "qwen3_moe", "granitemoe", "granitemoehybrid", "lfm2_moe", "olmoe"} <= other
+    for name in NAMES:
+        assert saved.described(checkpoint(name)) == saved.saved(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_names_in_memory_and_older_configurations_are_read(
+    tmp_path: Path, reference: Callable[[str], Reference], name: str
+) -> None:
+    """As transformers 4, and programs that save a model's state as it is, write them."""
+    arch = open_model(hf.write_reference_checkpoint(tmp_path / name, name, in_memory=True), hf.CONTEXTS.get(name))
+    known = reference(name)
+    rows = known.rows[known.rows < 2 * PROMPT]
+    assert_close(reference_logits(arch, known.tokens[: 2 * PROMPT].tolist(), rows.tolist()), known.logits[: len(rows)])
+
+
+@pytest.mark.parametrize("text", ['{"a": [0.0, Infinity]}', '{"a": [0.0, {"__float__": "Infinity"}]}'])
+def test_infinities_as_either_version_writes_them(text: str) -> None:
+    assert parse_json(text, infinite=True) == {"a": [0.0, float("inf")]}
+    for wrong in (text.replace("Infinity", "NaN"), text.replace('"a"', '"a": 1, "a"')):
+        with pytest.raises(ValueError, match=r"NaN is no number|twice"):
+            parse_json(wrong, infinite=True)
+
+
+@pytest.mark.parametrize("limit", [[0.1, 0.2], [0.0], "x", {"a": 1}, [0.0, {"__float__": 3}], 5])
+def test_a_time_step_limit_is_refused_in_words(checkpoint: Callable[[str], Path], tmp_path: Path, limit: Any) -> None:
+    source, folder = checkpoint("granite_hybrid_dense"), tmp_path / "model"
+    folder.mkdir()
+    for file in source.iterdir():
+        (folder / file.name).write_bytes(file.read_bytes())
+    config = saved.saved("granite_hybrid_dense")["config"] | {"time_step_limit": limit}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(EdgespecError, match=r"time_step_limit|__float__|no number"):
+        open_model(folder, None)
+
+
+MIXED = {"rope_type": "default", "rope_theta": 1e4, "full_attention": {"rope_type": "default", "rope_theta": 500.0}}
+
+
+@pytest.mark.parametrize("name", ["llama_tied_gqa", "qwen3_tied", "olmo2_mha", "qwen3_5_delta"])
+def test_rotations_for_all_layers_and_by_kind_are_not_mixed(tmp_path: Path, name: str) -> None:
+    """It had made a bundle that could not be opened."""
+    folder = hf.write_reference_checkpoint(tmp_path / name, name)
+    config = saved.saved(name)["config"] | {"rope_parameters": MIXED}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    with pytest.raises(EdgespecError, match="rope_parameters holds 'full_attention'"):
+        open_model(folder, None)
+
+
+def test_rotations_by_kind_beside_others_are_read(tmp_path: Path, checkpoint: Callable[[str], Path]) -> None:
+    """An architecture with a rotation for each kind of layers takes those, as transformers does."""
+    folder = hf.write_reference_checkpoint(tmp_path / "model", "gemma3_new")
+    config = saved.saved("gemma3_new")["config"]
+    config = config | {"rope_parameters": {**config["rope_parameters"], "rope_theta": 3.0, "rope_type": "default"}}
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    mixed, plain = open_model(folder, None), open_model(checkpoint("gemma3_new"), None)
+    assert mixed.facts == plain.facts
+    tokens = list(range(2, 20))
+    np.testing.assert_array_equal(reference_logits(mixed, tokens), reference_logits(plain, tokens))
+
+
+# -- with transformers -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_transformers_saves_here_is_read(tmp_path: Path, name: str) -> None:
+    """The files of the installed version, whichever it is, say what that version says."""
+    pytest.importorskip("transformers", "5.0", reason="needs transformers 5")
+    import torch
+    from transformers import CONFIG_MAPPING
+
+    config = hf.CONFIGS[name]
+    if config["model_type"] not in CONFIG_MAPPING:
+        pytest.skip(f"this version of transformers has no {config['model_type']}")
+    model = saved.new_model(config, "float32")
+    generator = np.random.Generator(np.random.PCG64(1))
+    with torch.no_grad():
+        for values in model.parameters():  # fresh weights are so small that a wrong one would be missed
+            noise = torch.from_numpy(generator.standard_normal(tuple(values.shape)).astype(np.float32))
+            values += noise / max(1.0, values.shape[-1]) ** 0.5 if values.dim() > 1 else 0.1 * noise
+    model.save_pretrained(tmp_path)
+    tokens = np.random.default_rng(2).integers(2, config["vocab_size"], LENGTH)
+    with torch.inference_mode():
+        expected = model(input_ids=torch.from_numpy(tokens)[None], use_cache=False).logits[0].float().numpy()
+    got = reference_logits(open_model(tmp_path, hf.CONTEXTS.get(name)), tokens.tolist())
+    np.testing.assert_allclose(got, expected, rtol=0, atol=ROUNDING * max(1.0, float(expected.std())))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept_is_what_transformers_saves(name: str) -> None:
+    if not of_reference_version():
+        pytest.skip("another version of transformers than the kept files are of")
+    assert saved.save(hf.CONFIGS[name], hf.DTYPES[name]) == saved.saved(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_transformers_reads_the_kept_form_as_it_is_in_memory(checkpoint: Callable[[str], Path], name: str) -> None:
+    """What the tests write is what transformers takes it for, tensor by tensor."""
+    if not of_reference_version():
+        pytest.skip("another version of transformers than the kept files are of")
+    from transformers import AutoModelForCausalLM
+
+    model, told = AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype="float32", output_loading_info=True)
+    assert not any(told.values()), told
+    state = model.state_dict()
+    scale, boost = (CASES[name].scale, CASES[name].boost) if name in CASES else (hf.SCALE, 1.0)
+    for tensor, made in hf.weights(hf.CONFIGS[name], hf.SEEDS[name], scale, boost).items():
+        kept = np.asarray(np.asarray(made, hf.NUMPY_DTYPES[hf.DTYPES[name]]), np.float32)
+        np.testing.assert_array_equal(state[tensor].numpy(), kept, err_msg=tensor)
