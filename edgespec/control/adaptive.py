@@ -9,6 +9,8 @@ with a_j = P(guess j accepted | all before it were), learned for each bucket of 
 
 from __future__ import annotations
 
+from copy import deepcopy
+from dataclasses import dataclass
 from math import inf
 
 from edgespec.control.acceptance import LONGEST_WAIT, PRIOR, WAIT, Record
@@ -23,6 +25,16 @@ from edgespec.formulas.cost import CostModel
 _PROBE = 2  # guesses of a probe
 MOST_BUCKETS = 64  # whose acceptance is kept: some drafters number what they draft with, without end
 _STREAK = 6  # probes in a row, while all their guesses are accepted: one may not be enough to see that drafting pays
+
+
+@dataclass
+class Learned:
+    """What an ``Adaptive`` keeps from request to request."""
+
+    cost: CostModel
+    records: dict[int, Record]
+    bucket: int
+    nodes_per_depth: float
 
 
 class Adaptive(Wrapper):
@@ -97,6 +109,14 @@ class Adaptive(Wrapper):
         if params.seeded_rejection:
             self._records, self._bucket, self._nodes_per_depth = {}, 0, 1.0
         super().bind(params, noise)
+
+    def learned(self) -> Learned:
+        return deepcopy(Learned(self.cost, self._records, self._bucket, self._nodes_per_depth))
+
+    def go_on_from(self, learned: object) -> None:
+        assert isinstance(learned, Learned)
+        self.cost = self._costs = learned.cost
+        self._records, self._bucket, self._nodes_per_depth = learned.records, learned.bucket, learned.nodes_per_depth
 
     def prefill(self, tokens: list[int], most: int) -> int:
         """Let the inner drafter read what it needs where it will be asked next."""

@@ -9,9 +9,10 @@ decoding is plain, with tries that get rarer (``bandit``).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from math import inf
 
-from edgespec.control.adaptive import Adaptive
+from edgespec.control.adaptive import Adaptive, Learned
 from edgespec.control.bandit import PAYS, Arm, Bandit, Candidate
 from edgespec.decoding.drafter import RoundTime, Wrapper
 from edgespec.decoding.monitor import PLAIN, Control, Switched
@@ -52,6 +53,7 @@ class Switch(Wrapper):
         self.candidates = list(candidates)
         self.fallback = fallback
         self._made: dict[int, Adaptive] = {}
+        self._inherited: dict[int, Learned] = {}  # for those that are not made yet
         self._learned = self._bandit = self._fresh()
         self._drafter: Adaptive | None = None  # the same
         self._control = Control()
@@ -65,6 +67,13 @@ class Switch(Wrapper):
 
     def _fresh(self) -> Bandit:
         return Bandit([Arm(candidate.promise) for candidate in self.candidates])
+
+    def learned(self) -> tuple[Bandit, dict[int, Learned]]:
+        return deepcopy(self._learned), {which: made.learned() for which, made in self._made.items()}
+
+    def go_on_from(self, learned: object) -> None:
+        assert isinstance(learned, tuple)
+        self._learned, self._inherited = learned
 
     # -- the loop ------------------------------------------------------------------------------------------------------
 
@@ -240,6 +249,8 @@ class Switch(Wrapper):
         """Load a candidate if it is its first turn, and tell it what it needs to know."""
         if which not in self._made:
             self._made[which] = self.candidates[which].make()
+            if which in self._inherited:
+                self._made[which].go_on_from(self._inherited.pop(which))
         drafter = self._made[which]
         drafter.watch(self._control)
         drafter.set_width(self._width)

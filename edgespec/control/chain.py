@@ -61,6 +61,15 @@ class Compose(Wrapper):
         self.inside, self.failed = list(self.proposers), {}
         super().bind(params, noise)
 
+    def learned(self) -> list[object]:
+        return [drafter.learned() for drafter in self.proposers]
+
+    def go_on_from(self, learned: object) -> None:
+        assert isinstance(learned, list)
+        for drafter, one in zip(self.proposers, learned, strict=True):
+            if one is not None:
+                drafter.go_on_from(one)
+
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         """The first proposal."""
         self._winner, self._took = None, {}

@@ -146,6 +146,13 @@ class Drafter:
         """Run the first step of a round, as ``step_once``; False = it takes what any other does."""
         return False
 
+    def learned(self) -> object:
+        """A copy of what requests have shown of it, for one of its kind that begins elsewhere; None = nothing."""
+        return None
+
+    def go_on_from(self, learned: object) -> None:
+        """Begin with what another one of its kind has ``learned``."""
+
     def lose(self, why: str) -> bool:
         """The drafter inside that is in use has failed: go on without it; False = there is none left."""
         return False

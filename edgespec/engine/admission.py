@@ -10,7 +10,7 @@ from edgespec.drafters.registry import AR, needing
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.engine.places import Place
-from edgespec.engine.sessions import SessionPool
+from edgespec.engine.pool import SessionPool
 from edgespec.planning.memory.allowance import Admission
 
 
@@ -19,18 +19,23 @@ def admit(
     choice: MethodChoice,
     prompt: Sequence[int],
     settings: Settings,
-    sessions: SessionPool,
+    sessions: SessionPool | None,
     owner: str | None = None,
 ) -> tuple[MethodChoice, Admission, Place]:
-    """How a request may run; it leaves its place with ``engine.places.leave``.
+    """How a request may run, and its session; it leaves its place with ``engine.places.leave``.
+
+    The session is taken here: what was counted of memory is what happens.
 
     Args:
         engine: where.
         choice: of the method.
         prompt: token ids.
         settings: as asked for.
-        sessions: where it takes its session from.
+        sessions: where it takes its session from; None = it has one of its own.
         owner: as for ``SessionPool.take``.
+
+    Returns:
+        the method, how it runs, and its place; its session is to be given back.
 
     Raises:
         BudgetError: not even plain decoding fits beside what runs.
@@ -46,7 +51,8 @@ def admit(
     with engine.places.lock:
         busy, idle = _held(engine, method)
         # the session that it takes is there already; beyond what the request itself needs it counts as all idle ones
-        idle -= min(sessions.next_bytes(prompt, owner), engine.allowance.beside(method, tokens))
+        beside = engine.allowance.beside(method, tokens)
+        idle -= min(sessions.next_bytes(prompt, owner), beside) if sessions else 0
         busy += grammar + (engine.allowance.extra(several, tokens) if several else 0)
         admission = engine.allowance.admit(
             method,
@@ -57,12 +63,23 @@ def admit(
             busy=busy,
             idle=idle,
         )
-        place = Place(admission.method, tokens, grammar)
+        most = None if admission.spare is None else admission.spare + beside
+        session = sessions.reserve(prompt, owner, not admission.crowded, most) if sessions else None
+        place = Place(admission.method, tokens, grammar, session)
         engine.places.taken.append(place)
-    if admission.crowded:
-        with engine.lock:  # a pass over the memory of a batch must not be at work
-            engine.places.clear()
-        engine.forget_grammars()
+    try:
+        if admission.crowded and admission.spare is not None:
+            engine.forget_grammars()
+            more = max(session.kv_bytes - beside, 0) if session else 0
+            with engine.lock:  # a pass over the memory of a batch must not be at work
+                engine.places.shrink(admission.spare - more)
+        if sessions and session is None:
+            place.session = sessions.new(prompt, owner)
+    except BaseException:
+        engine.places.leave(place)
+        if sessions and session:
+            sessions.give_back(session)
+        raise
     if admission.method == method:
         return choice, admission, place
     cheaper = choose_method(engine.bundle.manifest, admission.method)

@@ -18,9 +18,9 @@ from edgespec.decoding.request import PassRequest, PrefillRequest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.pool import SessionPool
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
-from edgespec.engine.sessions import SessionPool
 from edgespec.errors import BudgetError
 from edgespec.runtimes.files.kv import LONGEST_PASS
 from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
@@ -40,7 +40,7 @@ class BatchSessions:
 
     def __init__(self, engine: LoadedBundle, width: int) -> None:
         self.batch = NativeBatch(engine.model, width, context=engine.context)
-        self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width)
+        self.pool: SessionPool = SessionPool(lambda: engine.new_session(self._free()), width, width)
         self._pools = engine.places.pools  # what lies in a batch counts as all else does
         self._pools.append(self.pool)
 

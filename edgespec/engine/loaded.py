@@ -16,7 +16,8 @@ from edgespec.engine.methods import MethodChoice, check_branch, check_device, ch
 from edgespec.engine.own_sampling import own_sampling
 from edgespec.engine.pace import Pace
 from edgespec.engine.places import Places
-from edgespec.engine.sessions import Session, SessionPool, Times
+from edgespec.engine.pool import SessionPool
+from edgespec.engine.sessions import Session, Times
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
 from edgespec.planning.expectations import predictions
@@ -217,7 +218,7 @@ class LoadedBundle:
     def rows_exact(self) -> bool:
         """Whether verified rows have the bits of plain decoding's on this machine; probed once, then known."""
         if self._rows_exact is None and self._model is not None:
-            session = self.sessions.take([])
+            session = self.sessions.any()  # its text stays
             try:
                 with self.lock:
                     self._rows_exact = self.strict and rows_exact(session.target)

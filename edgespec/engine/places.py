@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass
 
-from edgespec.engine.sessions import Session, SessionPool
+from edgespec.engine.pool import SessionPool
+from edgespec.engine.sessions import Session
 
 
 @dataclass(eq=False)
@@ -42,10 +43,12 @@ class Places:
         """Bytes of KV of all sessions."""
         return sum(pool.kv_bytes() for pool in list(self.pools))
 
-    def clear(self) -> None:
-        """Free all idle sessions."""
-        for pool in list(self.pools):
-            pool.clear()
+    def shrink(self, most: int) -> None:
+        """Free idle sessions, of all pools those not used for longest, until they have at most so many bytes of KV."""
+        while sum(pool.held()[1] for pool in self.pools) > most:
+            first = min(self.pools, key=lambda pool: pool.oldest)
+            if not first.free_oldest():
+                return
 
     def close(self) -> None:
         """All end: their sessions are closed next."""

@@ -20,11 +20,11 @@ from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.own_sampling import kept_of_model
 from edgespec.engine.pace import FIRST
+from edgespec.engine.pool import SessionPool
 from edgespec.engine.result import Chunk, Finish, Result
-from edgespec.engine.sessions import SessionPool
 from edgespec.errors import DeviceError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
-from edgespec.runtimes.slots.checkpoints import ends_of_turns
+from edgespec.runtimes.slots.checkpoints import end_of_question, ends_of_turns
 from edgespec.runtimes.slots.slot import Slot
 from edgespec.runtimes.text.stream import StreamDecoder
 
@@ -79,10 +79,11 @@ class Stream:
         self._choice, self._admission, self._place = admit(
             engine, choice, self._prompt, settings, self._sessions, owner
         )
+        assert self._place.session is not None
+        self._session = self._place.session
         self._released = False
         self._lost: str | None = None  # why the device was left
         try:
-            self._session = self._place.session = self._sessions.take(self._prompt, owner)
             try:
                 self._begin()
             except DeviceError as error:
@@ -90,8 +91,7 @@ class Stream:
             self._decoder = StreamDecoder(engine.codec, self._prompt, settings.stop)
         except BaseException:
             engine.places.leave(self._place)
-            if self._place.session is not None:
-                self._sessions.give_back(self._session)
+            self._sessions.give_back(self._session)
             raise
         self._chunks = self._run()
 
@@ -103,6 +103,7 @@ class Stream:
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
             self._session.chunk = self._admission.chunk
+            self._session.asked = end_of_question(self.tokens, self._engine.eos)
             self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:

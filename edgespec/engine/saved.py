@@ -98,7 +98,7 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
 def _admit(engine: LoadedBundle, tokens: Sequence[int]) -> None:
     """Refuse a text that does not fit the memory."""
     settings = Settings(method=AR, max_new_tokens=1)
-    *_, place = admit(engine, engine.choose(AR), tokens, settings, engine.sessions)
+    *_, place = admit(engine, engine.choose(AR), tokens, settings, None)
     engine.places.leave(place)
 
 

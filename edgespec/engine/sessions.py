@@ -1,9 +1,9 @@
-"""Sessions: the KV slots of one sequence at a time, with the drafters that live on them, kept for the next request."""
+"""Sessions: the KV slots of one sequence at a time, with the drafters that live on them."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -16,24 +16,19 @@ from edgespec.control.bandit import Candidate
 from edgespec.control.chain import Compose
 from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
-from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.proposer import Custom
 from edgespec.drafters.registry import AR, METHODS
 from edgespec.engine.methods import MethodChoice, own_choice
-from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
-from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
 Times = dict[str, dict[int, float]]  # what was measured of this machine: milliseconds by rows, by kind of pass
 VERIFY_SIZES = (1, 2, 3, 5)
-MOST_IDLE = 4  # finished conversations whose KV is kept
-TRIM_EVERY = 5.0  # seconds between two times that free memory goes back to the system, where an engine has no request
 MOST_DRAFTERS = 32  # drafters and their control, by method and options, that are kept with what they learned
 
 
@@ -46,6 +41,8 @@ class Session:
     Attributes:
         target: the slot.
         owner: whose text it holds; None = nobody in particular.
+        asked: tokens of the last prompt, up to the end of its last turn.
+        used: when it was given back last, by ``time.monotonic``.
     """
 
     def __init__(
@@ -62,11 +59,13 @@ class Session:
         self._manifest, self._draft, self._times = manifest, draft, times
         self.target = target or open_slot(model, context=context)
         self.owner: str | None = None
+        self.asked, self.used = 0, 0.0
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
         self._begin_draft: Callable[[Slot], None] | None = None
         self._parts = Parts(bundle, manifest, self.target, self._open_draft, lambda: self._verify_costs(None), store)
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
+        self._inherited: dict[tuple[object, ...], object] = {}  # for drafters that are not made yet
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
 
     def drafter(
@@ -133,11 +132,19 @@ class Session:
     def _kept(self, key: tuple[object, ...], make: Callable[[], Drafter]) -> Drafter:
         """What was made for these options, or is made now; of too many, the one not asked for longest is forgotten."""
         found = self._made.pop(key, None)
-        found = make() if found is None else found
+        if found is None:
+            found = make()
+            if key in self._inherited:
+                found.go_on_from(self._inherited.pop(key))
         self._made[key] = found
         while len(self._made) > MOST_DRAFTERS:
             del self._made[next(iter(self._made))]
         return found
+
+    def go_on_from(self, other: Session) -> None:
+        """Begin with what the drafters of an idle session have learned."""
+        learned = ((key, drafter.learned()) for key, drafter in other._made.items())
+        self._inherited = {key: one for key, one in learned if one is not None} | deepcopy(other._inherited)
 
     def _controlled(self, choice: MethodChoice, inner: Drafter, gamma: int | None, fallback: bool) -> Adaptive:
         """A drafter inside new control."""
@@ -224,114 +231,3 @@ class Session:
 
     def _verify_once(self, rows: int) -> None:
         self.target.forward(np.zeros(rows, np.int64))
-
-
-class SessionPool:
-    """Hands every request the idle session that already holds most of its prompt."""
-
-    def __init__(self, make: Callable[[], Session], most_idle: int = MOST_IDLE) -> None:
-        self._make, self._most_idle = make, most_idle
-        self._idle: list[Session] = []
-        self._busy: list[Session] = []
-        self._lock = threading.Lock()
-
-    def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
-        """An idle session, or a new one.
-
-        Args:
-            prompt: what it should hold already.
-            owner: whose request it is; what a session holds of another owner's texts is forgotten first.
-        """
-        with self._lock:
-            best = self._best(prompt, owner)
-            if best is not None:
-                self._idle.remove(best)
-                if best.owner != owner:
-                    best.forget()
-            session = best or self._make()
-            session.owner = owner
-            self._busy.append(session)
-            return session
-
-    def next_bytes(self, prompt: Sequence[int], owner: str | None = None) -> int:
-        """Bytes of KV of the idle session that ``take`` would give; 0 = a new one."""
-        with self._lock:
-            best = self._best(prompt, owner)
-            return 0 if best is None else best.kv_bytes
-
-    def _best(self, prompt: Sequence[int], owner: str | None) -> Session | None:
-        def held(session: Session) -> int:
-            return common_prefix(session.target.tokens, prompt) if session.owner == owner else 0
-
-        return max(self._idle, key=held, default=None)
-
-    def add(self, session: Session) -> None:
-        """A session that was made elsewhere, idle."""
-        with self._lock:
-            self._busy.append(session)
-        self.give_back(session)
-
-    def give_back(self, session: Session) -> None:
-        """The request on this session has ended."""
-        with self._lock:
-            if session in self._busy:
-                self._busy.remove(session)
-                self._idle.append(session)
-                for old in self._idle[: -self._most_idle]:
-                    old.close()
-                del self._idle[: -self._most_idle]
-        if not self._busy:
-            trim_memory(TRIM_EVERY)
-
-    def drop(self, session: Session) -> None:
-        """What this session held is lost: nobody gets it again."""
-        with self._lock:
-            if session in self._busy:
-                self._busy.remove(session)
-                session.close()
-
-    @property
-    def sessions(self) -> list[Session]:
-        """All there are."""
-        return [*self._idle, *self._busy]
-
-    @property
-    def busy(self) -> int:
-        """How many sessions are in use."""
-        return len(self._busy)
-
-    def kv_bytes(self) -> int:
-        """Bytes of KV of all sessions."""
-        with self._lock:
-            return sum(session.kv_bytes for session in [*self._idle, *self._busy])
-
-    def held(self) -> tuple[int, int]:
-        """Bytes of KV of sessions in use, and of idle ones."""
-        with self._lock:
-            busy, idle = (sum(session.kv_bytes for session in some) for some in (self._busy, self._idle))
-            return busy, idle
-
-    def longest(self) -> int:
-        """Capacity of the longest target slot, in tokens."""
-        with self._lock:
-            return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
-
-    def clear(self) -> None:
-        """Free the idle sessions."""
-        with self._lock:
-            for session in self._idle:
-                session.close()
-            self._idle.clear()
-
-    def close(self) -> None:
-        """Free all sessions, those in use too: whoever has one must not use it any more."""
-        self.clear()
-        with self._lock:
-            for session in self._busy:
-                session.close()
-            self._busy.clear()
-            self._make = _closed
-
-
-def _closed() -> Session:
-    raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")

@@ -68,6 +68,11 @@ class Checkpoints:
         """Forget those of more tokens."""
         self._kept = {length: states for length, states in self._kept.items() if length <= most}
 
+    def share(self, other: Checkpoints, most: int) -> None:
+        """Keep those of another text that has the first ``most`` tokens of this one; nobody writes into them."""
+        self._kept = {length: states for length, states in other._kept.items() if length <= most}
+        self._bound()
+
     def limit(self, most: int) -> None:
         """Keep at most so many from now on."""
         self.most = most
@@ -97,3 +102,9 @@ def ends_of_turns(tokens: Sequence[int], eos: Collection[int]) -> list[int]:
     ends = [at for at, token in enumerate(tokens[:-1], 1) if token in eos]
     whole = len(tokens) - 1
     return [*dict.fromkeys((*ends[:1], *ends[-1:], *([whole] if whole - max(ends, default=0) > ASKING else [])))]
+
+
+def end_of_question(tokens: Sequence[int], eos: Collection[int]) -> int:
+    """Length of a prompt without what only asks for an answer: up to its last turn's end, else all of it."""
+    least = len(tokens) - ASKING
+    return next((at for at in range(len(tokens), max(least, 0), -1) if tokens[at - 1] in eos), len(tokens))

@@ -57,6 +57,20 @@ class NativeSlot(NativeRunner):
         self.remember()
         return True
 
+    def begin_like(self, other: Slot, length: int) -> int:
+        assert isinstance(other, NativeSlot)
+        # what is moved by the next pass does not lie where it should yet
+        same = other.cropped(min([length, *(to for _, _, to in other._moves)]))
+        if not same:
+            return self.crop(0)
+        back = other._lost(same)  # to a checkpoint
+        (array,) = self.take_up(other.tokens[:same], same if back else other.furthest)
+        assert other._cache is not None
+        array[:] = other._cache.array[0, : len(array)]
+        if self._checkpoints and other._checkpoints:
+            self._checkpoints.share(other._checkpoints, same)
+        return self._restart(same) if back else same
+
     def remember(self) -> None:
         """Keep the states of the text as it is now."""
         if self._checkpoints and not self.revocable and (self._held == len(self.tokens)).all():

@@ -243,6 +243,25 @@ class Slot(ABC):
         """
         return True
 
+    def begin_like(self, other: Slot, length: int) -> int:
+        """Hold the first tokens of what another slot over this model holds, copied without a pass.
+
+        Args:
+            other: it stays as it is.
+            length: most tokens.
+
+        Returns:
+            how many; 0 where this memory is out of reach.
+        """
+        try:
+            lent = other.held()  # [.., tokens, head_dim] each
+        except SessionError:
+            return 0
+        same = other.cropped(length)
+        for array, one in zip(self.take_up(other.tokens[:same], same), lent, strict=True):
+            array[...] = one[..., :same, :]
+        return same
+
     @property
     def furthest(self) -> int:
         """Tokens ever written that may be read again, refused guesses among them."""

@@ -126,6 +126,24 @@ def test_what_a_batch_holds_counts_for_whoever_comes(bundle: Path, within: Calla
     engine.close()
 
 
+def test_conversations_keep_what_fits(bundle: Path, within: Callable[[int], Engine]) -> None:
+    """Room for two: both are gone on with.  Room for one: the other one's memory is taken, and the budget is held."""
+    one, two = (peak(bundle, LONG + NEW, batch) for batch in (1, 2))
+    settings = Settings(method="ar", max_new_tokens=NEW, ignore_eos=True)
+    for budget, kept in ((two + (two - one) // 2, 2), ((one + two) // 2, 1)):
+        engine, reused = within(budget), list[int]()
+        texts = [[5 + number] * (LONG - 100) for number in range(2)]
+        for _ in range(2):
+            for at, text in enumerate(texts):
+                result = engine.generate(text, settings)
+                reused.append(result.stats.reused_tokens)
+                texts[at] = [*text, *result.tokens, 4]
+        assert [count > LONG - 200 for count in reused] == [False, False, kept == 2, kept == 2]
+        assert engine.kv_bytes() < (kept + 0.5) * (two - one)
+        assert len(engine.sessions.sessions) == kept
+        engine.close()
+
+
 def test_compiled_grammars_are_bounded_and_make_room(bundle: Path, within: Callable[[int], Engine]) -> None:
     engine = within(peak(bundle, SHORT, 1) + (64 << 20))
     guidance = engine.guidance

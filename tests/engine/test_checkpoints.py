@@ -108,6 +108,25 @@ def test_a_long_conversation_is_restored(fresh: Callable[..., Engine], tmp_path:
         restored.save(tmp_path / "a.session")
 
 
+@pytest.mark.parametrize("method", ["ar", "ngram"])
+@pytest.mark.parametrize("name", KINDS)
+def test_conversations_that_alternate(fresh: Callable[..., Engine], method: str) -> None:
+    """The second one begins with the states behind the system prompt; later turns go on from where each has been."""
+    engine = fresh()
+    system = len(engine.codec.chat([SYSTEM], generation_prompt=False))
+    talks = [engine.conversation([SYSTEM]) for _ in range(2)]
+    questions = [QUESTIONS, ("Who are you, and who was here before you came?", "Tell me more.")]
+    last, asked = [0, 0], len(engine.codec.encode("assistant: ", special=False))
+    for turn in range(2):
+        for number, talk in enumerate(talks):
+            again = fresh().conversation(list(talk.messages))
+            tokens, length, reused = answer(engine, talk, questions[number][turn], method)
+            assert tokens == answer(engine, again, questions[number][turn], "ar")[0]
+            assert reused >= (last[number] if turn else system * number)
+            last[number] = length - asked - 1
+    assert len(engine.sessions.sessions) == 2
+
+
 @pytest.mark.parametrize("name", NAMES[1:])
 def test_without_memory_for_them_the_prompt_is_read_again(fresh: Callable[..., Engine]) -> None:
     engine = fresh(budget="off")

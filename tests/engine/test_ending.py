@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.loading import load
+from edgespec.engine.pool import MOST_IDLE
 from edgespec.engine.result import Chunk
-from edgespec.engine.sessions import MOST_IDLE
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from tests.conftest import PROMPTS

@@ -33,6 +33,7 @@ class Admission:
         predicted: peak bytes; 0 = nothing was predicted.
         reason: what was changed, in words; empty = nothing.
         crowded: whether idle KV of earlier requests must go first.
+        spare: bytes of idle KV that may stay; None = any number.
         checkpoints: most checkpoints of states.
     """
 
@@ -41,6 +42,7 @@ class Admission:
     predicted: int
     reason: str = ""
     crowded: bool = False
+    spare: int | None = None
     checkpoints: int = CHECKPOINTS
 
 
@@ -162,7 +164,8 @@ class Allowance:
                     crowded = takes + idle > self.limit
                     reason = "" if name == method else self._dropped(method, name, replace(base, method=method))
                     kept = min(CHECKPOINTS, (self.limit - takes) // self._checkpoint) if self._checkpoint else 0
-                    return Admission(name, chunk, peak + busy + kept * self._checkpoint, reason, crowded, kept)
+                    predicted = peak + busy + kept * self._checkpoint
+                    return Admission(name, chunk, predicted, reason, crowded, self.limit - takes, kept)
         least = replace(base, method=AR, chunk=CHUNKS[-1])
         raise BudgetError(
             f"{tokens} tokens of prompt and answer need {show_bytes(self._takes(least) + busy)} with plain decoding, "

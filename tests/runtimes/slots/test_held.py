@@ -127,3 +127,72 @@ def test_what_is_out_of_reach_is_refused(writer: Callable[..., Written]) -> None
     """A slot of a device has the base's: its memory cannot be read from here."""
     with pytest.raises(SessionError, match="cannot be saved"):
         Slot.held(writer("stock", "llama_tied_gqa").slot("gated"))
+
+
+def begun_like(lender: Slot, other: Slot, fresh: Slot, text: list[int], length: int) -> None:
+    """``other`` holds a beginning of the lender's text, as if it had read it; the lender goes on as it was."""
+    same = other.begin_like(lender, length)
+    assert same == len(other.tokens) == lender.cropped(length)
+    assert other.tokens == text[:same]
+    fresh.prefill(text[:same])
+    for slot in (fresh, other):
+        slot.prefill([1, 2, 3])
+    go_on_alike(fresh, other)
+    assert lender.tokens == text
+
+
+@pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
+@pytest.mark.parametrize("length", [0, 1, 100, 128, 290, 300, 1000])
+def test_a_slot_begins_like_another(writer: Callable[..., Written], native: None, name: str, length: int) -> None:
+    found = writer("native", name)
+    lender, other, fresh, alike = (found.slot("native") for _ in range(4))
+    assert isinstance(lender, NativeSlot)
+    text = np.random.default_rng(1).integers(0, lender.vocab_size, 300).tolist()
+    other.prefill(text[50:350])
+    lender.mark([100, 200], 4)
+    for slot in (lender, alike):
+        slot.prefill(text[:290])
+        slot.forward(np.array([*text[290:293], 1, text[293]]), np.array([-1, 0, 1, 2, 2]))
+        slot.keep([0, 1, 2, 4])  # is moved by the next pass
+        slot.prefill(text[294:])
+        slot.forward(np.array([1, 2]))
+        slot.keep([])
+    assert lender.cropped(300) == 300
+    begun_like(lender, other, fresh, text, length)
+    go_on_alike(lender, alike)
+
+
+@pytest.mark.parametrize("name", ["llama_tied_gqa", *STATES])
+def test_rows_that_are_still_to_be_moved_are_not_lent(writer: Callable[..., Written], native: None, name: str) -> None:
+    found = writer("native", name)
+    lender, other, fresh = (found.slot("native") for _ in range(3))
+    text = np.random.default_rng(1).integers(0, lender.vocab_size, 204).tolist()
+    lender.prefill(text[:200])
+    lender.forward(np.array([*text[200:202], 1, text[202], 2, text[203]]), np.array([-1, 0, 1, 1, 3, 3]))
+    lender.keep([0, 1, 3, 5])
+    assert lender.tokens == text
+    assert other.begin_like(lender, 204) == 202
+    fresh.prefill(text[:202])
+    go_on_alike(fresh, other)
+
+
+def test_a_slot_with_a_ring_begins_like_another(writer: Callable[..., Written], native: None) -> None:
+    """Exact keys of the newest tokens alone are kept: no further back than they reach."""
+    found = writer("native", "llama_tied_gqa")
+    kv = ATTENTION["int8"].__class__("int8", "int8", window=64, sinks=4)
+    model = Model(found.model("native").folder, found.model("native").part, "native", 1, kv)
+    text = np.random.default_rng(1).integers(0, model.facts.vocab, 300).tolist()
+    for length in (300, 300 - LONGEST_PASS, 100):
+        lender, other, fresh = (NativeSlot(model) for _ in range(3))
+        lender.prefill(text)
+        assert lender.cropped(length) == (length if length > 100 else 0)
+        begun_like(lender, other, fresh, text, length)
+
+
+@pytest.mark.parametrize("length", [0, 1, 90, 200])
+def test_a_stock_slot_begins_like_another(writer: Callable[..., Written], length: int) -> None:
+    found = writer("stock", "llama_tied_gqa")
+    lender, other, fresh = (found.slot("gated") for _ in range(3))
+    text = np.random.default_rng(1).integers(0, lender.vocab_size, 150).tolist()
+    lender.prefill(text)
+    begun_like(lender, other, fresh, text, length)

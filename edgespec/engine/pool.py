@@ -1,0 +1,209 @@
+"""Sessions kept for the next requests: a conversation finds its own again, whoever else asked in between."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from edgespec.decoding.target import common_prefix
+from edgespec.engine.sessions import Session
+from edgespec.errors import InvalidRequest
+from edgespec.runtimes.process import trim_memory
+
+MOST_IDLE = 4  # finished conversations whose KV is kept
+TRIM_EVERY = 5.0  # seconds between two times that free memory goes back to the system, where an engine has no request
+_FEW = 16  # tokens: a text of fewer is read again as fast as it is found
+_WORTH = 4  # tokens that are worth copying
+
+
+class _Found:
+    """What a prompt of an owner finds in a session.
+
+    Attributes:
+        common: tokens that its text begins with, too.
+        reused: tokens that need not be read again, fewer than ``common`` where states go back to a checkpoint.
+        goes_on: whether it goes on from all that was asked, rather than only begins like it.  What was answered last
+            may be left out (a template without earlier thoughts, another try), and a tokenizer may end the question
+            otherwise.  Few tokens are read again in about the time of a pass: that is neither much to lose nor to gain.
+    """
+
+    def __init__(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
+        self.session, text = session, session.target.tokens
+        self.common = common_prefix(text, prompt) if session.owner == owner else 0
+        self.reused = session.target.cropped(self.common)
+        self.goes_on = len(text) - self.common <= _FEW or self.common > max(_FEW, session.asked - 2)
+
+
+class SessionPool:
+    """Hands every request a session: the one of its conversation, or one that nobody is likely to come back to.
+
+    Args:
+        make: a new session.
+        most_idle: idle ones whose KV is kept.
+        most: sessions that there can be, busy ones included; None = any number.
+    """
+
+    def __init__(self, make: Callable[[], Session], most_idle: int = MOST_IDLE, most: int | None = None) -> None:
+        self._make, self._most_idle, self._most = make, most_idle, most
+        self._idle: list[Session] = []  # the one that was used last is last
+        self._busy: list[Session] = []
+        self._lock = threading.Lock()
+
+    def take(self, prompt: Sequence[int], owner: str | None = None) -> Session:
+        """The idle session whose text the prompt goes on from; else a new one, else the one not used for longest.
+
+        Args:
+            prompt: token ids.
+            owner: whose request it is; what a session holds of another owner's texts is forgotten first.
+        """
+        return self.reserve(prompt, owner) or self.new(prompt, owner)
+
+    def reserve(
+        self, prompt: Sequence[int], owner: str | None = None, room: bool = True, most: int | None = None
+    ) -> Session | None:
+        """An idle session, as ``take`` would; None = ``new`` is to be called.
+
+        Args:
+            prompt: token ids.
+            owner: as for ``take``.
+            room: whether memory allows a new one.
+            most: bytes of KV that it may have; None = any number.
+        """
+        with self._lock:
+            session = self._next(prompt, owner, room)
+            if session is None or (most is not None and session.kv_bytes > most):
+                return None
+            self._idle.remove(session)
+            self._use(session, prompt, owner)
+            return session
+
+    def new(self, prompt: Sequence[int], owner: str | None = None) -> Session:
+        """A new session; it begins with what another one of this owner holds of the prompt."""
+        with self._lock:
+            session = self._make()
+            if self._idle:
+                session.go_on_from(self._idle[-1])
+            self._use(session, prompt, owner)
+            return session
+
+    def any(self) -> Session:
+        """An idle session, for whoever leaves its text as it is, or a new one."""
+        with self._lock:
+            session = self._idle.pop() if self._idle else self._make()
+            self._busy.append(session)
+            return session
+
+    def next_bytes(self, prompt: Sequence[int], owner: str | None = None) -> int:
+        """Bytes of KV of the idle session that ``take`` would give; 0 = a new one."""
+        with self._lock:
+            session = self._next(prompt, owner, room=True)
+            return 0 if session is None else session.kv_bytes
+
+    def _next(self, prompt: Sequence[int], owner: str | None, room: bool) -> Session | None:
+        """The idle session to take; None = a new one."""
+        found = [_Found(session, prompt, owner) for session in self._idle]
+        if going_on := [one for one in found if one.goes_on]:
+            return max(going_on, key=lambda one: one.reused).session
+        full = len(self._idle) >= self._most_idle or len(self._idle) + len(self._busy) == self._most
+        return self._idle[0] if found and (full or not room) else None
+
+    def _use(self, session: Session, prompt: Sequence[int], owner: str | None) -> None:
+        """A request begins on a session, with what it holds of the prompt, or another one does."""
+        if session.owner != owner:
+            session.forget()
+        session.owner, session.asked = owner, len(prompt)
+        own = _Found(session, prompt, owner).reused
+        lenders = [_Found(one, prompt, owner) for one in self._idle]
+        nearest = max(lenders, key=lambda one: one.reused, default=None)
+        if nearest is not None and nearest.reused >= own + _WORTH:
+            session.target.begin_like(nearest.session.target, nearest.common)
+        self._busy.append(session)
+
+    def add(self, session: Session) -> None:
+        """A session that was made elsewhere, idle; its text is a conversation to be gone on with."""
+        session.asked = len(session.target.tokens)
+        with self._lock:
+            self._busy.append(session)
+        self.give_back(session)
+
+    def give_back(self, session: Session) -> None:
+        """The request on this session has ended."""
+        with self._lock:
+            if session in self._busy:
+                self._busy.remove(session)
+                self._idle.append(session)
+                session.used = time.monotonic()
+                for old in self._idle[: -self._most_idle]:
+                    old.close()
+                del self._idle[: -self._most_idle]
+        if not self._busy:
+            trim_memory(TRIM_EVERY)
+
+    def drop(self, session: Session) -> None:
+        """What this session held is lost: nobody gets it again."""
+        with self._lock:
+            if session in self._busy:
+                self._busy.remove(session)
+                session.close()
+
+    @property
+    def sessions(self) -> list[Session]:
+        """All there are."""
+        return [*self._idle, *self._busy]
+
+    @property
+    def busy(self) -> int:
+        """How many sessions are in use."""
+        return len(self._busy)
+
+    def kv_bytes(self) -> int:
+        """Bytes of KV of all sessions."""
+        with self._lock:
+            return sum(session.kv_bytes for session in [*self._idle, *self._busy])
+
+    def held(self) -> tuple[int, int]:
+        """Bytes of KV of sessions in use, and of idle ones."""
+        with self._lock:
+            busy, idle = (sum(session.kv_bytes for session in some) for some in (self._busy, self._idle))
+            return busy, idle
+
+    @property
+    def oldest(self) -> float:
+        """When the idle session that was not used for longest was given back; infinity where there is none."""
+        with self._lock:
+            return self._idle[0].used if self._idle else math.inf
+
+    def free_oldest(self) -> bool:
+        """Free the idle session that was not used for longest; returns whether there was one."""
+        with self._lock:
+            if self._idle:
+                self._idle.pop(0).close()
+                return True
+            return False
+
+    def longest(self) -> int:
+        """Capacity of the longest target slot, in tokens."""
+        with self._lock:
+            return max((session.target.capacity for session in [*self._idle, *self._busy]), default=0)
+
+    def clear(self) -> None:
+        """Free the idle sessions."""
+        with self._lock:
+            for session in self._idle:
+                session.close()
+            self._idle.clear()
+
+    def close(self) -> None:
+        """Free all sessions, those in use too: whoever has one must not use it any more."""
+        self.clear()
+        with self._lock:
+            for session in self._busy:
+                session.close()
+            self._busy.clear()
+            self._make = _closed
+
+
+def _closed() -> Session:
+    raise InvalidRequest("this engine is closed: expected an open one", "load the bundle again")
