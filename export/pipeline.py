@@ -17,6 +17,7 @@ from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
 from edgespec.export.attention.prepare import check_attention, prepare_attention
+from edgespec.export.bundle.genai import GENAI, genai_config
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing
 from edgespec.export.bundle.writer import copy_tokenizer, refuse_existing, staged_folder, write_manifest
@@ -178,6 +179,8 @@ class Exporter:
             for step in steps:
                 step(made)
             manifest = self._manifest(made)
+            if (config := genai_config(manifest.target, self.tokenizer, self.sampling)) is not None:
+                (folder / GENAI).write_text(config, "utf-8")
             shutil.rmtree(folder / WORK, ignore_errors=True)
             return write_manifest(folder, manifest)
 

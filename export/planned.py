@@ -17,6 +17,7 @@ from edgespec.errors import BundleError, ExportError, IncompatibleDraft, Unsuppo
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.traits import traits
+from edgespec.export.bundle.genai import GENAI, genai_config
 from edgespec.export.bundle.model_part import (
     check_coded_keys,
     check_devices,
@@ -157,6 +158,9 @@ def planned_bundle(
         assumed.append(f"the size of tokenizer.json, from a vocabulary of {arch.facts.vocab} tokens")
     if attention and (first := attention[0]) not in ("f32", "f16"):
         assumed.append(f"{first} keys and values pass the quality gate")
+    tokenizer = _tokenizer(arch)
+    if (config := genai_config(target.part, tokenizer, None)) is not None:
+        files[GENAI] = len(config)
     kv = sum(model.arch.facts.kv_bytes_per_token for model in (target, other, drafter) if model)
     return Manifest(
         schema_version=SCHEMA,
@@ -165,7 +169,7 @@ def planned_bundle(
         draft=other.part if other else None,
         drafter=drafter.part if drafter else None,
         methods={method: _method(method, its_heads, skip, arch.facts.layers) for method in wanted},
-        tokenizer=_tokenizer(arch),
+        tokenizer=tokenizer,
         memory={"weight_bytes": _weights(target, other, drafter), "kv_bytes_per_token": kv},
         provenance={
             "model": path.resolve().name if path.exists() and Path(name).exists() else name,

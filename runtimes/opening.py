@@ -43,7 +43,7 @@ def open_target(
     """
     if device != "cpu":
         return open_on_device(bundle, device, precision, strict, threads)
-    return Model(bundle.path, bundle.manifest.target, graph, threads, kv)
+    return Model(bundle.path, bundle.manifest.target, graph, threads, kv, bundle.checked)
 
 
 def share_target(model: Model, strict: bool) -> Model:
@@ -62,13 +62,14 @@ def open_draft(bundle: Bundle, name: str, options: LoadOptions, operators: Opera
     """
     part = bundle.part(name)
     if any(graph.device == options.device != "cpu" for graph in part.graphs.values()):
-        return DeviceModel(bundle.path, part, options.device, False, options.device_precision)
+        return DeviceModel(bundle.path, part, options.device, False, options.device_precision, bundle.checked)
     # a small draft is done before a second thread has woken up
     small = bundle.manifest.files[part.weights].size < ONE_THREAD_BYTES
     # operators are the target's, but a graph of optimum has stock ones alone
     if "optimum" in (part.origin, bundle.manifest.target.origin):
         operators = choose_operators("stock" if options.operators == "stock" else "auto", part)
-    return Model(bundle.path, part, operators.graph(part, False), 1 if small else options.threads)
+    threads = 1 if small else options.threads
+    return Model(bundle.path, part, operators.graph(part, False), threads, checked=bundle.checked)
 
 
 def open_slot(model: Model, *, context: int | None = None, reserve: int = 256) -> Slot:

@@ -175,10 +175,11 @@ def reference() -> Callable[[str], Reference]:
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Converted weights go where the run's other files are, and never to the user's own cache."""
+    """Converted weights and the key go where the run's other files are, never to the user's own folders."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("cache")
         patch.setenv("EDGESPEC_CACHE", str(folder))
+        patch.setenv("EDGESPEC_KEY", str(folder.with_name("key")))
         yield folder
 
 

@@ -180,6 +180,7 @@ def test_results() -> None:
         "peak_bytes",
         "predicted_bytes",
         "model_sampling",
+        "unproven",
     ]
     assert names(Chunk) == ["text", "round", "pieces"]
     assert names(Stats) == [

@@ -221,6 +221,8 @@ def _same_text(rows: list[dict[str, Any]], strict: bool, given_away: list[str]) 
     same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))
     if given_away:
         return f"lossy, as was asked for: {', '.join(given_away)}"
+    if unproven := list(dict.fromkeys(reason for row in rows for reason in row["unproven"])):
+        return f"UNPROVEN: {'; '.join(unproven)}"
     if strict and not all(row["lossless"] and (row["exact"] <= (row["same_text"] == row["runs"])) for row in rows[1:]):
         return "ANOTHER TEXT: see `edgespec verify`"
     return f"same text in {'all' if same == runs else f'{same} of'} {runs} runs" + (
@@ -283,7 +285,7 @@ def _long_table(rows: list[dict[str, Any]], padded: bool) -> None:
             f"{row['tokens_per_second']:.1f}",
             f"{row['speedup']:.2f}x ({row['speedup_low']:.2f}-{row['speedup_high']:.2f})",
             f"{row['tokens_per_round']:.2f}",
-            "yes" if row["lossless"] else "no",
+            {True: "yes", False: "no", None: "?"}[row["lossless"]],
             f"{row['same_text']}/{row['runs']}",
             show_bytes(row["extra_bytes"]),
         ]

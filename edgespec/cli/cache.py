@@ -13,7 +13,7 @@ from edgespec.runtimes.files.cache import KINDS, Entry, cache_folder, entries, r
 
 @click.group("cache")
 def command() -> None:
-    """Show, clear and limit what is kept between runs: converted weights, profiles, skip sets.
+    """Show, clear and limit what is kept between runs: converted weights, profiles, skip sets, digests.
 
     All of it is made again when it is needed.  The folder is EDGESPEC_CACHE, else the user's cache folder.  Every
     subcommand has --json.
@@ -58,7 +58,7 @@ def listing(as_json: bool) -> None:
 @click.option("--gone", is_flag=True, help="Only weights whose bundle was deleted or changed.")
 @json_option
 def clear(kinds: tuple[str, ...], gone: bool, as_json: bool) -> None:
-    """Remove what is kept; KINDS are weights, profiles, skip-sets, tokenizers, devices, or nothing for all.
+    """Remove what is kept; KINDS are weights, profiles, skip-sets, tokenizers, devices, digests, or nothing for all.
 
     \b
     edgespec cache clear

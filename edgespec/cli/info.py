@@ -42,7 +42,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         "active": choice.kind,
         "reason": choice.reason,
         "layout": manifest.target.layout,
-        "repacked_bytes": sum(repacked_bytes(bundle, part) for part in manifest.models),
+        "repacked_bytes": sum(repacked_bytes(bundle, part, opened.checked) for part in manifest.models),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
     }
     if as_json:

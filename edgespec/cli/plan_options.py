@@ -9,6 +9,7 @@ from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, ne
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.candidates import Option
 from edgespec.planning.profile.record import Profile
+from edgespec.runtimes.files.bundle import check_sizes
 from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
 from edgespec.runtimes.options import LoadOptions
 
@@ -35,6 +36,7 @@ def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | 
     from edgespec.planning.profile.cache import find_profile
 
     manifest = complete(read_manifest(Path(source)))
+    check_sizes(Path(source), manifest)
     profile = None
     if load is not None:
         if load.device != "cpu" and load.device not in manifest.target.graphs:

@@ -43,6 +43,8 @@ def measured_speed(stats: Stats) -> float | None:
 
 def _same(result: Result) -> str:
     """How the text stands to plain decoding's."""
+    if result.unproven:
+        return f"UNPROVEN: {'; '.join(result.unproven)}"
     if not result.lossless:
         return "lossy as asked for"
     if not result.stats.drafted:
@@ -61,6 +63,7 @@ def result_lines(result: Result) -> list[str]:
         f"result       {summary(result)}",
         f"method       {_method(result)}: {result.reason}",
         f"text         lossless: {_yes(result.lossless)}, exact: {_yes(result.exact)}",
+        *(f"unproven     {reason}" for reason in result.unproven),
         *stats_lines(result.stats),
     ]
 
@@ -118,8 +121,8 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %"
 
 
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
+def _yes(value: bool | None) -> str:
+    return {True: "yes", False: "no", None: "not known"}[value]
 
 
 def _times(count: int) -> str:

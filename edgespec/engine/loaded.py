@@ -88,7 +88,7 @@ class LoadedBundle:
                 "export it with `--method self-spec`",
             )
         self.strict, self.context, self.device = options.strict, run.context, run.device
-        self.codec = TextCodec(bundle.path)
+        self.codec = TextCodec(bundle.path, checked=bundle.checked)
         self.store: NGramStore | None = None
         if options.ngram_store is not None:
             self.store = NGramStore(Path(options.ngram_store), check=options.check)
@@ -233,6 +233,10 @@ class LoadedBundle:
         Of a graph that optimum made only the probe can say it; where it does not, near-ties may differ.
         """
         return self.strict and (self.bundle.manifest.target.origin == "edgespec" or self.rows_exact())
+
+    def unproven(self) -> list[str]:
+        """Why it cannot be said that what runs is this bundle, a sentence each; empty = it was checked."""
+        return self.bundle.checked.unproven()
 
     # -- memory, and losing it ---------------------------------------------------------------------------------------
 

@@ -115,7 +115,7 @@ class SessionPool:
             session.forget()
         session.owner, session.asked = owner, len(prompt)
         own = _Found(session, prompt, owner).reused
-        lenders = [_Found(one, prompt, owner) for one in self._idle]
+        lenders = [_Found(one, prompt, owner) for one in self._idle if not one.foreign]
         nearest = max(lenders, key=lambda one: one.reused, default=None)
         if nearest is not None and nearest.reused >= own + _WORTH:
             session.target.begin_like(nearest.session.target, nearest.common)

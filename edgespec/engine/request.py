@@ -104,6 +104,7 @@ class Stream:
             self._engine.require_open()
             self._session.chunk = self._admission.chunk
             self._session.asked = end_of_question(self.tokens, self._engine.eos)
+            self._foreign = self._session.begin(self.tokens)
             self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
@@ -161,6 +162,9 @@ class Stream:
         used = self._drafter.used if isinstance(self._drafter, Switch) else self._choice.name
         # the CPU rounds otherwise: up to where the device was lost the text is that of its plain decoding, not beyond
         exact = engine.strict and stats.exact and self._lost is None and (used == AR or engine.rows_exact())
+        unproven = engine.unproven()
+        if self._foreign:
+            unproven.append(self._foreign)
         return Result(
             text=self._decoder.text,
             tokens=list(self._tokens),
@@ -169,8 +173,9 @@ class Stream:
             method_requested=settings.method,
             method_used=used,
             reason=self._reason(),
-            lossless=stats.lossless,
-            exact=exact,
+            lossless=None if unproven and stats.lossless else stats.lossless,
+            exact=None if unproven and exact else exact,
+            unproven=unproven,
             approximations=engine.approximations + settings.accept.approximations,
             operators=engine.operators.kind,
             device=engine.device,

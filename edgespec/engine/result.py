@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -9,6 +10,12 @@ from edgespec.decoding.request import Round
 from edgespec.decoding.stats import Stats
 
 Finish = Literal["eos", "length", "context", "stop", "cancelled"]
+
+
+def of_all(claims: Iterable[bool | None]) -> bool | None:
+    """Whether all of these hold: False where one does not, else None where one cannot be said."""
+    found = list(claims)
+    return False if False in found else None if None in found else True
 
 
 @dataclass(frozen=True)
@@ -23,8 +30,9 @@ class Result:
         method_requested: as asked for; None = the default, auto, was taken.
         method_used: what decoded; of auto the method of most rounds with guesses, else the one in use last.
         reason: why that method, and whether drafting paid.
-        lossless: the text has the distribution of plain decoding of this bundle; false by a lossy acceptance rule.
-        exact: the text is bit for bit that of plain decoding in strict mode.
+        lossless: the text has the distribution of plain decoding of this bundle; false by a lossy acceptance rule;
+            None: see ``unproven``.
+        exact: the text is bit for bit that of plain decoding in strict mode; None: see ``unproven``.
         approximations: what differs from the source model, and what a lossy acceptance rule gives away.
         operators: stock or native.
         device: where the last pass ran.
@@ -34,6 +42,7 @@ class Result:
         peak_bytes: largest resident memory of the process so far; 0 = the system does not tell.
         predicted_bytes: what was predicted for this request before it began; 0 = nothing was counted.
         model_sampling: the model's own settings that chose tokens here, by name; empty = none did.
+        unproven: why ``lossless`` and ``exact`` cannot be said, a sentence each: something that ran was not checked.
     """
 
     text: str
@@ -43,8 +52,8 @@ class Result:
     method_requested: str | None
     method_used: str
     reason: str
-    lossless: bool
-    exact: bool
+    lossless: bool | None
+    exact: bool | None
     approximations: list[str]
     operators: str = "stock"
     device: str = "cpu"
@@ -54,6 +63,7 @@ class Result:
     peak_bytes: int = 0
     predicted_bytes: int = 0
     model_sampling: dict[str, float] = field(default_factory=dict)
+    unproven: list[str] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""
@@ -66,6 +76,7 @@ class Result:
             "reason": self.reason,
             "lossless": self.lossless,
             "exact": self.exact,
+            "unproven": self.unproven,
             "approximations": self.approximations,
             "operators": self.operators,
             "device": self.device,

@@ -47,6 +47,7 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
         while left:  # by pieces, between which others run
             with engine.lock:
                 engine.require_open()
+                session.begin(tokens)
                 held = target.follow(tokens)
                 rows = engine.paces[0].rows(target.chunk, engine.sessions.busy < 2)
                 target.prefill(tokens[held : held + rows])
@@ -68,7 +69,8 @@ def save_session(engine: LoadedBundle, file: Path, tokens: Sequence[int], messag
                 for name, slot in slots.items()
             }
             header = SessionHeader(**saved, messages=[dict(message) for message in messages])
-            write_session(file, header, [array for some in arrays.values() for array in some])
+            vouched = not session.foreign and not engine.unproven()
+            write_session(file, header, [array for some in arrays.values() for array in some], vouched)
     finally:
         engine.sessions.give_back(session)
 
@@ -82,6 +84,9 @@ def restore_session(engine: LoadedBundle, file: Path) -> list[Message]:
     with engine.lock:
         session = engine.new_session()
         _take_up(file, target, saved.target, session.target)
+        if not saved.sealed:
+            session.foreign = f"the session file {file.name} does not have this user's seal"
+            session.restored = len(target.tokens)
         if draft is not None and manifest.draft is not None:
 
             def take_up(slot: Slot) -> None:

@@ -43,6 +43,8 @@ class Session:
         owner: whose text it holds; None = nobody in particular.
         asked: tokens of the last prompt, up to the end of its last turn.
         used: when it was given back last, by ``time.monotonic``.
+        foreign: why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here.
+        restored: tokens of the text that was taken up with those.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class Session:
         target: Slot | None = None,
     ) -> None:
         self._manifest, self._draft, self._times = manifest, draft, times
+        self.foreign, self.restored = "", 0
         self.target = target or open_slot(model, context=context)
         self.owner: str | None = None
         self.asked, self.used = 0, 0.0
@@ -67,6 +70,14 @@ class Session:
         self._made: dict[tuple[object, ...], Drafter] = {}  # by what it is and its options; the last asked for is last
         self._inherited: dict[tuple[object, ...], object] = {}  # for drafters that are not made yet
         self._own: tuple[Proposer, int | None, bool, bool, Drafter] | None = None
+
+    def begin(self, tokens: Sequence[int]) -> str:
+        """Take up a text -> why what is held of it cannot be vouched for, or ""."""
+        # all texts of a model may begin with one token, which every later one looks at: it must not be a foreign one's
+        if self.foreign and 2 * common_prefix(self.target.tokens, tokens) < self.restored:
+            self.target.follow([])
+            self.foreign = ""
+        return self.foreign
 
     def drafter(
         self, choice: MethodChoice, gamma: int | None, adaptive: bool, fallback: bool, options: DraftOptions

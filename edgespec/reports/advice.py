@@ -65,7 +65,7 @@ def _fit(rows: Sequence[Row]) -> list[Row]:
 
 def _made(situation: str, row: Row, why: str, rows: Sequence[Row], measured: bool = True) -> Advice:
     method = AR if row["method"] == BASELINE else row["method"]
-    if not row["lossless"] and method != AR:
+    if row["lossless"] is False and method != AR:
         why += "; its text is not plain decoding's (lossy)"
     pays = method != AR
     return Advice(
@@ -126,7 +126,7 @@ def _memory(rows: Sequence[Row]) -> Advice:
 
 
 def _quality(rows: Sequence[Row], parity: Mapping[str, Mapping[str, Any]]) -> Advice:
-    lossless = [row for row in rows if row["lossless"] or row["method"] == BASELINE]
+    lossless = [row for row in rows if row["lossless"] is not False or row["method"] == BASELINE]
 
     def distance(bundle: str) -> tuple[float, float]:
         known = parity.get(bundle, {})

@@ -13,7 +13,7 @@ from typing import Any
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR, AUTO, METHODS
 from edgespec.engine.engine import Engine, Prompt
-from edgespec.engine.result import Result
+from edgespec.engine.result import Result, of_all
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.weights import group_bytes
 
@@ -65,8 +65,9 @@ class MethodFigures:
             "pairs": len(self.ratios),
             "tokens_per_round": tokens / rounds if rounds else 0.0,
             "acceptance_rate": accepted / drafted if drafted else 0.0,
-            "lossless": all(result.lossless for result in self.results),
-            "exact": all(result.exact for result in self.results),
+            "lossless": of_all(result.lossless for result in self.results),
+            "exact": of_all(result.exact for result in self.results),
+            "unproven": list(dict.fromkeys(reason for result in self.results for reason in result.unproven)),
             "same_text": self.same_text,
             "runs": len(self.results),
             "extra_bytes": self.extra_bytes,

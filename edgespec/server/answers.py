@@ -105,6 +105,7 @@ def extension(choices: Sequence[Choice]) -> list[dict[str, Any]]:
             "reason": result.reason,
             "lossless": result.lossless,
             "exact": result.exact,
+            "unproven": result.unproven,
             "finish": result.finish,
             "late": choice.late,
             "rounds": result.stats.rounds,

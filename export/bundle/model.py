@@ -7,10 +7,11 @@ from math import prod
 from pathlib import Path
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.bundle.model_part import INDEX, NATIVE, model_part, stock_graphs
+from edgespec.export.bundle.model_part import INDEX, NATIVE, STANDARD, model_part, stock_graphs
 from edgespec.export.bundle.model_part import open_model as open_model  # beside what writes it
 from edgespec.export.bundle.source_model import WrittenModel
 from edgespec.export.graphs.emit import GraphOps
+from edgespec.export.graphs.emit_standard import StandardOps
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.native.emit import NativeOps
 from edgespec.export.quantization.quantizers import LevelSource
@@ -40,9 +41,10 @@ def write_model(
     """Write ``model.data`` and the graphs over it into ``folder``.
 
     With stock operators a target has two graphs: the strict one (its sub-layers gated if asked for), whose rows have
-    the same bits in every pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.  With
-    native operators one graph does all of it.  The weights are stored once; ``model.weights.json`` says where each
-    lies in either layout, so that the other one can be made without looking into the graphs.
+    the same bits in every pass, and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the
+    layout of stock operators a target has a third one, for other programs.  With native operators one graph does all of
+    it.  The weights are stored once; ``model.weights.json`` says where each lies in either layout, so that the other
+    one can be made without looking into the graphs.
 
     Args:
         folder: an existing folder.
@@ -62,9 +64,10 @@ def write_model(
     """
     plans = storage_plans(arch, form, head, plan, fine, layout)
     hidden = bool(arch.given or (plan and not draft))
-    graphs = stock_graphs(arch, gated, draft, hidden, prefix)
-    for graph in graphs.values():
-        ops = GraphOps(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
+    graphs = stock_graphs(arch, gated, draft, hidden, prefix, layout)
+    for name, graph in graphs.items():
+        kind = StandardOps if name == STANDARD else GraphOps
+        ops = kind(plans["stock"], gates=graph.gated, padded=graph.padded, hidden=graph.hidden, plan=plan)
         arch.build(ops)
         ops.graph.save(folder / graph.file.removeprefix(prefix))
     native = NativeOps(plans["native"])

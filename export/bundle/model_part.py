@@ -27,6 +27,7 @@ from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"
 INDEX = "model.weights.json"
+STANDARD = "standard"  # name of a graph
 
 
 def open_model(path: Path, context: int | None, adapter: Path | None = None) -> Architecture:
@@ -122,18 +123,22 @@ def check_coded_keys(facts: ModelFacts, names: Sequence[Attention]) -> None:
         raise ExportError(f"--attention {coded[0]}: this model has heads of several sizes", "use f32, f16 or int8")
 
 
-def stock_graphs(arch: Architecture, gated: bool, draft: bool, hidden: bool, prefix: str) -> dict[str, Graph]:
+def stock_graphs(
+    arch: Architecture, gated: bool, draft: bool, hidden: bool, prefix: str, layout: Layout
+) -> dict[str, Graph]:
     """The graphs of stock operators.
 
     A target has two: the strict one (its sub-layers gated if asked for), whose rows have the same bits in every pass,
-    and the plain one, the fastest plain decoding.  A draft needs only the latter.
+    and the plain one, the fastest plain decoding.  A draft needs only the latter.  In the layout of stock operators a
+    target has a standard one as well, which other programs open (``emit_standard``).
     """
     if arch.native_only:  # see check_operators
         return {}
     if draft:
         return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
     strict = Graph(file=prefix + STRICT, gated=gated, padded=True, hidden=hidden)
-    return {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
+    found = {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
+    return found | ({STANDARD: Graph(file=prefix + MAIN)} if layout == "stock" and not arch.given else {})
 
 
 def counted(arch: Architecture) -> ModelFacts:

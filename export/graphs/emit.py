@@ -45,6 +45,8 @@ class GraphOps(GraphPieces):
     a group of heads (emit_heads.py).
     """
 
+    rows = "R"  # that reach the LM head
+
     def __init__(
         self,
         storage: StoragePlan,
@@ -59,12 +61,13 @@ class GraphOps(GraphPieces):
         self.gates, self.hidden = gates, hidden
         facts = arch.facts
         self.kv_dims: list[int | str] = [1, facts.kv_heads, "C", facts.head_dim]
+        self.present_dims = self.kv_dims
         self.x_dims: list[int | str] = [1, "T", facts.hidden]
         self._declare()
         for layer in self.layers:
             for name in ("key", "value"):
                 self.graph.input(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)
-                self.graph.output(f"present.{layer}.{name}", FLOAT, self.kv_dims)
+                self.graph.output(f"present.{layer}.{name}", FLOAT, self.present_dims)
         self._attention = self._emitter([arch.rule(layer) for layer in self.layers])
         self._kv_names: tuple[str, str] = ("", "")
         self._taps: dict[int, str] = {}  # the residual stream after so many layers
@@ -207,15 +210,19 @@ class GraphOps(GraphPieces):
         if self._taps:
             graph.node("Concat", [self._taps[layer] for layer in plan.tapped], ["taps"], axis=-1)
             graph.output("taps", FLOAT, [1, "T", len(plan.tapped) * self.arch.facts.hidden])
-        h = self.norm(graph.node("Gather", [x, "rows"], axis=1), norm)  # [1, R, hidden]
+        h = self.norm(self._chosen(x), norm)  # [1, R, hidden]
         head = cut_head(head) if plan.only else head
         logits = head_logits(self, h, head) if self.hidden and plan.groups else self.lm_head(h, head)
         graph.node("Identity", [logits], ["logits"])
         one = not plan.groups or not self.hidden
-        graph.output("logits", FLOAT, [1, "R", self.storage.width(head) if one else "V"])
+        graph.output("logits", FLOAT, [1, self.rows, self.storage.width(head) if one else "V"])
         return "logits"
 
     # -- parts -----------------------------------------------------------------------------------------------------
+
+    def _chosen(self, x: str) -> str:
+        """The rows [1, R, hidden] that reach the LM head."""
+        return self.graph.node("Gather", [x, "rows"], axis=1)
 
     def _tap(self, x: str, layers: int) -> None:
         """Keep the residual stream after so many layers, where it is tapped."""

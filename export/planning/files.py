@@ -25,12 +25,13 @@ TOKENIZER_BYTES = 70
 CHAT_BYTES = 700  # of chat.json: ChatML's with a default system message
 # bytes of a graph a layer, beside the vectors inside it, by graph and format: about the mean of 8 architectures
 # (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
-GRAPH_BYTES: Mapping[str, Mapping[Format, int]] = {
+GRAPH_BYTES: dict[str, Mapping[Format, int]] = {
     "native": {"int4": 2400, "int4-64": 2400, "int8": 2400, "w8a8": 2450, "fp32": 2400},
     "gated": {"int4": 6200, "int4-64": 6200, "int8": 6200, "w8a8": 8600, "fp32": 4400},
     "strict": {"int4": 5000, "int4-64": 5000, "int8": 5000, "w8a8": 7500, "fp32": 3700},
     "plain": {"int4": 4700, "int4-64": 4700, "int8": 4700, "w8a8": 7000, "fp32": 3300},
 }
+GRAPH_BYTES["standard"] = GRAPH_BYTES["plain"]
 HEAD_BYTES = {"native": 900, "gated": 2000, "strict": 2000}  # of a group's nodes in a graph
 HEADS = ("medusa.", "blockwise.")  # whose biases a graph without heads has not
 DEVICE_BYTES = 6000  # of a device's graph, a layer

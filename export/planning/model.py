@@ -69,7 +69,7 @@ class PlannedModel:
             choice.format,
             head=choice.head,
             quantizer=choice.quantizer.name if choice.quantizer else "rtn",
-            graphs=stock_graphs(self.arch, gated, draft, self.plan is not None and not draft, self.prefix),
+            graphs=stock_graphs(self.arch, gated, draft, self.plan is not None and not draft, self.prefix, self.layout),
             plan=self.plan or HeadPlan(),
             prefix=self.prefix,
             layout=self.layout,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, DeviceError, InvalidRequest, first_line
 from edgespec.runtimes.devices.webgpu import DEVICES, DeviceName, make_device_session, without_half
+from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import PRECISIONS, ModelPart, Precision, graph_name
 from edgespec.runtimes.files.repack import usable_graph
@@ -96,6 +97,7 @@ class DeviceModel(Model):
         strict: rows have the same bits in every pass: see ``least_rows``.
         precision: of activations, keys and values; None = float16 where the bundle has such graphs and the device such
             shaders, else float32.
+        checked: of the bundle that it is of.
 
     Attributes:
         number: what keys and values are.
@@ -112,9 +114,11 @@ class DeviceModel(Model):
         device: DeviceName,
         strict: bool = True,
         precision: Precision | None = None,
+        checked: Checked | None = None,
     ) -> None:
         self.precision = choose_precision(part, device, precision, self._without_half)
         self.folder, self.part, self.facts, self.device = folder, part, part.facts, device
+        self._checked = checked
         self.graph, self.strict = part.graphs[self.name()], strict
         self.kv = ATTENTION["f32" if self.precision == "fp32" else "f16"]
         self.number: type[np.floating[Any]] = np.float32 if self.precision == "fp32" else np.float16
@@ -160,7 +164,7 @@ class DeviceModel(Model):
                 own = self.part.graphs.items()
                 have = ", ".join(name for name, g in own if (g.device, g.precision) == (self.device, self.precision))
                 raise InvalidRequest(f"this bundle has no graph {name}; it has: {have}", "use device cpu for it")
-            path = usable_graph(self.folder, self.part, self.part.graphs[name])
+            path = usable_graph(self.folder, self.part, self.part.graphs[name], self._checked)
             self._opened[name] = self._make_session(path)
         return self._opened[name]
 

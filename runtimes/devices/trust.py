@@ -14,9 +14,10 @@ from edgespec.runtimes.devices.trial import try_apart
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
-from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Format, Precision
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
+SEALED = "devices"  # what the record of them is sealed for
 LONGEST = 4096  # tokens of a slot on a device, where no context was asked for: its buffers do not grow
 WIDE_PROBE = 72  # tokens: more than the kernels for few rows take
 Kind = tuple[Precision, Format]  # of activations, of weights
@@ -68,7 +69,7 @@ def open_on_device(
         rows = WIDE if trial.wide <= MOST_BETWEEN[trial.precision, target.format] else NARROW
         known[key] = trial._asdict() | {"rows": rows, "driver": driver(device)}
         _remember(known)
-    model = DeviceModel(bundle.path, target, device, strict, known[key]["precision"])
+    model = DeviceModel(bundle.path, target, device, strict, known[key]["precision"], bundle.checked)
     model.most_rows = int(known[key]["rows"])
     return model
 
@@ -108,15 +109,13 @@ def _file() -> Path:
 
 def _known() -> dict[str, Any]:
     try:
-        found = parse_json(_file().read_bytes())
-    except (OSError, ValueError):  # absent, or half written by a process that was killed: the step is made again
+        return read_sealed(_file(), SEALED)
+    except (OSError, ValueError):  # absent, damaged or somebody else's: the step is made again
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _remember(known: dict[str, Any]) -> None:
     try:
-        _file().parent.mkdir(parents=True, exist_ok=True)
-        _file().write_text(json.dumps(known), "utf-8")
+        write_sealed(_file(), SEALED, known)
     except OSError:  # no cache: the step is made again next time
         return

@@ -62,6 +62,16 @@ def _texts(provenance: dict[str, Any]) -> dict[str, Any]:
     return provenance
 
 
+def _rotary(rope: dict[str, Any]) -> dict[str, Any]:
+    for name in ("dims", "other_dims"):
+        found = rope.get(name, [])
+        for size in found if isinstance(found, list) else [found]:
+            if type(size) not in (int, float) or size != int(size) or not 0 <= size <= MOST_WIDTH:
+                raise ValueError(f"{name}: {str(size)[:20]!r} is no number of channels")
+    return rope
+
+
+Rotary = Annotated[dict[str, float | int | str | list[float]], AfterValidator(_rotary)]
 Times = Annotated[dict[str, Any], AfterValidator(_times)]
 Parity = Annotated[dict[str, Any], AfterValidator(_figures)]
 Memory = Annotated[dict[str, Any], AfterValidator(_sizes)]

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError
+from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest, ModelPart, read_manifest
+
+TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
+TEXT_FILES = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", TEMPLATE_FILE
 
 
 def sha256(path: Path) -> str:
@@ -30,10 +35,12 @@ class Bundle:
     Attributes:
         path: its folder.
         manifest: the validated manifest.
+        checked: what of it was compared with its SHA-256, and what else it runs.
     """
 
     path: Path
     manifest: Manifest
+    checked: Checked = field(default_factory=partial(Checked, False), compare=False)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], check: bool = True) -> Bundle:
@@ -41,14 +48,15 @@ class Bundle:
 
         Args:
             path: the folder.
-            check: compare the SHA-256 of every file; presence and size are always checked.
+            check: compare the SHA-256 of every file, taken again where the file may have changed since it was taken
+                last (``checked``); presence and size are always checked.
 
         Raises:
             BundleError: the file that is missing, short, altered or outside the folder is named.
         """
         folder = Path(path)
         manifest = read_manifest(folder)
-        bundle = cls(folder, manifest)
+        bundle = cls(folder, manifest, checked := Checked(check))
         for name in [name for part in manifest.models for name in _named(part)]:
             if name not in manifest.files:
                 raise BundleError(f"{folder / MANIFEST}: uses {name!r} but does not list it under files")
@@ -61,13 +69,16 @@ class Bundle:
             if size != entry.size:
                 word = "truncated" if size < entry.size else "altered"
                 raise BundleError(f"{file}: {word}: expected {entry.size} bytes, got {size}", "copy or export it again")
-            if check and (got := sha256(file)) != entry.sha256:
+            if check and (got := checked.digest(file)) != entry.sha256:
                 raise BundleError(
                     f"{file}: altered: expected SHA-256 {entry.sha256[:12]}..., got {got[:12]}...",
                     "export it again, or pass --no-check if you changed it on purpose",
                 )
-        for part in manifest.models:
-            _check_size(folder, part, manifest.files[part.weights].size)
+        check_sizes(folder, manifest)
+        for name in _read_by_name(folder):
+            if name not in manifest.files:
+                checked.note(f"{name} is in the folder, but the manifest does not list it")
+        checked.save()
         return bundle
 
     def part(self, name: str) -> ModelPart:
@@ -88,8 +99,19 @@ def _check_links(folder: Path) -> None:
                 raise BundleError(f"{file}: a link that leaves the bundle is not allowed")
 
 
+def check_sizes(folder: Path, manifest: Manifest) -> None:
+    """Refuse facts that the weights cannot hold: buffers, caches and predictions are made as large as facts say.
+
+    Raises:
+        BundleError: the model whose weights are too small is named, or weights that the manifest does not list.
+    """
+    for part in manifest.models:
+        if part.weights not in manifest.files:
+            raise BundleError(f"{folder / MANIFEST}: uses {part.weights!r} but does not list it under files")
+        _check_size(folder, part, manifest.files[part.weights].size)
+
+
 def _check_size(folder: Path, part: ModelPart, size: int) -> None:
-    """Refuse facts that this many bytes of weights cannot hold: buffers and caches are made as large as facts say."""
     f = part.facts
     per_layer = f.hidden * (f.head_dim * 2 * (f.heads + f.kv_heads) + 2 * f.intermediate)
     each = f.hidden + f.layers * f.layer_embedding
@@ -118,6 +140,12 @@ def read_head_tokens(folder: Path, part: ModelPart) -> NDArray[np.int64] | None:
         if tokens[0] >= 0 and tokens[-1] < vocab and np.all(np.diff(tokens) > 0):
             return tokens
     raise BundleError(f"{file}: expected {size} ascending tokens below {vocab}, as int32", "export the bundle again")
+
+
+def _read_by_name(folder: Path) -> list[str]:
+    """What the tokenizer and the chat template are made of, where it is there: no entry of the manifest names it."""
+    fixed = [name for name in TEXT_FILES if os.path.lexists(folder / name)]
+    return fixed + [file.relative_to(folder).as_posix() for file in (folder / TEMPLATE_FOLDER).glob("*.jinja")]
 
 
 def _named(part: ModelPart) -> list[str]:

@@ -6,7 +6,6 @@ gone first, then those that were used longest ago; the rest is small.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -17,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from edgespec.runtimes.files.json_file import parse_json
+from edgespec.runtimes.files.regular import read_regular
+from edgespec.runtimes.files.sealed import MOST_BYTES, write_sealed
 from edgespec.runtimes.files.staged import write_staged
 
 LIMIT = 32 << 30  # bytes, where the user has set none
@@ -27,10 +28,11 @@ KINDS = {
     "skip-sets": "swift/*",
     "tokenizers": "tokenizers/*",
     "devices": "devices.json",
+    "digests": "digests/*",
 }
 """What is kept, and where: weights converted for other operators, profiles of ``edgespec calibrate``, skip sets of
-swift, tokenizers that were tried, devices whose golden step was right."""
-_LIMIT, _ORIGIN = "limit", "origin.json"
+swift, tokenizers that were tried, devices whose golden step was right, digests of files that were checked."""
+_LIMIT, ORIGIN = "limit", "origin.json"
 _IN_USE = 60.0  # seconds after its last use in which a conversion may just be being opened
 
 
@@ -80,15 +82,26 @@ def entries() -> Iterator[Entry]:
                 yield Entry(kind, path, size, path.stat().st_mtime, *_source(path))
 
 
-def describe(folder: Path, weights: Path) -> None:
-    """Write down in a conversion what it was made of.
+def describe(folder: Path, weights: Path, facts: dict[str, Any], name: str) -> None:
+    """Write down in a conversion what it was made of, sealed.
+
+    Args:
+        folder: where it lies now.
+        weights: the file that it was made of.
+        facts: what else is to be known of it.
+        name: of its folder in the cache.
 
     Raises:
         OSError: it cannot be written.
     """
     stat = weights.stat()
     source = {"weights": str(weights.resolve()), "bytes": stat.st_size, "changed": stat.st_mtime_ns}
-    (folder / _ORIGIN).write_text(json.dumps(source), "utf-8")
+    write_sealed(folder / ORIGIN, f"weights {name}", facts | source)
+
+
+def is_gone(folder: Path) -> bool:
+    """Whether the file that a conversion was made of is not there any more, or was written anew."""
+    return _source(folder)[1]
 
 
 def touch(folder: Path) -> None:
@@ -100,8 +113,7 @@ def touch(folder: Path) -> None:
 def size_limit() -> int | None:
     """Bytes that the cache may take; None = any number."""
     try:
-        text = (cache_folder() / _LIMIT).read_text("ascii").strip()
-        return int(text) or None
+        return int(read_regular(cache_folder() / _LIMIT, 64).decode("ascii").strip()) or None
     except (OSError, ValueError):
         return LIMIT
 
@@ -153,7 +165,7 @@ def remove(entry: Entry) -> bool:
 def _source(path: Path) -> tuple[str | None, bool]:
     """What a conversion was made of, and whether that is gone."""
     try:
-        known = parse_json((path / _ORIGIN).read_bytes())
+        known = parse_json(read_regular(path / ORIGIN, MOST_BYTES))
         weights = Path(known["weights"])
         expected = known["bytes"], known["changed"]
     except (OSError, ValueError, KeyError, TypeError):

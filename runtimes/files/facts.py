@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edgespec.runtimes.files.bounds import MOST_WIDTH, Context, Count, Layer, Vocab, Width
+from edgespec.runtimes.files.bounds import MOST_WIDTH, Context, Count, Layer, Rotary, Vocab, Width
 
 
 class Part(BaseModel):
@@ -67,7 +67,7 @@ class ModelFacts(Part):
     head_dim: Width
     vocab: Vocab
     context: Context = Field(description="most tokens of one sequence")
-    rope: dict[str, float | int | str | list[float]] = Field(default_factory=dict)
+    rope: Rotary = Field(default_factory=dict)
     tied: bool = False
     parameters: Count = 0
     convolutions: list[Layer] = Field(default_factory=list, description="layers with a short one instead of attention")

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from edgespec.errors import BundleError, EdgespecError
+from edgespec.runtimes.files.regular import read_regular
 
 MOST_BYTES = 32 << 20
 MOST_DEPTH = 48
@@ -77,9 +78,7 @@ def read_json(
         kind: not there, or see ``parse_json``.
     """
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"{path.stat().st_size} bytes, expected at most {MOST_BYTES}")
-        return parse_json(path.read_bytes(), infinite)
+        return parse_json(read_regular(path, MOST_BYTES), infinite)
     except OSError as error:
         raise kind(f"{path}: cannot be read: {error.strerror or error}", hint) from error
     except ValueError as error:  # of JSON, of UTF-8

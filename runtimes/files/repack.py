@@ -8,32 +8,44 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import secrets
 import shutil
 from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec import __version__
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
-from edgespec.runtimes.files.cache import cache_folder, describe, keep_within, touch
-from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart
+from edgespec.runtimes.files.cache import ORIGIN, cache_folder, describe, is_gone, keep_within, touch
+from edgespec.runtimes.files.checked import Checked
+from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart, Operators
 from edgespec.runtimes.files.packing import TILE, Packed
+from edgespec.runtimes.files.sealed import read_sealed, user_key
 from edgespec.runtimes.files.staged import remove_stale, staged
 from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index
 
+MADE_AS = f"{__version__}-1"  # a conversion of another version is not used
 _TILES = 256  # tiles converted at a time: bounds the memory
 
 
-def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
+def usable_graph(folder: Path, part: ModelPart, graph: Graph, checked: Checked | None = None) -> Path:
     """The path of a graph whose weights have the layout that its operators want, converting them if need be.
+
+    A conversion is named by the digests of what it is made of, and carries its own in a sealed record; one that is not
+    what its record says is never used, but made again.
 
     Args:
         folder: of the bundle.
         part: the model.
         graph: one of its graphs.
+        checked: of the bundle: takes in what lies in the cache.
 
     Raises:
         BundleError: there is nothing to convert by, or no room for the result.
@@ -43,18 +55,30 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
         return path
     if part.index is None or part.converted is None:
         raise BundleError(f"{path}: the bundle has no weights for {graph.operators} operators", "export it again")
+    checked = checked or Checked()
     weights, index = folder / part.weights, folder / part.index
-    target = cache_folder() / f"{_identity(weights, index)}-{graph.operators}"
+    source = Source.of(folder, part, graph.operators, checked)
+    target = source.folder
     copy = target / path.name
     try:
-        if not (target / part.converted).is_file():
-            _convert(weights, index, part.layout, target / part.converted)
+        if not _is_sound(target / part.converted, weights, source, checked):
+            _clear(target, checked)
+            _convert(weights, index, part.layout, target / part.converted, source)
+            if user_key() is None:  # this process made it, and watches it from here on
+                checked.digest(target / part.converted)
+            elif not _is_sound(target / part.converted, weights, source, checked):
+                raise BundleError(f"{target}: what was converted is not what was written", "check the disk")
             keep_within(target)
         else:
             remove_stale(target)  # of one that was killed while another was faster
             touch(target)
-        if not _is_current(copy, path):
-            _replace(copy, path)
+        if not copy.is_file() or checked.digest(copy) != checked.digest(path):
+            checked.forget(copy)
+            with staged(copy) as staging:
+                shutil.copyfile(path, staging)
+            if checked.digest(copy) != checked.digest(path):
+                raise BundleError(f"{copy}: is not the copy of {path} that was written", "check the disk")
+        checked.save()
     except OSError as error:
         raise BundleError(
             f"{target}: cannot convert the weights: {error}", "free some space, or set EDGESPEC_CACHE to another folder"
@@ -62,59 +86,99 @@ def usable_graph(folder: Path, part: ModelPart, graph: Graph) -> Path:
     return copy
 
 
-def repacked_bytes(folder: Path, part: ModelPart) -> int:
+def repacked_bytes(folder: Path, part: ModelPart, checked: Checked | None = None) -> int:
     """Bytes that converted weights of this model take in the cache now."""
-    if part.index is None:
+    if part.index is None or part.converted is None:
         return 0
-    weights = folder / part.weights
-    name = _identity(weights, folder / part.index)
-    return sum(file.stat().st_size for file in cache_folder().glob(f"{name}-*/*") if file.is_file())
+    other: Operators = "stock" if part.layout == "native" else "native"
+    target = Source.of(folder, part, other, checked or Checked()).folder
+    return sum(file.stat().st_size for file in target.glob("*") if file.is_file())
 
 
-def _identity(weights: Path, index: Path) -> str:
-    """Names the contents without reading them all: where, when and how large."""
-    facts = [weights.resolve().as_posix(), weights.stat().st_mtime_ns, weights.stat().st_size, sha256(index)]
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:24]
+@dataclass(frozen=True)
+class Source:
+    """What a conversion is made of, as digests: the weights, their index, and the graphs that lie beside it."""
+
+    weights: str
+    index: str
+    graphs: tuple[str, ...]
+    file: str
+    operators: Operators
+
+    @classmethod
+    def of(cls, folder: Path, part: ModelPart, operators: Operators, checked: Checked) -> Source:
+        """The files that lie there now."""
+        assert part.index is not None
+        assert part.converted is not None
+        graphs = sorted(graph.file for graph in part.graphs.values() if graph.operators == operators)
+        digests = tuple(checked.digest(folder / file) for file in graphs)
+        weights, index = checked.digest(folder / part.weights), checked.digest(folder / part.index)
+        return cls(weights, index, digests, part.converted, operators)
+
+    @property
+    def folder(self) -> Path:
+        """Where it is kept."""
+        made = [MADE_AS, self.weights, self.index, *self.graphs, self.file]
+        return cache_folder() / f"{hashlib.sha256(json.dumps(made).encode()).hexdigest()[:24]}-{self.operators}"
 
 
-def _is_current(copy: Path, path: Path) -> bool:
-    """Whether ``copy`` was made of this very graph: copies keep the time of what they were made from."""
-    if not copy.is_file():
+def _is_sound(made: Path, weights: Path, source: Source, checked: Checked) -> bool:
+    """Whether converted weights are those that were made of these; without a key nobody can say it."""
+    target = made.parent
+    if not made.is_file():
         return False
-    mine, its = copy.stat(), path.stat()
-    return (mine.st_size, mine.st_mtime_ns) == (its.st_size, its.st_mtime_ns)
+    try:
+        said = read_sealed(target / ORIGIN, f"weights {target.name}")
+    except (OSError, ValueError):
+        if user_key() is not None:
+            return False
+        checked.note("converted weights in the cache cannot be checked: there is no key to seal them with")
+        checked.digest(made)
+        return True
+    if said.get("source") != [source.weights, source.index] or said.get("sha256") != checked.digest(made):
+        return False
+    if is_gone(target):  # another bundle of the same weights goes on with it
+        with suppress(OSError):
+            describe(target, weights, said, target.name)
+    return True
 
 
-def _replace(copy: Path, path: Path) -> None:
-    with staged(copy) as part:
-        shutil.copyfile(path, part)
-        shutil.copystat(path, part)
+def _clear(target: Path, checked: Checked) -> None:
+    """Remove a conversion that is not sound, as a whole."""
+    checked.forget(target)
+    if os.path.lexists(target):
+        aside = target.with_name(f".{target.name}.part-{secrets.token_hex(6)}")
+        with suppress(FileNotFoundError):  # another process was faster
+            target.rename(aside)
+            shutil.rmtree(aside) if aside.is_dir() and not aside.is_symlink() else aside.unlink()
 
 
-def _convert(weights: Path, index: Path, layout: Layout, target: Path) -> None:
+def _convert(weights: Path, index: Path, layout: Layout, target: Path, origin: Source) -> None:
     """Write all tensors in the other layout; the file's folder appears when it is complete."""
     known = read_index(index, layout, weights.stat().st_size)
     present, wanted = known.entries(layout), known.entries("stock" if layout == "native" else "native")
     source = np.memmap(weights, np.uint8, "r")
     target.parent.parent.mkdir(parents=True, exist_ok=True)
     # another process may be faster
-    with staged(target.parent, folder=True, replace=False) as part, (part / target.name).open("wb") as file:
+    with staged(target.parent, folder=True, replace=False) as part:
         convert = _to_stock if layout == "native" else _to_native
         made = set()
-        for name, matrix in known.matrices.items():
-            for entry, pieces in convert(name, matrix.packed, source, present, wanted):
-                made.add(entry.offset)
-                file.seek(entry.offset)
-                for piece in pieces:
-                    file.write(np.ascontiguousarray(piece).data)
-        for name, entry in wanted.items():
-            if name in present and present[name][1:] == entry[1:]:
-                made.add(entry.offset)
-                file.seek(entry.offset)
-                file.write(source[present[name].offset : present[name].offset + entry.length].data)
+        with (part / target.name).open("wb") as file:
+            for name, matrix in known.matrices.items():
+                for entry, pieces in convert(name, matrix.packed, source, present, wanted):
+                    made.add(entry.offset)
+                    file.seek(entry.offset)
+                    for piece in pieces:
+                        file.write(np.ascontiguousarray(piece).data)
+            for name, entry in wanted.items():
+                if name in present and present[name][1:] == entry[1:]:
+                    made.add(entry.offset)
+                    file.seek(entry.offset)
+                    file.write(source[present[name].offset : present[name].offset + entry.length].data)
         if lost := [name for name, entry in wanted.items() if entry.length and entry.offset not in made]:
             raise BundleError(f"{index}: says of nothing that {lost[0]} is made of", AGAIN)
-        describe(part, weights)
+        facts = {"source": [origin.weights, origin.index], "sha256": sha256(part / target.name)}
+        describe(part, weights, facts, target.parent.name)
 
 
 Pieces = Iterator[NDArray[Any]]

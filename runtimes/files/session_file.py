@@ -2,7 +2,8 @@
 
 The file, little endian:
 
-    64 bytes     magic "EDGESESS", version, bytes of the header (2 x uint32), SHA-256 of all that follows, zeros
+    64 bytes     magic "EDGESESS", version, bytes of the header (2 x uint32), SHA-256 of all that follows, and the first
+                 16 bytes of the seal of these 48 (``sealed``); zeros where what it holds cannot be vouched for
     header       JSON, UTF-8, filled up with spaces to a multiple of 64 bytes: ``SessionHeader``
     parts        bytes of the target's slot, and of the draft's, in the order and the layout of the slot itself
 
@@ -25,11 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgespec.errors import SessionError
 from edgespec.runtimes.files.bounds import Token
 from edgespec.runtimes.files.json_file import MOST_BYTES, parse_json, validated
+from edgespec.runtimes.files.sealed import is_sealed, seal_of
 from edgespec.runtimes.files.staged import staged
 
 MAGIC, VERSION = b"EDGESESS", 1
 LINE = 64  # bytes: of the beginning, and what the header is filled up to
 _BEGIN = struct.Struct("<8sII32s")
+_PURPOSE = "session"
 _AGAIN = "delete it, and it is written anew"
 
 Arrays = list[NDArray[Any]]
@@ -70,21 +73,24 @@ class SavedSession:
         header: what it says.
         target: uint8 [nbytes], mapped.
         draft: the same of the draft; empty where there is none.
+        sealed: this user's edgespec computed what it holds, with a bundle that was checked.
     """
 
     file: Path
     header: SessionHeader
     target: NDArray[np.uint8]
     draft: NDArray[np.uint8]
+    sealed: bool
 
 
-def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[Any]]) -> None:
+def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[Any]], vouched: bool = True) -> None:
     """Write a session file, whole or not at all; only its owner may read it.
 
     Args:
         file: one that is there is replaced.
         header: what it says.
         arrays: of the target's slot and of the draft's, as many bytes as the header says.
+        vouched: they were computed here, with a bundle that was checked: the file gets a seal.
 
     Raises:
         SessionError: it cannot be written.
@@ -103,7 +109,9 @@ def write_session(file: Path, header: SessionHeader, arrays: Iterable[NDArray[An
                 digest.update(piece)
                 out.write(piece)
             out.seek(0)
-            out.write(_BEGIN.pack(MAGIC, VERSION, len(text), digest.digest()).ljust(LINE, b"\0"))
+            begin = _BEGIN.pack(MAGIC, VERSION, len(text), digest.digest())
+            seal = seal_of(_PURPOSE, begin) if vouched else None
+            out.write((begin + (seal or b"")[: LINE - len(begin)]).ljust(LINE, b"\0"))
     except OSError as error:
         raise SessionError(f"{file}: cannot be written: {error.strerror or error}") from error
 
@@ -136,7 +144,8 @@ def read_session(file: Path) -> SavedSession:
     own, others = header.target.nbytes, header.draft.nbytes if header.draft else 0
     if len(body) != own + others:
         raise SessionError(f"{file}: expected {own + others} bytes of slots, got {len(body)}", _AGAIN)
-    return SavedSession(file, header, body[:own], body[own:])
+    begin, seal = mapped[: _BEGIN.size].tobytes(), mapped[_BEGIN.size : LINE].tobytes()
+    return SavedSession(file, header, body[:own], body[own:], is_sealed(_PURPOSE, begin, seal))
 
 
 def slot_bytes(arrays: Arrays) -> int:

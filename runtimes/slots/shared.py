@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, first_line
 from edgespec.runtimes.files.attention import exact_attention, read_tables
+from edgespec.runtimes.files.checked import Checked
 from edgespec.runtimes.files.graph_check import check_graph
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import ModelPart
@@ -76,10 +77,17 @@ class Model:
         graph: which of its graphs.
         threads: intra-op threads; None = all processors this process may use.
         kv: how a native graph keeps keys and values; None = float32 in a float32 model, else float16.
+        checked: of the bundle that it is of.
     """
 
     def __init__(
-        self, folder: Path, part: ModelPart, graph: str, threads: int | None = None, kv: KvFormat | None = None
+        self,
+        folder: Path,
+        part: ModelPart,
+        graph: str,
+        threads: int | None = None,
+        kv: KvFormat | None = None,
+        checked: Checked | None = None,
     ) -> None:
         check_threads(threads)
         self.folder, self.part, self.facts = folder, part, part.facts
@@ -87,7 +95,7 @@ class Model:
         self.kv = kv or ATTENTION[exact_attention(part)]
         self.threads = threads or default_threads()
         native = self.graph.operators == "native"
-        path = usable_graph(folder, part, self.graph)
+        path = usable_graph(folder, part, self.graph, checked)
         check_graph(path, self.graph.operators)
         with nullcontext() if native else huge_pages():  # native operators use weights where the file is mapped
             self.session = make_session(path, self.threads, native)

@@ -5,18 +5,22 @@ Templates come with models: they are programs of strangers (apart.py).  They see
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from edgespec.errors import BundleError, InvalidRequest
+from edgespec.runtimes.files.bundle import TEMPLATE_FILE as TEMPLATE_FILE
+from edgespec.runtimes.files.bundle import TEMPLATE_FOLDER as TEMPLATE_FOLDER
+from edgespec.runtimes.files.regular import read_regular
 from edgespec.runtimes.text.apart import ApartError, render_apart
 
 Message = dict[str, Any]  # {"role": ..., "content": ...}, of a tool's call also "tool_calls"
 
-TEMPLATE_FILE, TEMPLATE_FOLDER = "chat_template.jinja", "additional_chat_templates"
 RESERVED = ("messages", "tools", "documents", "add_generation_prompt")  # given to templates by name, and not options
 REASONING = ("reasoning_content", "thinking", "reasoning")  # what templates and servers call a message's thoughts
+MOST_BYTES = 32 << 20  # of a template
 _TAG = "EDGESPEC_THE_ANSWER_GOES_ON_HERE "
 
 
@@ -28,13 +32,13 @@ def find_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
         config: its tokenizer_config.json; ``chat_template`` is a text, or a list of names and texts.
 
     Raises:
-        BundleError: a template file that is not UTF-8 text.
+        BundleError: a template file that is not UTF-8 text, or no regular file.
     """
     given = config.get("chat_template")
     named = given if isinstance(given, list) else [{"name": "default", "template": given}]
     found = {item.get("name"): item.get("template") for item in named if isinstance(item, dict)}
     files = {file.stem: file for file in sorted((folder / TEMPLATE_FOLDER).glob("*.jinja"))}
-    if (folder / TEMPLATE_FILE).is_file():
+    if os.path.lexists(folder / TEMPLATE_FILE):
         files["default"] = folder / TEMPLATE_FILE
     if files:  # files replace what the configuration has
         found = {name: _read(file) for name, file in files.items()}
@@ -161,6 +165,10 @@ def _cut(text: str) -> str:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text("utf-8")
-    except ValueError as error:
+        return read_regular(file, MOST_BYTES).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
+    except OSError as error:  # a pipe, a socket, a link to itself
+        raise BundleError(f"{file}: cannot be read: {error.strerror or error}", "download it again") from error
+    except UnicodeDecodeError as error:
         raise BundleError(f"{file}: not UTF-8 text: {error}", "download it again") from error
+    except ValueError as error:
+        raise BundleError(f"{file}: no chat template: {error}", "download it again") from error

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgespec.errors import BundleError, EdgespecError, InvalidRequest, first_line
-from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.checked import Checked
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 from edgespec.runtimes.text.apart import try_tokenizer
 from edgespec.runtimes.text.byte_tokens import ByteTokens
 from edgespec.runtimes.text.chat import Message, choose_template, find_templates, render
@@ -28,6 +29,7 @@ class TextCodec:
     Args:
         folder: where its files are.
         tokenizer: what was made of other files; None = tokenizer.json.
+        checked: of the bundle that it belongs to: knows the digest of tokenizer.json.
 
     Attributes:
         tokenizer: the library's tokenizer.
@@ -38,10 +40,10 @@ class TextCodec:
         BundleError: no tokenizer.json, or one that cannot be read.
     """
 
-    def __init__(self, folder: Path, tokenizer: Tokenizer | None = None) -> None:
+    def __init__(self, folder: Path, tokenizer: Tokenizer | None = None, checked: Checked | None = None) -> None:
         self.converted = tokenizer is not None
         with _library(BundleError, f"{folder / TOKENIZER_FILE}: not a readable tokenizer", "download it again"):
-            self.tokenizer: Tokenizer = tokenizer or _open(folder)
+            self.tokenizer: Tokenizer = tokenizer or _open(folder, checked or Checked())
             self.tokenizer.no_padding()
             self.tokenizer.no_truncation()
             self._bytes = ByteTokens.of(self.tokenizer)
@@ -131,19 +133,20 @@ class TextCodec:
         )
 
 
-def _open(folder: Path) -> Tokenizer:
+def _open(folder: Path, checked: Checked) -> Tokenizer:
     """The tokenizer.json of a folder, which has been tried apart from this process."""
     import tokenizers
 
     file = folder / TOKENIZER_FILE
     if not file.is_file():
         raise BundleError(f"{folder}: has no {TOKENIZER_FILE}", "download the model's tokenizer files too")
-    known = cache_folder() / "tokenizers" / f"{sha256(file)}-{tokenizers.__version__}"
-    if not known.is_file():
+    known = cache_folder() / "tokenizers" / f"{checked.digest(file)}-{tokenizers.__version__}"
+    try:
+        read_sealed(known, known.name)
+    except (OSError, ValueError):  # not tried yet, or somebody else says that it was
         try_tokenizer(str(file.resolve()))
         with suppress(OSError):  # no cache: it is tried again next time
-            known.parent.mkdir(parents=True, exist_ok=True)
-            known.touch()
+            write_sealed(known, known.name, {})
     return tokenizers.Tokenizer.from_file(str(file))
 
 

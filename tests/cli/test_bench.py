@@ -30,6 +30,7 @@ ROW = {
     "acceptance_rate",
     "lossless",
     "exact",
+    "unproven",
     "same_text",
     "runs",
     "extra_bytes",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -67,6 +68,17 @@ def test_a_bundle(command: Command, demo: Path) -> None:
     assert {"weights", "kv", "process"} <= {part["name"] for part in memory["parts"]}
     assert {candidate["speed"]["basis"] for candidate in found["candidates"]} == {"exported"}
     assert found["pick"]["export"] is None
+
+
+def test_weights_of_no_bytes_are_refused(command: Command, demo: Path, tmp_path: Path) -> None:
+    """Whatever their hash: predictions would divide by them."""
+    bundle = Path(shutil.copytree(demo, tmp_path / "bundle"))
+    (bundle / "model.data").write_bytes(b"")
+    data = json.loads((bundle / "edgespec.json").read_text("utf-8"))
+    data["files"]["model.data"] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
+    (bundle / "edgespec.json").write_text(json.dumps(data), "utf-8")
+    for name in ("plan", "info"):
+        command(name, bundle).refused(1, "at least", "model.data has 0", "hint: ")
 
 
 def test_what_people_see(command: Command, demo: Path) -> None:

@@ -38,6 +38,7 @@ RESULT = {
     "reason",
     "lossless",
     "exact",
+    "unproven",
     "approximations",
     "operators",
     "device",

@@ -168,7 +168,7 @@ def answer(command: Command, source: Path) -> tuple[dict[str, Any], list[int]]:
     bundle = export(source.parent / "bundle", str(source), *FP32)
     made = command("run", bundle, "--prompt", "so:", "--max-new-tokens", 7, "--json").json
     assert command("verify", bundle, "--limit", 1, "--max-new-tokens", 8, "--json").json["passed"]
-    return made, load(bundle, threads=1, check=False).bundle.manifest.tokenizer.eos
+    return made, load(bundle, threads=1).bundle.manifest.tokenizer.eos
 
 
 @pytest.mark.parametrize("ends, text", [(("z", "</s>"), "xq"), (("</s>", "q"), "x"), (("</s>",), "xqzxqzx")])

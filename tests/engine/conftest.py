@@ -27,6 +27,6 @@ def fresh(bundle: Callable[..., Path], operators: Operators) -> Callable[..., En
     """An engine that has seen nothing."""
 
     def get(form: str = "int4", **settings: Any) -> Engine:
-        return load(bundle(form), threads=1, check=False, **{"operators": operators, **settings})
+        return load(bundle(form), threads=1, **{"operators": operators, **settings})
 
     return get

@@ -35,7 +35,7 @@ def fresh(bundle: Callable[..., Path], operators: Operators) -> Get:
     """An engine that has seen nothing and expects much of everything."""
 
     def get(form: str = "int4", promises: dict[str, float] = PROMISES, **how: Any) -> Engine:
-        made = load(bundle(form), threads=1, check=False, **{"operators": operators, **how})
+        made = load(bundle(form), threads=1, **{"operators": operators, **how})
         made.predictions = {
             name: Speed(gain, None, None, None, 4, 2.0, None, "calibrated") for name, gain in promises.items()
         }

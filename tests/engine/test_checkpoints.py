@@ -42,7 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def fresh(folders: dict[str, Path], name: str) -> Callable[..., Engine]:
     """An engine that has seen nothing."""
-    return lambda **how: load(folders[name], threads=1, check=False, **how)
+    return lambda **how: load(folders[name], threads=1, **how)
 
 
 def answer(engine: Engine, talk: Any, question: str, method: str) -> tuple[list[int], int, int]:

@@ -94,26 +94,26 @@ def test_a_slot_that_went_elsewhere_is_saved_as_asked(fresh: Fresh, tmp_path: Pa
 @pytest.mark.parametrize("attention", ["int8", "f32"])
 def test_other_keys(native: None, bundles: Callable[..., Path], tmp_path: Path, attention: str) -> None:
     folder, file = bundles("native"), tmp_path / "a.session"
-    engines = [load(folder, threads=1, check=False, attention=attention) for _ in range(3)]
+    engines = [load(folder, threads=1, attention=attention) for _ in range(3)]
     engines[0].save_session(file, BEGINNING)
     engines[1].restore_session(file)
     results = [engine.generate(BEGINNING, max_new_tokens=24) for engine in engines[1:]]
     assert results[0].tokens == results[1].tokens
     assert results[0].stats.reused_tokens == results[0].stats.prompt_tokens - 1
     with pytest.raises(SessionError, match="saved with other attention"):
-        load(folder, threads=1, check=False, attention="f16").restore_session(file)
+        load(folder, threads=1, attention="f16").restore_session(file)
 
 
 def test_what_belongs_to_other_settings_is_refused(native: None, bundles: Callable[..., Path], tmp_path: Path) -> None:
     file = tmp_path / "a.session"
-    engine = load(bundles("native"), threads=1, check=False)
+    engine = load(bundles("native"), threads=1)
     engine.save_session(file, BEGINNING)
     with pytest.raises(SessionError, match="saved with other weights"):
-        load(bundles("native", "fp32"), threads=1, check=False).restore_session(file)
+        load(bundles("native", "fp32"), threads=1).restore_session(file)
     with pytest.raises(SessionError, match="saved with other"):
-        load(bundles("native"), threads=1, check=False, operators="stock").restore_session(file)
+        load(bundles("native"), threads=1, operators="stock").restore_session(file)
     with pytest.raises(SessionError, match="expected at most 32, the context"):
-        load(bundles("native"), threads=1, check=False, context=32).restore_session(file)
+        load(bundles("native"), threads=1, context=32).restore_session(file)
     with pytest.raises(InvalidRequest, match="outside the vocabulary"):
         engine.save_session(file, [1, 1 << 20])
     with pytest.raises(SessionError, match="cannot be written"):

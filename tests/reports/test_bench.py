@@ -83,6 +83,7 @@ def test_figures_of_a_method() -> None:
         "acceptance_rate": 0.625,
         "lossless": True,
         "exact": False,
+        "unproven": [],
         "same_text": 1,
         "runs": 2,
         "extra_bytes": 7,

@@ -1,12 +1,12 @@
 """Skip sets found while decoding, kept in the user's cache folder: counts by set, nothing of any text.
 
 One small JSON file for a bundle (by its weights), the operators and a kind of text:
-``CACHE/swift/WEIGHTS-OPERATORS-KIND.json``.
+``CACHE/swift/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): what
+somebody else wrote there is ignored.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,8 @@ from edgespec.decoding.target import SkipSet
 from edgespec.drafters.skip_search.search import OnlineSearch, Record
 from edgespec.errors import InvalidRequest, first_line
 from edgespec.runtimes.files.cache import cache_folder
-from edgespec.runtimes.files.json_file import parse_json
 from edgespec.runtimes.files.manifest import Manifest
-from edgespec.runtimes.files.staged import write_staged
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
 VERSION = 1
 _KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
@@ -56,6 +55,7 @@ class SkipStore:
         kind: of the text.
 
     Attributes:
+        purpose: what its file is sealed for.
         note: why something could not be read or written; "" = nothing of the sort.
 
     Raises:
@@ -68,6 +68,7 @@ class SkipStore:
                 f"stream kind {kind!r}: expected up to 32 lower-case letters, digits or dashes", "for example: code"
             )
         self.path = store_folder() / f"{_identity(manifest)}-{operators}-{kind}.json"
+        self.purpose = f"skip sets of {self.path.stem}"  # another bundle's, or another kind's, are no record of this
         self.note = ""
         self._read = 0  # time of the file that was read or written last
 
@@ -81,7 +82,7 @@ class SkipStore:
             return False
         self._read = stat.st_mtime_ns
         try:
-            data = parse_json(self.path.read_bytes())
+            data = read_sealed(self.path, self.purpose)
             if data["version"] != VERSION or data["layers"] != search.layers:
                 raise ValueError("it is of another version or model")
             records = dict(_record(item, search.layers) for item in data["records"])
@@ -105,8 +106,7 @@ class SkipStore:
         ]
         data = {"version": VERSION, "layers": search.layers, "records": records}
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            write_staged(self.path, json.dumps(data))
+            write_sealed(self.path, self.purpose, data)
             self._read = self.path.stat().st_mtime_ns
         except OSError as error:
             self.note = f"skip sets cannot be kept: {error}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +16,7 @@ from edgespec.drafters.skip_search.search import OnlineSearch, Record
 from edgespec.drafters.skip_search.store import SkipStore, forget_sets, stored_sets
 from edgespec.drafters.swift import StepCost
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.sealed import write_sealed
 from tests.drafters.test_swift import FLAT, LAYERS, START, make, write
 
 # -- what is kept ------------------------------------------------------------------------------------------------------
@@ -36,7 +39,7 @@ def test_a_found_set_is_kept_and_the_search_goes_on_from_it(manifest: Any, tmp_p
     (file,) = stored_sets(manifest)
     assert file.parent == tmp_path / "swift"
     data = json.loads(file.read_text("utf-8"))
-    assert data.keys() == {"version", "layers", "records"}  # no tokens, no text
+    assert data.keys() == {"version", "layers", "records", "seal"}  # no tokens, no text
     assert {key for item in data["records"] for key in item} == {"attention", "mlp", "matched", "seen", "windows"}
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
@@ -81,19 +84,22 @@ def test_a_running_drafter_takes_what_another_one_found(manifest: Any) -> None:
         "{",
         "[]",
         "null",
-        '{"version": 9, "layers": 8, "records": []}',
-        '{"version": 1, "layers": 7, "records": []}',
-        '{"version":1, "layers":8, "records":[{"attention":[0], "mlp":[], "matched":1, "seen":2, "windows":1}]}',
-        '{"version":1, "layers":8, "records":[{"attention":[1], "mlp":[], "matched":3, "seen":2, "windows":1}]}',
-        '{"version": 1, "layers": 8, "records": [{"attention": "x", "mlp": [], "matched": NaN, "seen": 2}]}',
+        {"version": 9, "layers": 8, "records": []},
+        {"version": 1, "layers": 7, "records": []},
+        {"version": 1, "layers": 8, "records": [{"attention": [0], "mlp": [], "matched": 1, "seen": 2, "windows": 1}]},
+        {"version": 1, "layers": 8, "records": [{"attention": [1], "mlp": [], "matched": 3, "seen": 2, "windows": 1}]},
+        {"version": 1, "layers": 8, "records": [{"attention": "x", "mlp": [], "matched": 1, "seen": 2}]},
         "[" * 100000,
-        " " * (2 << 20),
+        " " * (5 << 20),
     ],
 )
-def test_a_damaged_file_is_ignored_with_a_note(manifest: Any, content: str) -> None:
+def test_a_damaged_file_is_ignored_with_a_note(manifest: Any, content: str | dict[str, Any]) -> None:
     store = SkipStore(manifest, "native", "text")
     store.path.parent.mkdir(parents=True)
-    store.path.write_text(content, "utf-8")
+    if isinstance(content, str):
+        store.path.write_text(content, "utf-8")
+    else:
+        write_sealed(store.path, store.purpose, content)
     target, drafter = make(store=store)
     assert drafter.skip == START
     assert "ignored" in drafter.reason
@@ -112,17 +118,40 @@ def test_why_a_file_is_ignored_is_said(
     store = SkipStore(manifest, "native", "text")
     store.save(search())
     again = SkipStore(manifest, "native", "text")
-    store.path.write_text('{"version": 1, "layers": 9, "records": []}', "utf-8")
+    write_sealed(store.path, store.purpose, {"version": 1, "layers": 9, "records": []})
     assert not again.load(search())
     assert again.note == "a stored skip set was ignored: it is of another version or model"
 
-    def fail(_: bytes) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("edgespec.drafters.skip_search.store.parse_json", fail)
+    monkeypatch.setattr("edgespec.drafters.skip_search.store.read_sealed", fail)
     other = SkipStore(manifest, "native", "text")
     assert not other.load(search())
     assert other.note == f"a stored skip set was ignored: {said}"
+
+
+def foreign(store: SkipStore) -> None:
+    """A sound record that was sealed for another bundle, or by nobody."""
+    write_sealed(store.path, f"{store.purpose}x", {"version": 1, "layers": LAYERS, "records": []})
+
+
+def endless(store: SkipStore) -> None:
+    store.path.symlink_to("/dev/zero")
+
+
+def pipe(store: SkipStore) -> None:
+    os.mkfifo(store.path)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and devices are POSIX's")
+@pytest.mark.parametrize("put", [foreign, endless, pipe])
+def test_what_was_not_written_here_is_ignored_at_once(manifest: Any, put: Callable[[SkipStore], None]) -> None:
+    store = SkipStore(manifest, "native", "text")
+    store.path.parent.mkdir(parents=True)
+    put(store)
+    assert not store.load(search())
+    assert "a stored skip set was ignored: " in store.note
 
 
 def test_a_folder_that_cannot_be_written_is_no_failure(manifest: Any, tmp_path: Path) -> None:
@@ -181,8 +210,7 @@ def test_a_record_that_cannot_be(manifest: Any, changed: dict[str, Any]) -> None
     good = {"attention": [1, 6], "mlp": [1, 6], "matched": 0, "seen": 8, "windows": 0}
     for record, fine in ((good, True), ({**good, **changed}, False)):
         store = SkipStore(manifest, "native", "text")
-        store.path.parent.mkdir(parents=True, exist_ok=True)
-        store.path.write_text(json.dumps({"version": 1, "layers": LAYERS, "records": [record]}), "utf-8")
+        write_sealed(store.path, store.purpose, {"version": 1, "layers": LAYERS, "records": [record]})
         assert store.load(search()) == fine
         assert bool(store.note) != fine
 

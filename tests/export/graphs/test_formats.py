@@ -179,6 +179,8 @@ def test_a_model_computes_with_what_is_stored(written: Write, name: str, form: F
     by_size = {size: rounded(size) for size in {32, BLOCKS[form].size if form in BLOCKS else 32}}
     unrounded: Array = made.arch.build(NumpyOps(made.arch, tokens))[0]
     for graph, about in made.part.graphs.items():
+        if graph == "standard":  # no slot drives it: tests/export/bundle/test_standard.py
+            continue
         expected = by_size[64 if form == "int4-64" and about.operators == "native" else 32]
         # a float16 cache would be an error of its own
         model = Model(made.folder, made.part, graph, 1, ATTENTION["f32"])

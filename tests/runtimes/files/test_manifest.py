@@ -91,6 +91,10 @@ def test_a_missing_key_is_named(tmp_path: Path, data: dict[str, Any], path: tupl
         (("target", "min_rows"), -1),
         (("target", "headroom"), 0),
         (("methods", "ngram", "gamma"), 0),
+        (("target", "facts", "rope"), {"dims": "x"}),
+        (("target", "facts", "rope"), {"dims": "inf"}),
+        (("target", "facts", "rope"), {"dims": 16.5}),
+        (("target", "facts", "rope"), {"other_dims": [8, -1]}),
         (("tokenizer", "eos"), ["</s>"]),
     ],
 )

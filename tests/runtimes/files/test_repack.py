@@ -17,7 +17,7 @@ import pytest
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files import repack
-from edgespec.runtimes.files.cache import cache_folder, set_limit
+from edgespec.runtimes.files.cache import cache_folder, is_gone, set_limit
 from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
 from edgespec.runtimes.files.repack import repacked_bytes, usable_graph
 from tests.conftest import Written
@@ -111,7 +111,7 @@ def test_a_second_use_finds_what_the_first_made(copied: Written, cache: Path, mo
     assert sorted(path.name for path in first.parent.iterdir()) == [
         *("model.plain.onnx", "model.stock.data", "model.strict.onnx", "origin.json")
     ]
-    assert len(list(cache.iterdir())) == 1
+    assert conversions(cache) == [first.parent]
 
 
 def test_what_a_slower_process_left_is_removed_by_the_next_that_finds_it_made(copied: Written, cache: Path) -> None:
@@ -120,40 +120,64 @@ def test_what_a_slower_process_left_is_removed_by_the_next_that_finds_it_made(co
     part.mkdir()
     os.utime(part, (1, 1))
     assert convert(copied) == first
-    assert [path.name for path in cache.iterdir()] == [first.parent.name]
+    assert not part.exists()
+    assert conversions(cache) == [first.parent]
 
 
 def test_making_one_removes_others_beyond_the_limit(copied: Written, cache: Path) -> None:
     first = convert(copied).parent
     os.utime(first, (1, 1))
     set_limit(1 << 40)
-    os.utime(copied.folder / "model.data", ns=(1, 1))
+    change(copied.folder / "model.data")
     assert convert(copied).parent != first
     assert first.is_dir()
     set_limit(1)
-    os.utime(copied.folder / "model.data", ns=(2, 2))
+    change(copied.folder / "model.data")
     third = convert(copied).parent
     assert third.is_dir()
     assert not first.exists()
 
 
 def test_a_changed_bundle_is_converted_anew(copied: Written, cache: Path) -> None:
+    """Also where it has the same size and time: what runs are its own weights."""
     first = convert(copied)
     weights = copied.folder / "model.data"
-    weights.write_bytes(weights.read_bytes())
-    os.utime(weights, ns=(1, 1))
+    before = weights.read_bytes()
+    change(weights)
     second = convert(copied)
     assert second.parent != first.parent
-    assert second.read_bytes() == first.read_bytes()
+    assert data(second).read_bytes() != data(first).read_bytes()
+    weights.write_bytes(before)
+    assert convert(copied).parent == first.parent
     graph = copied.folder / "model.strict.onnx"
     changed = graph.read_bytes() + b"\x82\x01\x00"
     graph.write_bytes(changed)  # a newer graph over the same weights
     assert convert(copied).read_bytes() == changed
 
 
-def test_a_copy_elsewhere_has_a_cache_of_its_own(copied: Written, cache: Path, tmp_path: Path) -> None:
+def test_a_copy_elsewhere_uses_the_same_conversion(copied: Written, cache: Path, tmp_path: Path) -> None:
+    """Its origin is a bundle that is there."""
     other = Written(Path(shutil.copytree(copied.folder, tmp_path / "other")), copied.arch, copied.part, copied.errors)
-    assert convert(copied).parent != convert(other).parent
+    first = convert(copied).parent
+    shutil.rmtree(copied.folder)
+    assert is_gone(first)
+    assert convert(other).parent == first
+    assert not is_gone(first)
+    assert json.loads((first / "origin.json").read_text("utf-8"))["weights"] == str(tmp_path / "other" / "model.data")
+
+
+def conversions(cache: Path) -> list[Path]:
+    """Those that lie in a cache."""
+    return sorted(cache.glob("*-stock"))
+
+
+def change(file: Path) -> None:
+    """Another byte in place; size and time of modification stay."""
+    before = file.stat()
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] = (content[len(content) // 2] + 1) % 256
+    file.write_bytes(content)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 def test_the_cache_says_how_large_it_is(copied: Written, cache: Path) -> None:
@@ -266,7 +290,7 @@ def test_two_processes_at_once(copied: Written, writer: Write, cache: Path) -> N
         assert one.returncode == 0, err
         graphs.add(out.strip())
     (graph,) = map(Path, graphs)
-    assert [path.name for path in cache.iterdir()] == [graph.parent.name]
+    assert conversions(cache) == [graph.parent]
     assert sorted(path.name for path in graph.parent.iterdir()) == [
         "model.stock.data",
         "model.strict.onnx",

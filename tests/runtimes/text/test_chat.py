@@ -5,7 +5,9 @@ from __future__ import annotations
 import enum
 import importlib.util
 import json
+import os
 import shutil
+import socket
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -134,6 +136,26 @@ def test_templates_without_a_default_are_named(folder: Folder) -> None:
 def test_a_template_that_is_no_text(folder: Folder, tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BundleError, match=r"chat_template\.jinja: not UTF-8"):
+        folder({})
+
+
+@pytest.mark.skipif(os.name != "posix", reason="pipes and sockets are POSIX's")
+@pytest.mark.parametrize("name", ["chat_template.jinja", "additional_chat_templates/a.jinja"])
+@pytest.mark.parametrize("kind", ["pipe", "link to itself", "socket", "device"])
+def test_a_template_that_is_no_file_is_refused_at_once(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
+) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    if kind == "pipe":
+        os.mkfifo(file)
+    elif kind == "socket":
+        monkeypatch.chdir(file.parent)  # paths of sockets are short
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(file.name)
+    else:
+        file.symlink_to(file if kind == "link to itself" else Path("/dev/zero"))
+    with pytest.raises(BundleError, match=rf"{file.name}: cannot be read"):
         folder({})
 
 

@@ -1,0 +1,244 @@
+"""What runs, and whether it was compared with its SHA-256: digests of files, remembered while the files do not change.
+
+A digest is taken again when device, inode, size or time of change of its file are others than they were then.  Times of
+change (``st_ctime``) are set by the kernel alone, so a file of the same size and the same time of modification is seen.
+They are trusted only
+
+* on Linux and on file systems whose kernel code keeps them, writes through mappings included; elsewhere (Windows,
+  macOS, tmpfs, network and FUSE file systems) each load takes all digests;
+* where the file was not changed in the second before its digest was taken: two changes within a tick of the kernel's
+  clock leave one time (the same holds for git's index);
+* after its dirty pages were written back, because a page that is dirty already is written without a new time.
+
+What is remembered lies in the user's cache, a sealed record for each folder (``sealed``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from edgespec.errors import BundleError
+from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
+
+QUIET = 1.0  # seconds before its digest was taken in which a file must not have changed
+MOST_RECORDS = 256  # of folders, that are kept
+# statfs(2): ext2 to ext4, xfs, btrfs, f2fs, overlayfs
+_KEEPS_TIMES = frozenset({0xEF53, 0x58465342, 0x9123683E, 0xF2F52010, 0x794C7630})
+_PIECE = 1 << 20
+
+
+class Stamp(NamedTuple):
+    """What tells a file's contents from others without reading them."""
+
+    device: int
+    inode: int
+    size: int
+    changed: int  # ns
+
+    @classmethod
+    def of(cls, found: os.stat_result) -> Stamp:
+        """Of a file's status."""
+        changed = found.st_ctime_ns if _POSIX else max(found.st_ctime_ns, found.st_mtime_ns)
+        return cls(found.st_dev, found.st_ino, found.st_size, changed)
+
+
+_POSIX = os.name == "posix"  # elsewhere st_ctime is when a file was made
+
+
+class Taken(NamedTuple):
+    """A digest, what the file was then, and whether that may be relied on later."""
+
+    sha256: str
+    stamp: Stamp
+    lasting: bool
+
+
+def take_digest(path: Path) -> Taken:
+    """Read a file for its SHA-256.
+
+    Raises:
+        OSError: it cannot be read.
+        BundleError: it was changed meanwhile.
+    """
+    digest, buffer = hashlib.sha256(), bytearray(_PIECE)
+    with path.open("rb", buffering=0) as file:
+        handle = file.fileno()
+        lasting = _keeps_times(handle) and _written_back(handle)
+        before, now = Stamp.of(os.fstat(handle)), time.time_ns()
+        while count := file.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+        if Stamp.of(os.fstat(handle)) != before:
+            raise BundleError(f"{path}: was changed while it was read", "try again when nobody writes there")
+    return Taken(digest.hexdigest(), before, lasting and before.changed < now - int(QUIET * 1e9))
+
+
+def _keeps_times(handle: int) -> bool:
+    """Whether the kernel keeps the time of change of this file, so that nobody else can set it."""
+    if sys.platform != "linux":
+        return False
+    found = (ctypes.c_long * 64)()
+    return ctypes.CDLL(None).fstatfs(handle, found) == 0 and found[0] & 0xFFFFFFFF in _KEEPS_TIMES
+
+
+def _written_back(handle: int) -> bool:
+    try:
+        os.fsync(handle)
+    except OSError:
+        return False
+    return True
+
+
+class Checked:
+    """The files that an opened bundle runs, each with its digest.
+
+    Args:
+        wanted: whether files are to be compared; False = nothing is, and ``unproven`` says so.
+
+    Attributes:
+        wanted: as above.
+        read: files whose digests were taken here, not remembered.
+    """
+
+    def __init__(self, wanted: bool = True) -> None:
+        self.wanted = wanted
+        self.read = 0
+        self._files: dict[Path, Taken] = {}
+        self._reasons: list[str] = [] if wanted else ["the files were not compared with their SHA-256 (no check)"]
+        self._records: dict[Path, _Record] = {}
+
+    def digest(self, path: Path) -> str:
+        """SHA-256 of a file, hex digits: remembered, or taken now.
+
+        Raises:
+            BundleError: it cannot be read.
+        """
+        if path not in self._files:
+            record = self._record(path.parent)
+            try:
+                found = record.find(path)
+                if found is None:
+                    found = take_digest(path)
+                    self.read += 1
+                    record.add(path, found)
+            except OSError as error:
+                raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
+            self._files[path] = found
+        return self._files[path].sha256
+
+    def note(self, reason: str) -> None:
+        """Something that runs was not checked."""
+        if reason not in self._reasons:
+            self._reasons.append(reason)
+
+    def forget(self, path: Path) -> None:
+        """Nothing that lies there runs any more."""
+        self._files = {file: taken for file, taken in self._files.items() if path not in (file, *file.parents)}
+        self._records.pop(path, None)
+
+    def save(self) -> None:
+        """Remember what was taken, for the next load; without a cache it is taken again then."""
+        for record in self._records.values():
+            record.save()
+
+    def unproven(self) -> list[str]:
+        """Why nothing is certain of what runs, a sentence each; empty = all was checked, and has not changed since."""
+        for path, taken in self._files.items():
+            try:
+                same = Stamp.of(path.stat()) == taken.stamp
+            except OSError:
+                same = False
+            if not same:
+                self.note(f"{path.name} was changed, replaced or removed after it was checked")
+        return list(self._reasons)
+
+    def retake(self) -> tuple[int, int]:
+        """Take the digests of all that runs again, whatever is remembered -> files, bytes.
+
+        Raises:
+            BundleError: a file is not what it was when it was checked.
+        """
+        for path, known in self._files.items():
+            try:
+                found = take_digest(path)
+            except OSError as error:
+                raise BundleError(f"{path}: cannot be read: {error.strerror or error}", "copy it again") from error
+            if found.sha256 != known.sha256:
+                self._record(path.parent).drop(path)
+                self.save()
+                raise BundleError(
+                    f"{path}: altered, though its times say that it is not: expected SHA-256 {known.sha256[:12]}..., "
+                    f"got {found.sha256[:12]}...",
+                    "copy or export the bundle again, and check the disk",
+                )
+        return len(self._files), sum(taken.stamp.size for taken in self._files.values())
+
+    def _record(self, folder: Path) -> _Record:
+        if folder not in self._records:
+            self._records[folder] = _Record(folder)
+        return self._records[folder]
+
+
+class _Record:
+    """What is remembered of the files of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        name = os.path.realpath(folder)
+        self._file = records() / f"{hashlib.sha256(os.fsencode(name)).hexdigest()[:32]}.json"
+        self._purpose = f"digests of {name}"
+        self._changed = False
+        self._known: dict[str, Taken] = {}
+        try:
+            found = read_sealed(self._file, self._purpose)
+            self._known = {
+                str(name): Taken(str(sha), Stamp(*map(int, stamp)), True)
+                for name, (sha, *stamp) in found["files"].items()
+            }
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):  # none, damaged or somebody else's
+            return
+
+    def find(self, path: Path) -> Taken | None:
+        """What is remembered of a file, if it has not changed since.
+
+        Raises:
+            OSError: it is not there.
+        """
+        known = self._known.get(path.name)
+        if known is None:
+            return None
+        with path.open("rb") as file:
+            same = Stamp.of(os.fstat(file.fileno())) == known.stamp and _keeps_times(file.fileno())
+        return known if same else None
+
+    def add(self, path: Path, taken: Taken) -> None:
+        if taken.lasting:
+            self._known[path.name] = taken
+            self._changed = True
+        else:
+            self.drop(path)
+
+    def drop(self, path: Path) -> None:
+        self._changed |= self._known.pop(path.name, None) is not None
+
+    def save(self) -> None:
+        if not self._changed:
+            return
+        self._changed = False
+        with suppress(OSError):
+            files = {name: [sha, *stamp] for name, (sha, stamp, _) in self._known.items()}
+            write_sealed(self._file, self._purpose, {"files": files})
+            others = sorted(records().glob("*.json"), key=lambda file: file.stat().st_mtime)
+            for old in others[:-MOST_RECORDS]:
+                old.unlink(missing_ok=True)
+
+
+def records() -> Path:
+    """Where they are remembered."""
+    return cache_folder() / "digests"

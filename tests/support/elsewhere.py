@@ -1,0 +1,54 @@
+"""Other programs that open bundles, each in an environment of its own: they want versions of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+GENAI = """
+import json, sys
+import onnxruntime_genai as og
+
+folder, tokens, count = sys.argv[1], json.loads(sys.argv[2]), int(sys.argv[3])
+model = og.Model(folder)
+settings = og.GeneratorParams(model)
+settings.set_search_options(do_sample=False, max_length=len(tokens) + count)
+generator = og.Generator(model, settings)
+generator.append_tokens(tokens)
+while not generator.is_done():
+    generator.generate_next_token()
+print(json.dumps([int(token) for token in generator.get_sequence(0)][len(tokens) :]))
+"""
+OPTIMUM = """
+import json, sys
+import torch
+from optimum.onnxruntime import ORTModelForCausalLM
+
+folder, tokens, count = sys.argv[1], torch.tensor([json.loads(sys.argv[2])]), int(sys.argv[3])
+model = ORTModelForCausalLM.from_pretrained(folder)
+found = model.generate(tokens, attention_mask=torch.ones_like(tokens), do_sample=False, max_new_tokens=count)
+print(json.dumps(found[0].tolist()[tokens.shape[1] :]))
+"""
+PROGRAMS = {"onnxruntime-genai": ("EDGESPEC_GENAI_PYTHON", GENAI), "optimum": ("EDGESPEC_OPTIMUM_PYTHON", OPTIMUM)}
+
+
+def python_with(package: str) -> str:
+    """The interpreter of the environment that has a package; the test is skipped without it."""
+    variable, _ = PROGRAMS[package]
+    if not (python := os.environ.get(variable)):
+        pytest.skip(f"needs {package} in an environment of its own ({variable}, see CONTRIBUTING.md)")
+    return python
+
+
+def generate(python: str, package: str, bundle: Path, tokens: list[int], count: int) -> list[int]:
+    """What a program writes after these tokens, greedily; fewer than ``count`` where the text ends."""
+    quiet = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"ORT_DISABLE_TELEMETRY": "1"}
+    command = [python, "-c", PROGRAMS[package][1], str(bundle), json.dumps(tokens), str(count)]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, env=quiet)
+    assert ran.returncode == 0, ran.stderr
+    found: list[int] = json.loads(ran.stdout.splitlines()[-1])
+    return found
