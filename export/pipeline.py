@@ -268,6 +268,13 @@ class Exporter:
             made.methods[self.drafter.method] = found.method(made.costs, self.text_name, digest(self.text))
             self.notes += found.notes
             self.progress("acceptance", 1, 1, "the drafter against the target")
+        if made.costs.busy:  # what was chosen by these times stands; what they predict would mislead
+            made.methods = {name: part.model_copy(update={"predicted_speedup": None})
+                            for name, part in made.methods.items()}  # fmt: skip
+            self.notes.append(
+                f"{made.costs.busy} while passes were timed, so no speed is predicted: calibrate the bundle with "
+                "`edgespec calibrate` when nothing else runs"
+            )
 
     def _learn_attention(self, made: InProgress) -> None:
         """What was asked for of other attentions, learnt and measured."""

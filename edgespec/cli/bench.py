@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -96,6 +97,7 @@ def command(
     edgespec bench demo --profile
     """
     from edgespec.cli.prompts import read_prompts
+    from edgespec.planning.profile.quiet import Watch, busy_words
     from edgespec.reports.advice import advise
     from edgespec.reports.bench import BenchEntry, bench_all, check_plot
     from edgespec.reports.bench import plot as draw
@@ -121,7 +123,7 @@ def command(
         engine = open_engine(bundle, options)
         entries.append(BenchEntry(engine, _wanted(engine, methods, settings, len(bundles) > 1)))
     texts = read_prompts(entries[0].engine, prompts, limit)
-    stopped = Event()
+    stopped, watch = Event(), Watch()
     with progress() as told:
         figures = bench_all(
             entries,
@@ -132,6 +134,8 @@ def command(
             lambda done, of, what: told("bench", done, of, what),
             stopped.set,
         )
+    others = watch.others()
+    busy = busy_words(1.0, others)
     if stopped.is_set():
         click.echo(f"stopped: {len(figures[0].ratios)} of {repeats * len(texts)} pairs were measured", err=True)
     rows = [figure.as_dict() for figure in figures]
@@ -143,6 +147,8 @@ def command(
             "prompts": len(texts),
             "max_new_tokens": settings.max_new_tokens,
             "batch": sequences,
+            "others": None if math.isnan(others) else others,
+            "busy": busy,
         }
         emit_json(
             {
@@ -155,13 +161,13 @@ def command(
             }
         )
     else:
-        _show(rows, _padded(engine), engine.strict, settings.accept.approximations)
+        _show(rows, _padded(engine), engine.strict, settings.accept.approximations, busy)
         if verbose:
             _explain(rows, engine.strict, advice)
     if report:
         engines = {str(entry.engine.bundle.path): entry.engine for entry in entries}
         again = shlex.join(["edgespec", *sys.argv[1:]])
-        write_page(report, engines, figures, texts[0], settings, again, foreign)
+        write_page(report, engines, figures, texts[0], settings, again, foreign, busy)
     if plot:  # last: whatever goes wrong, the figures are out
         if len(entries) > 1:
             for figure in figures:
@@ -185,14 +191,16 @@ def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, severa
     return wanted
 
 
-def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str]) -> None:
-    """A headline for each bundle, the table, and what to type next."""
+def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str], busy: str) -> None:
+    """Print a headline for each bundle, whether the machine was quiet, the table, and what to type next."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
     for name in names:
         of_it = [row for row in rows if row["bundle"] == name]
         if len(of_it) > 1:
             where = f"{label(of_it[0], rows).rsplit(' ', 1)[0]}: " if len(names) > 1 else ""
             click.echo(f"{where}{_headline(of_it)}; {_same_text(of_it, strict, lost)}")
+    if busy:
+        click.echo(f"{busy}: times are too long, and ratios less certain")
     click.echo()
     short = len(names) == 1 and not any(row["batch_tokens_per_second"] for row in rows)
     (_table if short else _long_table)(rows, padded)

@@ -6,19 +6,20 @@ from collections.abc import Mapping
 
 from edgespec.decoding.monitor import WINDOW, Monitor
 from edgespec.decoding.stats import Stats
+from edgespec.drafters.registry import AR
 from edgespec.engine.result import Result
 
 
 def summary(result: Result) -> str:
     """One line: how much, how fast, the same text or not, and by which method."""
     stats = result.stats
-    speed = measured_speed(stats)
+    speed = stats.request_speedup
     if stats.drafted and speed is not None:
         gain = f"{speed:.1f}x plain decoding"
     elif stats.drafted:
         gain = f"{stats.tokens_per_round:.1f} tokens a pass"
     else:
-        gain = "plain decoding"
+        gain = "nothing was guessed" if result.method_used != AR else "plain decoding"
     parts = [gain, _same(result), f"{stats.tokens} tokens at {stats.tokens_per_second:.1f} a second", _method(result)]
     parts.append(own_sampling_words(result.model_sampling))
     if result.device_lost is not None:
@@ -33,12 +34,6 @@ def own_sampling_words(found: Mapping[str, float]) -> str:
     if not found:
         return ""
     return f"sampling as the model asks: {', '.join(f'{name} {value:g}' for name, value in found.items())}"
-
-
-def measured_speed(stats: Stats) -> float | None:
-    """Times plain decoding, by the plain steps of this very request; None = it had too few to tell."""
-    step_ms = stats.monitor.step_ms
-    return stats.tokens * step_ms / stats.decode_ms if step_ms and stats.decode_ms else None
 
 
 def _same(result: Result) -> str:

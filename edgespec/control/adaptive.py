@@ -302,7 +302,7 @@ class Adaptive(Wrapper):
             return "nothing was decoded yet"
         if best:
             guesses = f"{best} guess{'es' if best > 1 else ''}"
-            return f"drafting pays: predicted {gain:.2f}x with {guesses} at acceptance {acceptance:.2f}"
+            return f"drafting is on: predicted {gain:.2f}x with {guesses} at acceptance {acceptance:.2f}"
         if gain == 0:
             return "the drafter found nothing to propose"
         if not self.fallback:

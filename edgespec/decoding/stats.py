@@ -100,6 +100,12 @@ class Stats:
         """Emitted tokens over the time of the rounds; 0 before the first."""
         return 1000 * self.tokens / self.decode_ms if self.decode_ms else 0.0
 
+    @property
+    def request_speedup(self) -> float | None:
+        """Speed over plain decoding, by the plain steps of this very request; None = it had too few to tell."""
+        step_ms = self.monitor.step_ms
+        return self.tokens * step_ms / self.decode_ms if step_ms and self.decode_ms else None
+
     def as_dict(self) -> dict[str, object]:
         """For JSON; the keys are stable."""
         return {

@@ -339,5 +339,7 @@ class Stream:
         reading = f"drafts read {self._draft_attention} keys, verification {attention.name}"
         drafts = reading if self._draft_attention else ""
         forced = f"the grammar guessed in {self._guided.won[0]} rounds" if self._guided else ""
-        parts = [self._choice.reason, drafts, forced, self._drafter.reason, left]
+        speed = self._stats.request_speedup if self._stats.drafted else None
+        measured = "" if speed is None else f"measured {speed:.2f}x in this request"
+        parts = [self._choice.reason, drafts, forced, self._drafter.reason, measured, left]
         return "; ".join(part for part in parts if part)

@@ -22,6 +22,7 @@ from edgespec.drafters.proposer import Custom
 from edgespec.drafters.registry import AR, METHODS
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
+from edgespec.planning.profile.quiet import export_busy
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -227,7 +228,7 @@ class Session:
         return cost
 
     def _verify_costs(self, draft_cost: float | None, first_cost: float | None = None) -> CostModel:
-        saved = self._manifest.cost.get("verify_ms")
+        saved = None if export_busy(self._manifest.cost) else self._manifest.cost.get("verify_ms")
         verify = {int(rows): ms for rows, ms in saved.items()} if saved else None
         cost = CostModel(verify, draft_cost, first_cost)
         for rows, ms in self._measured("verify", self._verify_once, VERIFY_SIZES).items():

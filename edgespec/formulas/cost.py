@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from statistics import median
+from statistics import median, quantiles
 from time import perf_counter
 
 from edgespec.formulas.timings import Timings
@@ -190,6 +190,11 @@ def measure(run: Callable[[int], object], sizes: Sequence[int], repeats: int = 7
     Returns:
         {n: milliseconds}.
     """
+    return {n: median(taken) for n, taken in measure_all(run, sizes, repeats).items()}
+
+
+def measure_all(run: Callable[[int], object], sizes: Sequence[int], repeats: int = 7) -> dict[int, list[float]]:
+    """Time passes as ``measure`` does -> {n: milliseconds of each}."""
     times: dict[int, list[float]] = {n: [] for n in sizes}
     for n in times:
         run(n)
@@ -198,4 +203,12 @@ def measure(run: Callable[[int], object], sizes: Sequence[int], repeats: int = 7
             start = perf_counter()
             run(n)
             taken.append(1000 * (perf_counter() - start))
-    return {n: median(taken) for n, taken in times.items()}
+    return times
+
+
+def spread(times: Sequence[float]) -> float:
+    """Return how unsteady a machine was that took these times for the same thing: upper quartile over lower."""
+    if len(times) < 2:
+        return 1.0
+    low, _, high = quantiles(times, n=4, method="inclusive")
+    return high / low if low else 1.0  # no clock so coarse measures anything

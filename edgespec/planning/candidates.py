@@ -9,6 +9,7 @@ from typing import Any, Literal
 from edgespec.drafters.registry import native_alone, needing, searching
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.profile.record import Profile
+from edgespec.planning.speed.curves import STEP
 from edgespec.planning.speed.prediction import Speed, speed_of
 from edgespec.runtimes.files.manifest import Manifest, Operators
 from edgespec.runtimes.files.operators import choose_operators
@@ -179,5 +180,5 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
 
 
 def _relative_step(manifest: Manifest) -> float:
-    """Bytes that a plain step reads, for comparing formats on a device of which nothing is known."""
-    return float(manifest.files[manifest.target.weights].size)
+    """What a plain step takes, in bytes of int4, for comparing formats on a device of which nothing is known."""
+    return float(manifest.files[manifest.target.weights].size) * STEP.get(manifest.target.format, 1.0)

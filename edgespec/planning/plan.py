@@ -24,7 +24,7 @@ from edgespec.planning.candidates import (
 from edgespec.planning.memory.budget import show_bytes
 from edgespec.planning.profile.record import Profile
 
-NEAR = 0.02  # speeds closer than that are taken for equal: the smaller one wins
+NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one
 PRECISION = ("int4-64", "int4", "w8a8", "int8", "fp32")  # from coarse to fine
 
 
@@ -127,7 +127,7 @@ def _pick(fitting: Sequence[PlannedRun], goal: Goal) -> PlannedRun:
     if plain and best.rate < WORTH * max(one.rate for one in plain):
         return max(plain, key=lambda one: one.rate)
     near = [one for one in rivals if one.rate >= (1 - NEAR) * best.rate]
-    return min(near, key=lambda one: one.memory.peak)
+    return min(near, key=lambda one: (-PRECISION.index(one.format), one.memory.peak))
 
 
 def _why(
@@ -141,7 +141,10 @@ def _why(
         "memory": "the least memory",
         "quality": "the finest format that fits, and the fastest with it",
     }
-    words = [goals[request.goal], f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
+    words = [goals[request.goal]]
+    if request.goal in ("auto", "chat", "batch") and any(one.rate > pick.rate for one in fitting):
+        words = ["as fast as the fastest that fits, as far as a prediction tells"]
+    words += [f"predicted peak {show_bytes(pick.memory.peak)} of {show_bytes(request.budget)}"]
     if pick.use.method == AR:
         words.append("no method is predicted to be clearly faster than plain decoding")
     else:
@@ -156,13 +159,23 @@ def _why(
         words.append("with the bundle's own keys nothing fits: int8 keys and values change its text a little")
     if pick.speed.assumed:
         words.append(f"assumed: {', '.join(pick.speed.assumed)}")
-    hints = [f"room for {largest_context(pick.option, pick.use, request)} tokens of context in this budget"]
+    room, whole = largest_context(pick.option, pick.use, request), pick.option.manifest.target.facts.context
+    all_of_it = f"the model's whole context of {whole} tokens fits this budget"
+    hints = [all_of_it if room == whole else f"room for {room} tokens of context in this budget"]
+    if busy := _busy(request, ranked):
+        hints.append(f"{busy}: its times are not used; calibrate again when nothing else runs")
     for one in ranked:
         need = one.option.needs.get(one.use.method)
         if need and one.fits and one.rate > WORTH * pick.rate and not one.approximates:
             hints.append(f"{one.format} {one.use.method}: predicted {one.speed.speedup:.2f}x, but {need}")
             break
     return "; ".join(words), tuple(hints)
+
+
+def _busy(request: PlanRequest, ranked: Sequence[PlannedRun]) -> str:
+    """Why a profile's times are not used, in words; empty = they are, or there is none."""
+    profiles = (request.profile, *(one.option.profile for one in ranked))
+    return next((profile.busy for profile in profiles if profile is not None and profile.busy), "")
 
 
 def _nothing_fits(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,12 +16,14 @@ from edgespec.drafters.registry import AR, searching
 from edgespec.engine.engine import Engine
 from edgespec.engine.sessions import Session
 from edgespec.errors import first_line
+from edgespec.formulas.cost import spread
 from edgespec.planning.memory.allowance import OFF
 from edgespec.planning.memory.budget import available_memory
+from edgespec.planning.profile import quiet
 from edgespec.planning.profile.machine import this_machine
-from edgespec.planning.profile.record import BUSY, Profile, Trial, manifest_hash, prompts_digest
+from edgespec.planning.profile.record import Profile, Trial, manifest_hash, prompts_digest
 from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
-from edgespec.reports.measuring import Clock, K, pass_over, spread, take_turns, time_turns
+from edgespec.reports.measuring import Clock, K, pass_over, take_turns, time_turns
 from edgespec.reports.trials import run_trials
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot
@@ -99,7 +102,7 @@ class Calibrator:
 
     def run(self, process: int, trials: bool) -> Profile:
         """Everything."""
-        self.begun = self.clock()
+        self.begun, watch = self.clock(), quiet.Watch()
         engine, manifest = self.engine, self.bundle.manifest
         slot = open_slot(engine.model, context=engine.context)
         depths = self._depths()
@@ -136,6 +139,7 @@ class Calibrator:
             prefill=prefill,
             bandwidth=weights / (plain[depths[0]] / 1000),
             spread=self.spread,
+            others=0.0 if math.isnan(others := watch.others()) else others,
             rows_exact=exact,
             process_bytes=process,
             seconds=self.clock() - self.begun,
@@ -193,7 +197,7 @@ class Calibrator:
             found = median(map(spread, times.values()))
             if found < least:
                 best, least = times, found
-            if least < BUSY:
+            if least < quiet.BUSY:
                 break
         self.spread = max(self.spread, least)
         return {name: median(taken) for name, taken in best.items()}

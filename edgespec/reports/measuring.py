@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from statistics import median, quantiles
+from collections.abc import Callable, Hashable, Mapping
+from statistics import median
 from time import perf_counter
 from typing import TypeVar
 
@@ -15,14 +15,6 @@ from edgespec.runtimes.slots.slot import Slot
 Clock = Callable[[], float]  # seconds
 K = TypeVar("K", bound=Hashable)
 LEAST, MOST = 3, 15  # timed turns of each
-
-
-def spread(times: Sequence[float]) -> float:
-    """How unsteady a machine was that took these times for the same thing: their upper quartile over the lower."""
-    if len(times) < 2:
-        return 1.0
-    low, _, high = quantiles(times, n=4, method="inclusive")
-    return high / low if low else 1.0  # no clock so coarse measures anything
 
 
 def take_turns(

@@ -8,20 +8,25 @@ are scored first, and the greedy sets they suggest warm-start the search.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from edgespec.decoding.target import SkipSet
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
-from edgespec.formulas.cost import CostModel, measure, speedup
+from edgespec.formulas.cost import CostModel, measure_all, speedup, spread
+from edgespec.planning.profile import quiet
+from edgespec.planning.profile.quiet import busy_words
 from edgespec.runtimes.slots.slot import Slot
 
 Progress = Callable[[int, int, str], None]  # done, of, what
+TRIES = 3  # of timing passes on a busy machine
 SINGLE_GAMMA = 2  # chains of this length rank single sub-layers
 
 
@@ -34,12 +39,21 @@ class StepCosts:
         attention: what leaving out one attention saves; 0 where the graph has no gates.
         mlp: what leaving out one MLP saves.
         verify: {rows: milliseconds} of the passes a round makes (as the decoding loop makes them).
+        spread: of times of equal passes, the upper quartile over the lower.
+        others: share of the processors that other programs took meanwhile; 0 = not known.
     """
 
     plain: float
     attention: float
     mlp: float
     verify: dict[int, float]
+    spread: float = 1.0
+    others: float = 0.0
+
+    @property
+    def busy(self) -> str:
+        """Why these times may be wild, in words; empty = the machine was quiet."""
+        return busy_words(self.spread, self.others)
 
     def draft_ms(self, skip: SkipSet) -> float:
         """Time of one draft step."""
@@ -59,26 +73,50 @@ class StepCosts:
     def as_dict(self) -> dict[str, Any]:
         """As JSON: what the manifest keeps."""
         verify = {str(rows): ms for rows, ms in self.verify.items()}
-        return {"plain_ms": self.plain, "attention_ms": self.attention, "mlp_ms": self.mlp, "verify_ms": verify}
+        return {"plain_ms": self.plain, "attention_ms": self.attention, "mlp_ms": self.mlp, "verify_ms": verify,
+                "spread": self.spread, "others": self.others}  # fmt: skip
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepCosts:
         """From what ``as_dict`` gave."""
         verify = {int(rows): ms for rows, ms in data["verify_ms"].items()}
-        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify)
+        unsteady = data.get("spread", 1.0), data.get("others", 0.0)
+        return cls(data["plain_ms"], data["attention_ms"], data["mlp_ms"], verify, *unsteady)
 
 
 def measure_steps(slot: Slot, gamma: int, larger: Sequence[int] = (), repeats: int = 5) -> StepCosts:
-    """Time passes on this machine, at the depth the slot is at; ``larger``: rows of further passes to time."""
+    """Time passes on this machine, at the depth the slot is at; ``larger``: rows of further passes to time.
+
+    On a busy machine they are timed again, and the steadiest try counts.
+    """
+    tries = []
+    for _ in range(TRIES):
+        tries.append(_time_steps(slot, gamma, larger, repeats))
+        if not tries[-1].busy:
+            break
+    return min(tries, key=lambda one: (one.others >= quiet.OTHERS, one.spread))
+
+
+def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> StepCosts:
     layers, token = tuple(range(slot.layers)), np.zeros(1, np.int64)
     sets: list[SkipSet | None] = [None]
     if slot.model.graph.gated:
         sets += [SkipSet(attention=layers), SkipSet(mlp=layers)]
-    steps = measure(lambda i: _discard(slot.forward_draft(token, 0, sets[i])), range(len(sets)), repeats)
+    watch = quiet.Watch()
+    drafts = measure_all(lambda i: _discard(slot.forward_draft(token, 0, sets[i])), range(len(sets)), repeats)
     sizes = sorted({1, 2, 3, 4, 6, gamma + 1, *larger})
-    verify = measure(lambda n: _discard(slot.forward(np.arange(n) % slot.vocab_size)), sizes, repeats)
+    passes = measure_all(lambda n: _discard(slot.forward(np.arange(n) % slot.vocab_size)), sizes, repeats)
+    others = watch.others()
+    steps, verify = ({size: median(taken) for size, taken in times.items()} for times in (drafts, passes))
     saved = [max(0.0, (steps[0] - steps[i]) / slot.layers) for i in range(1, len(steps))] or [0.0, 0.0]
-    return StepCosts(plain=steps[0], attention=saved[0], mlp=saved[1], verify=verify)
+    return StepCosts(
+        plain=steps[0],
+        attention=saved[0],
+        mlp=saved[1],
+        verify=verify,
+        spread=median(map(spread, (*drafts.values(), *passes.values()))),
+        others=0.0 if math.isnan(others) else others,
+    )
 
 
 @dataclass(frozen=True)

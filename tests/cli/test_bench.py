@@ -13,6 +13,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
+from edgespec.planning.profile import quiet
 from edgespec.reports.bench import MethodFigures
 from edgespec.runtimes.files.manifest import Operators
 from tests.cli.conftest import Command
@@ -52,13 +53,25 @@ def rows_of(operators: Operators) -> list[str]:
     return ["plain", *(["ar"] if operators == "stock" else []), "ngram", "speculative", "self-spec"]
 
 
+def test_a_busy_machine_is_said(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    how = "--limit", 1, "--repeats", 1, "--max-new-tokens", 8, "--threads", 1, "--method", "ngram"
+    monkeypatch.setattr(quiet.Watch, "others", lambda _: 0.4)
+    assert "busy" not in command("bench", demo, *how).out  # tests lift the bound
+    monkeypatch.setattr(quiet, "OTHERS", 0.2)
+    assert "the machine was busy: other programs took 40% of the processors: times are too long" in (
+        command("bench", demo, *how).out
+    )
+
+
 @BOTH
 def test_json(command: Command, demo: Path, operators: Operators) -> None:
     how = "--limit", 3, "--repeats", 2, "--max-new-tokens", 24, "--threads", 1, "--operators", operators
     result = command("bench", demo, *how, "--json")
     made = result.json
     assert made.keys() == {"bundle", "bundles", "baseline", "conditions", "methods", "advice"}
-    assert made["conditions"] == {"threads": 1, "prompts": 3, "max_new_tokens": 24, "batch": 0}
+    others = made["conditions"].pop("others")
+    assert others is None or 0 <= others <= 1
+    assert made["conditions"] == {"threads": 1, "prompts": 3, "max_new_tokens": 24, "batch": 0, "busy": ""}
     assert [item["situation"] for item in made["advice"]] == SITUATIONS
     assert all(item.keys() == ADVICE for item in made["advice"])
     assert made["baseline"] == "plain"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from edgespec.planning.profile import cache as profile_cache
-from edgespec.planning.profile import machine, record
+from edgespec.planning.profile import machine, quiet
 from edgespec.planning.profile.cache import find_profile
 from edgespec.planning.profile.machine import this_machine
 from edgespec.planning.profile.record import Machine, Profile, Trial, read_profile
@@ -48,8 +48,8 @@ def test_a_bundle_from_end_to_end(command: Command, demo: Path, tmp_path: Path) 
     assert list(found["profile"]) == [
         "schema_version", "machine", "bundle", "name", "facts", "format", "head_format", "weight_bytes", "kv_bytes",
         "operators", "device", "threads", "attention", "strict", "context", "passes", "plain", "drafts", "first_drafts",
-        "trials", "prompts", "prefill", "bandwidth", "spread", "rows_exact", "process_bytes", "seconds", "notes",
-        "created",
+        "trials", "prompts", "prefill", "bandwidth", "spread", "others", "rows_exact", "process_bytes", "seconds",
+        "notes", "created",
     ]  # fmt: skip
     assert list(found["profile"]["machine"]) == list(Machine.model_fields)
     assert set(found["profile"]["trials"]) == {"ar", "ngram", "speculative", "self-spec"}
@@ -130,7 +130,7 @@ def test_what_is_stale_is_measured_again_and_says_why(
 
 
 def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "BUSY", 1.0)  # no machine is as steady
+    monkeypatch.setattr(quiet, "BUSY", 1.0)  # no machine is as steady
     first = command("calibrate", demo, *SHORT)
     assert "the machine was busy" in first.out
     assert "no use of this" in first.out
@@ -139,7 +139,7 @@ def test_what_a_busy_machine_gave_is_not_used(command: Command, demo: Path, monk
     assert "calibrating again" not in again.err  # its reasons are in the object
     assert (again.json["cached"], again.json["profile"]["spread"] >= 1) == (False, True)
     assert "the machine was busy" in again.json["reasons"][0]
-    monkeypatch.setattr(record, "BUSY", 1e9)
+    monkeypatch.setattr(quiet, "BUSY", 1e9)
     assert command("calibrate", demo, *SHORT, "--json").json["cached"]
 
 

@@ -85,7 +85,7 @@ def test_what_people_see(command: Command, demo: Path) -> None:
     shown = command("plan", demo, "--budget", "1GiB")
     assert shown.code == 0
     assert "pick" in shown.out.splitlines()[1]
-    for part in ("speculative", "self-spec", "private", "mapped", "predicted peak", "room for"):
+    for part in ("speculative", "self-spec", "private", "mapped", "predicted peak", "the model's whole context of"):
         assert part in shown.out
     assert "int8" not in shown.out  # coarser keys, while those of the bundle fit
     assert "int8" in command("plan", demo, "--budget", "1GiB", "--all").out

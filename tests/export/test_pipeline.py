@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from itertools import combinations
 from pathlib import Path
@@ -18,6 +19,7 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
+from edgespec.planning.profile import quiet
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, SCHEMA
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
@@ -155,6 +157,21 @@ def test_a_dry_run_writes_nothing(tmp_path: Path, target: str, draft: str) -> No
     (tmp_path / "taken" / "file").write_text("x", "utf-8")
     with pytest.raises(ExportError, match="not a bundle"):
         Exporter(ExportOptions(target, tmp_path / "taken")).plan()
+
+
+def test_a_busy_machine_predicts_nothing(
+    tmp_path: Path, target: str, draft: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its times are kept and marked; no speed is predicted by them, and the export says why."""
+    for spread in (0.0, math.inf):  # every machine is busy, none is
+        monkeypatch.setattr(quiet, "BUSY", spread)
+        options = ExportOptions(target, tmp_path / str(spread), ["speculative"], draft=draft, context=100)
+        made = Exporter(options).run()
+        busy = spread == 0
+        assert (made.methods["speculative"].predicted_speedup is None) == busy
+        assert made.cost["spread"] >= 1
+        notes = made.provenance.get("notes") or []
+        assert any("the machine was busy" in note and "no speed is predicted" in note for note in notes) == busy
 
 
 # -- options -----------------------------------------------------------------------------------------------------------

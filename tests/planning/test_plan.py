@@ -12,11 +12,13 @@ from edgespec.planning import candidates
 from edgespec.planning.candidates import GOALS, Goal, Option, PlanRequest, largest_context
 from edgespec.planning.memory.parts import Memory, MemoryPart
 from edgespec.planning.plan import Plan, label, make_plan
+from edgespec.planning.profile import quiet
 from edgespec.planning.profile.record import Profile
 from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.manifests import SIZES, manifest
+from tests.support.profiles import profile
 
 MIB = 1 << 20
 BASE = 50 * MIB
@@ -86,6 +88,34 @@ def test_plain_decoding_where_nothing_is_clearly_faster() -> None:
 def test_of_equally_fast_ones_the_smaller_is_picked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(GAINS, "self-spec", 1.79)
     assert picked(planned(1000 * MIB)) == "int4 self-spec"
+
+
+def test_of_equals_the_finer_format_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A difference that no prediction can tell is worth neither quality nor the word fastest."""
+    monkeypatch.setitem(RATES, "int4-64", 101.0)
+    plan = planned(1000 * MIB, "int4-64", "int4")
+    assert picked(plan) == "int4 speculative"
+    assert plan.reason.startswith("as fast as the fastest that fits, as far as a prediction tells;")
+    monkeypatch.setitem(RATES, "int4-64", 110.0)
+    plan = planned(1000 * MIB, "int4-64", "int4")
+    assert picked(plan) == "int4-64 speculative"
+    assert plan.reason.startswith("the fastest that fits;")
+
+
+def test_room_for_the_whole_context_is_said_so() -> None:
+    whole = options("int4")[0].manifest.target.facts.context
+    roomy = planned(1000 * MIB)
+    assert f"the model's whole context of {whole} tokens fits this budget" in roomy.hints
+    tight = planned(takes("int4", "speculative", whole) - 1)
+    assert any(hint.startswith("room for ") for hint in tight.hints)
+
+
+def test_a_busy_profile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quiet, "BUSY", 1.5)
+    found = options("int4")
+    for spread, said in ((1.0, False), (2.0, True)):
+        asked = replace(request(1000 * MIB), profile=profile(found[0].manifest).model_copy(update={"spread": spread}))
+        assert any("its times are not used" in hint for hint in make_plan(found, asked).hints) == said
 
 
 GOAL_PICKS: list[tuple[Goal, str]] = [

@@ -21,6 +21,7 @@ from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.budget import Available
+from edgespec.planning.profile import quiet
 from edgespec.planning.profile.cache import find_profile, save_profile
 from edgespec.planning.profile.record import Profile, manifest_hash, prompts_digest
 from edgespec.planning.speed.prediction import speed_of
@@ -192,7 +193,7 @@ def test_the_deepest_passes_are_left_out_when_time_is_up(
 def test_a_busy_machine_is_tried_again_and_the_steadiest_try_counts(
     opened: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calibrating, "BUSY", 1.5)
+    monkeypatch.setattr(quiet, "BUSY", 1.5)
     now = [0.0]
 
     def passes(*tries: float) -> list[float]:

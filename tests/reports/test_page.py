@@ -88,6 +88,17 @@ def test_a_page_holds_all_figures_and_needs_nothing_else(
     assert list(tmp_path.iterdir()) == [tmp_path / "out.html"]
 
 
+def test_it_counts_the_runs_that_the_terminal_counts(own: Engine, figures: list[MethodFigures], tmp_path: Path) -> None:
+    """Plain decoding is what the others are compared with, and no run of its own."""
+    text = write(tmp_path / "out.html", own, figures, busy="the machine was busy: so it was")
+    rows = [figure.as_dict() for figure in figures]
+    same, runs = (sum(row[key] for row in rows[1:]) for key in ("same_text", "runs"))
+    assert rows[0]["method"] == "plain"
+    assert f"{same} of {runs} runs gave its very text" in text
+    assert "threads used" in text
+    assert "; the machine was busy: so it was</td>" in text
+
+
 def test_the_text_is_the_models_own_once_the_refused_guesses_are_out(own: Engine) -> None:
     plain = own.generate(PROMPT, SETTINGS, method="ar")
     pieces = coloured_text(own, PROMPT, SETTINGS.changed(method="speculative", fallback=False))

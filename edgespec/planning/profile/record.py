@@ -10,13 +10,13 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from edgespec.errors import ProfileError
+from edgespec.planning.profile.quiet import busy_words
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
 from edgespec.runtimes.files.staged import write_staged
 
 PROFILE_SCHEMA = 1
-BUSY = 1.5  # from this spread of equal passes on, something else ran on the machine
 AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
 
 
@@ -114,6 +114,7 @@ class Profile(_Part):
     prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
     bandwidth: float = Field(gt=0)
     spread: float = Field(default=1.0, ge=1, description="of times of equal passes: upper quartile over the lower")
+    others: float = Field(default=0.0, ge=0, le=1, description="share of the processors that other programs took")
     rows_exact: bool
     process_bytes: int = Field(ge=0, description="resident bytes of the process before a bundle is loaded")
     seconds: float = Field(ge=0, description="what calibration took")
@@ -123,9 +124,7 @@ class Profile(_Part):
     @property
     def busy(self) -> str:
         """Why figures may be wild, in words; empty = the machine was steady."""
-        if self.spread < BUSY:
-            return ""
-        return f"the machine was busy: the middle half of equal passes differed by {self.spread:.1f} times"
+        return busy_words(self.spread, self.others)
 
 
 def manifest_hash(manifest: Manifest) -> str:

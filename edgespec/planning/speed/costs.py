@@ -14,8 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from edgespec.drafters.registry import AR, METHODS
+from edgespec.planning.profile.quiet import export_busy
 from edgespec.planning.profile.record import Profile, manifest_hash
-from edgespec.planning.speed.curves import CURVES, STOCK_STEP, STRICT
+from edgespec.planning.speed.curves import CURVES, STEP, STOCK_STEP, STRICT
 from edgespec.planning.speed.passes import PassTimes, Points, line, rising
 from edgespec.planning.speed.steps import step_bytes, token_bytes
 from edgespec.planning.speed.traffic import (
@@ -127,6 +128,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
     theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
     slower = _slower(profile.operators, use.operators, target.format)
+    slower *= STEP.get(target.format, 1.0) / STEP.get(profile.format, 1.0)
     curve = rising(CURVES[use.operators][target.format])
 
     def own(rows: float) -> float:
@@ -141,7 +143,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     def pass_ms(rows: float) -> float:
         # the curve of a mixture of experts is not that of matrices that all rows go through
         v = own(rows) if same and profile.facts.experts else verify_curve(target, rows, use.operators, own)
-        weighed = (1.0 if same else slower) * weights / rate * v
+        weighed = slower * weights / rate * v
         return weighed + passes.split(rows)[1] * reading(rows) * depth
 
     strict = pass_ms(1)
@@ -169,7 +171,9 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
 
 
 def exported(manifest: Manifest, use: RunOptions, depth: float) -> Costs | None:
-    """What the exporting machine measured; None = nothing, or with other operators."""
+    """What the exporting machine measured; None = nothing, with other operators, or while it was busy."""
+    if export_busy(manifest.cost):
+        return None
     times = {int(rows): float(ms) for rows, ms in manifest.cost.get("verify_ms", {}).items()}
     if not times or use.operators != manifest.target.layout or use.device != "cpu":
         return None

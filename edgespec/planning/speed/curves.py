@@ -27,6 +27,9 @@ CURVES: Mapping[Operators, Mapping[Format, Mapping[int, float]]] = {
         "fp32": {1: 1.0, 2: 1.13, 4: 1.31, 8: 1.6, 16: 2.3},
     },
 }
+# what a byte of weights takes over one of int4's: a row of int4-64 takes as long as one of int4, .95 to 1.06
+# (docs/measurements.md), though it reads 17 bytes for 32 weights and int4 18
+STEP: Mapping[Format, float] = {"int4-64": 18 / 17}
 STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/measurements.md)
 # what a byte of weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
 # (docs/measurements.md) for 20 and 18 bytes of 32 weights

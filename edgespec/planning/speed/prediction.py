@@ -10,6 +10,7 @@ from edgespec.drafters.medusa import MOST_NODES
 from edgespec.drafters.priors import Prior
 from edgespec.drafters.registry import AR, METHODS
 from edgespec.errors import InvalidRequest
+from edgespec.planning.profile.quiet import export_busy
 from edgespec.planning.profile.record import Profile, Trial
 from edgespec.planning.speed import costs as of
 from edgespec.planning.speed.costs import Costs
@@ -64,6 +65,8 @@ def speed_of(
 ) -> Speed:
     """How fast a bundle decodes in this way on the device of ``profile``; None = nothing is known of the device.
 
+    Figures of a busy machine, in a profile or from the export, are not used; ``assumed`` says so.
+
     Args:
         manifest: of the bundle, or of one that is planned.
         use: how it is to be run.
@@ -79,8 +82,15 @@ def speed_of(
             "export it with that method",
         )
     at = use.context / 2 if depth is None else depth
+    unused = profile.busy if profile is not None else ""
+    if unused:
+        profile = None
     costs, basis = _costs(manifest, use, profile, at)
     notes = list(costs.assumed)
+    if unused:
+        notes.append(f"the calibration is not used, because {unused}")
+    elif basis == "assumed" and (why := export_busy(manifest.cost)):
+        notes.append(f"the export's times are not used, because {why}")
     width = use.batch if use.operators == "native" and use.device == "cpu" else 1
     plain = 1000 / (costs.plain * width_factor(costs, width) + costs.other) if costs.known else None
     if plain is not None and width < use.batch:  # they take turns

@@ -44,6 +44,7 @@ def write_page(
     settings: Settings,
     command: str,
     foreign: Sequence[Foreign] = (),
+    busy: str = "",
 ) -> None:
     """Write it, whole or not at all.
 
@@ -54,7 +55,8 @@ def write_page(
         prompt: whose text is shown with its guesses.
         settings: of the measurement.
         command: how to repeat it.
-        foreign: figures of llama.cpp to stand beside.
+        foreign: figures of llama.cpp to show beside them.
+        busy: what else ran while they were measured, in words.
     """
     rows = [figure.as_dict() for figure in figures]
     names = [label(row, rows) if len(engines) > 1 else row["method"] for row in rows]
@@ -84,7 +86,7 @@ def write_page(
         "text_method": best["method"] if best else AR,
         "settings": settings,
         "threads": engine.model.threads,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "busy": busy,
         "command": command,
         "foreign": foreign,
         "version": __version__,

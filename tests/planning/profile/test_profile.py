@@ -13,7 +13,7 @@ import pytest
 from edgespec.errors import EdgespecError, ProfileError
 from edgespec.planning.profile import cache as profile_cache
 from edgespec.planning.profile import machine as machines
-from edgespec.planning.profile import record
+from edgespec.planning.profile import quiet
 from edgespec.planning.profile.cache import (
     find_profile,
     foreign,
@@ -244,7 +244,7 @@ def test_every_difference_of_setting_is_a_reason() -> None:
 
 
 def test_a_profile_of_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record, "BUSY", 1.5)
+    monkeypatch.setattr(quiet, "BUSY", 1.5)
     made = profile(manifest(), spread=1.49)
     assert not staleness(made, *where(manifest()))
     (reason,) = staleness(made.model_copy(update={"spread": 1.5}), *where(manifest()))

@@ -272,7 +272,7 @@ class Adaptive(
             if (plain + drafted == 0) return "nothing was decoded yet"
             if (best > 0) {
                 val guesses = "$best guess${if (best > 1) "es" else ""}"
-                return "drafting pays: predicted ${two(gain)}x with $guesses at acceptance ${two(acceptance)}"
+                return "drafting is on: predicted ${two(gain)}x with $guesses at acceptance ${two(acceptance)}"
             }
             if (gain == 0.0) return "the drafter found nothing to propose"
             if (!fallback) {

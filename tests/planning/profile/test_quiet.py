@@ -1,0 +1,75 @@
+"""Figures of a busy machine are marked, and nobody predicts by them."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from edgespec.planning.profile import quiet
+from edgespec.planning.profile.quiet import Watch, busy_words, export_busy
+from edgespec.planning.speed.costs import exported
+from edgespec.planning.speed.prediction import speed_of
+from edgespec.runtimes.options import RunOptions
+from tests.support.manifests import manifest
+from tests.support.profiles import profile
+
+
+@pytest.fixture(autouse=True)
+def bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of users; tests lift them."""
+    monkeypatch.setattr(quiet, "BUSY", 1.5)
+    monkeypatch.setattr(quiet, "OTHERS", 0.2)
+
+
+def test_words() -> None:
+    assert busy_words(1.49, 0.19) == ""
+    assert busy_words(1.0, math.nan) == ""  # a system that does not tell
+    assert busy_words(1.5, 0.2) == (
+        "the machine was busy: the middle half of equal passes differed by 1.5 times, and other programs took 20% of "
+        "the processors"
+    )
+    assert export_busy({}) == ""  # bundles of older versions
+    assert "2.0 times" in export_busy({"spread": 2.0})
+
+
+@pytest.mark.skipif(not Path("/proc/stat").is_file(), reason="reads /proc/stat")
+def test_a_child_is_its_own_work_and_a_stranger_is_not() -> None:
+    """What a process outside of this one's children takes counts; what this one takes does not."""
+    work = "import time\nend = time.process_time() + 1\nwhile time.process_time() < end: pass"
+    watch, begun = Watch(), time.perf_counter()
+    stranger = subprocess.Popen([sys.executable, "-c", work])  # not waited for: not yet counted as a child's
+    time.sleep(0.5)
+    alone = watch.others()
+    while time.perf_counter() - begun < 3 and stranger.poll() is None:
+        time.sleep(0.05)
+    stranger.wait(60)
+    assert alone > 0
+    assert 0 <= watch.others() <= 1
+
+
+def test_nobody_predicts_by_a_busy_profile() -> None:
+    """Neither by one of this machine nor by a file of another; what is used instead is said."""
+    made = manifest()
+    use = RunOptions("ngram", "native", 1024)
+    quiet_one = speed_of(made, use, profile(made))
+    busy = speed_of(made, use, profile(made).model_copy(update={"spread": 2.0}))
+    crowded = speed_of(made, use, profile(made).model_copy(update={"others": 0.5}))
+    assert quiet_one.basis == "calibrated"
+    for found in (busy, crowded):
+        assert found.basis != "calibrated"
+        assert any("the calibration is not used, because the machine was busy" in note for note in found.assumed)
+
+
+def test_nobody_predicts_by_a_busy_export() -> None:
+    cost = {"verify_ms": {"1": 1.0, "6": 2.0}, "plain_ms": 1.0}
+    made = manifest().model_copy(update={"cost": cost})
+    use = RunOptions("ngram", made.target.layout, 1024)
+    assert exported(made, use, 512) is not None
+    busy = made.model_copy(update={"cost": cost | {"spread": 3.0}})
+    assert exported(busy, use, 512) is None
+    assert any("the export's times are not used" in note for note in speed_of(busy, use).assumed)
