@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from edgespec.control.bandit import Candidate
 from edgespec.control.chain import Compose
 from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import common_prefix
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.parts import Parts
 from edgespec.drafters.proposer import Custom
@@ -193,6 +194,7 @@ class Session:
         """Hold no text any more: the next request must not be faster for what was asked before."""
         for slot in self.slots().values():
             slot.follow([])
+        self.foreign = ""
 
     def close(self) -> None:
         """Free the slots and all that the drafters hold, whoever still has this session."""
