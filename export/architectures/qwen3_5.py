@@ -35,7 +35,7 @@ class Qwen35(Architecture):
         heads = part_of(DeltaHeads, self.settings.file, self.delta_sizes())
         taps = self.settings.integer("linear_conv_kernel_dim", 4)
         odd = any(size % 16 or size > 512 for size in (heads.key_dim, heads.value_dim))
-        odd = odd or heads.values % heads.keys or not 2 <= taps <= 16
+        odd = odd or heads.values % heads.keys != 0 or not 2 <= taps <= 16
         if odd or self.activation != "silu" or len(recurrent) == len(kinds):
             raise UnsupportedModel(
                 f"{self.settings.file}: expected layers of both kinds, silu, key heads that divide the value heads, "
