@@ -5,6 +5,8 @@
 // running maximum, sum and weighted value for each query (Milakov and Gimelshein, arXiv 1805.02867; Dao et al., arXiv
 // 2205.14135).  Those of the splits are merged in their order.  Neither the number of threads nor the rows beside a row
 // change what is added in which order.
+//
+// Blocks of which rows see tokens that lie elsewhere, as in a tree: tree.cpp.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -25,13 +27,12 @@ constexpr float kHidden = -3e38f, kSeen = -1e30f;  // a hidden score, and what e
 // largest score and what the weights add up to.  Room is for as many numbers a query, so that values are whole vectors.
 static size_t partial_stride(int dim) { return size_t(dim) + kTile; }
 
-// The first place of its slot that a row sees through a window (0: all).
+// The first token that a row sees through a window (0: all).
 static int64_t first_seen(const Visible& v, int window) {
   const int64_t oldest = v.oldest(window);
-  int64_t first = oldest;
-  for (const Visible::Token& token : v.beyond)
-    if (token.position >= oldest) first = std::min(first, token.place);
-  return first;
+  for (size_t i = 0; i < v.beyond.size() && v.high + static_cast<int64_t>(i) < oldest; ++i)
+    if (v.beyond[i].position >= oldest) return v.high + static_cast<int64_t>(i);
+  return oldest;
 }
 
 void Pass::plan_queries(const Step& s) {
@@ -48,17 +49,21 @@ void Pass::plan_attention(const Step& s) {
   const int64_t* slots = plan(2);
   const int most = std::max(1, kGroupQueries / (s.heads / s.kv));
   groups_.clear();
+  path_.assign(in_.rows, -1);
   for (int r = 0; r < in_.rows; ++r) {
     if (groups_.empty() || groups_.back().slot != slots[r] || groups_.back().count == most)
-      groups_.push_back({static_cast<int>(slots[r]), r, 0, INT64_MAX, 0, 0, INT64_MAX});
+      groups_.push_back({static_cast<int>(slots[r]), r, 0, INT64_MAX, 0, 0, INT64_MAX, INT64_MAX, {}, {}});
     Group& group = groups_.back();
     ++group.count;
     const Visible& v = scratch_.visible[r];
     group.begin = std::min(group.begin, first_seen(v, s.window));
-    group.end = std::max(group.end, v.last);
+    group.end = std::max(group.end, v.end());
     group.open = std::max(group.open, v.oldest(s.window));
     group.shut = std::min(group.shut, v.high);
+    if (!v.beyond.empty()) group.tail = std::min(group.tail, v.high / kKvBlock);
   }
+  for (Group& group : groups_)
+    if (group.tail < INT64_MAX) find_tail(group);
   splits_ = 1;
   for (const Group& group : groups_)
     splits_ = std::max(splits_, static_cast<int>((group.end + kSplit - 1) / kSplit - group.begin / kSplit));
@@ -88,7 +93,7 @@ void Pass::prepare_query(const Step& s, int row, int head, const float* q) {
   std::memcpy(f, q, size_t(dim_) * 4);
   Query& query = queries_[at];
   query = {f, bytes, 1.f, 0.f, 0, lut};
-  const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
+  const KvFormat format = key_format();
   const float* table =
       in_.tables.of[format] ? in_.tables.at(format, in_.layout, s.layer, head / (s.heads / s.kv)) : nullptr;
   if (format == kKvInt8) {
@@ -113,7 +118,8 @@ void Pass::attend(const Step& s, int chunk) {
   const int64_t from = (group.begin / kSplit + split) * kSplit, end = std::min<int64_t>(from + kSplit, group.end);
   const int64_t first = std::max(from, group.begin / kKvBlock * kKvBlock) / kKvBlock;
   const int queries = group.count * each;
-  const int blocks = std::max(0, static_cast<int>((end + kKvBlock - 1) / kKvBlock - first));
+  const int64_t last = std::max(first, (end + kKvBlock - 1) / kKvBlock), whole = std::clamp(group.tail, first, last);
+  const int blocks = static_cast<int>(whole - first);
   const Cache kv = cache(group.slot);
   for (int head = first_head; head < first_head + heads; ++head) {
     float* part = partial(s, group, head, split);
@@ -132,11 +138,15 @@ void Pass::attend(const Step& s, int chunk) {
     // the processor follows a stream by itself, but not to its next piece elsewhere in memory
     const uint8_t* here = kv.keys(block, s.layer, head);
     const uint8_t* next = i + 1 < heads * blocks ? kv.keys(block_of(i + 1), s.layer, head_of(i + 1))
+                          : whole < last         ? kv.keys(whole, s.layer, first_head)
                           : end < group.end      ? kv.keys(end / kKvBlock, s.layer, first_head)
                                                  : here;
     for (int q = 0; q < queries; q += kMaxQueries)
-      attend_block(s, group, kv, head, split, block, there, q, std::min(kMaxQueries, queries - q), q ? 0 : next - here);
+      attend_block(s, group, kv, head, split, block, there, q, std::min(kMaxQueries, queries - q), q ? 0 : next - here,
+                   nullptr);
   }
+  for (int head = first_head; head < first_head + heads && whole < last; ++head)
+    attend_tail(s, group, kv, head, split, whole, end);
   if (splits_ == 1)
     for (int row = 0; row < group.count; ++row)
       for (int head = first_head; head < first_head + heads; ++head) merge(s, (group.first + row) * s.kv + head);
@@ -144,18 +154,17 @@ void Pass::attend(const Step& s, int chunk) {
 
 // One block of one KV head, up to 8 queries: scores, then the running softmax and the values they weigh.
 void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t block,
-                        int there, int first, int queries, ptrdiff_t ahead) const {
+                        int there, int first, int queries, ptrdiff_t ahead, const Tail* tail) const {
   const int tokens = round_up(there, 32);
   const int64_t token = block * kKvBlock;
-  const KvFormat format = in_.read_codes ? in_.layout.codes : in_.layout.keys;
+  const KvFormat format = key_format();
   const Query* wanted = queries_ + query_at(s, head, group.first) + first;
   alignas(64) float scores[kMaxQueries][kKvBlock];
   k_.score(format, in_.read_codes ? kv.codes(block, s.layer, head) : kv.keys(block, s.layer, head), dim_, 0,
            tokens / kTile, wanted, queries, scores[0], kKvBlock, ahead);
-  if (in_.layout.ring && in_.layout.window && is_coded(format))  // only drafts may have a window
-    recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
+  if (reads_recent()) recent_scores(s, group, head, token, tokens, first, queries, scores[0]);
   for (int i = 0; i < queries && s.cap > 0; ++i) k_.softcap(scores[i], tokens, s.cap);
-  if (token < group.open || token + tokens > group.shut) hide(s, group, first, queries, token, tokens, scores[0]);
+  if (token < group.open || token + tokens > group.shut) hide(s, group, first, queries, token, tokens, tail, scores[0]);
   const int all = group.count * (s.heads / s.kv);
   float* part = partial(s, group, head, split);
   float *values = part + size_t(first) * dim_, *largest = part + size_t(all) * dim_ + first, *sum = largest + all;
@@ -175,13 +184,18 @@ void Pass::attend_block(const Step& s, const Group& group, const Cache& kv, int 
   }
   k_.exponentials(scores[0], kKvBlock, tokens, queries, most, sums);
   for (int i = 0; i < queries; ++i) sum[i] += sums[i];
-  k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, there, scores[0], kKvBlock, queries, values,
-           ahead);
+  if (tail)
+    weigh_tail(s, group, kv, head, block, there, first, queries, *tail, scores[0], values);
+  else
+    k_.weigh(in_.layout.values, kv.values(block, s.layer, head), dim_, 0, there, scores[0], kKvBlock, queries, values,
+             ahead);
 }
 
-void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens,
+// Scores of what a row does not see where it belongs: none, or those of what lies elsewhere.
+void Pass::hide(const Step& s, const Group& group, int first, int queries, int64_t from, int tokens, const Tail* tail,
                 float* scores) const {
   const int each = s.heads / s.kv;
+  const size_t columns = group.tiles.size() * kTile;
   for (int i = 0; i < queries; ++i) {
     const Visible& v = scratch_.visible[group.first + (first + i) / each];
     const int64_t oldest = v.oldest(s.window);
@@ -189,16 +203,14 @@ void Pass::hide(const Step& s, const Group& group, int first, int queries, int64
     const int high = static_cast<int>(std::clamp<int64_t>(v.high - from, low, tokens));
     if (low == 0 && high == tokens) continue;
     float* row = scores + size_t(i) * kKvBlock;
-    float beyond[kKvBlock];
-    const auto is_here = [&](const Visible::Token& token) {
-      return token.place >= from && token.place < from + tokens && token.position >= oldest;
-    };
-    for (const Visible::Token& token : v.beyond)
-      if (is_here(token)) beyond[token.place - from] = row[token.place - from];
     std::fill(row, row + low, kHidden);
     std::fill(row + high, row + tokens, kHidden);
-    for (const Visible::Token& token : v.beyond)
-      if (is_here(token)) row[token.place - from] = beyond[token.place - from];
+    for (int64_t token = std::max(from, v.high); tail && token < std::min(from + tokens, v.end()); ++token) {
+      const Visible::Token& seen = v.beyond[token - v.high];
+      if (seen.position < oldest) continue;
+      const bool recent = token < in_.layout.sinks || token > v.position - in_.layout.window;
+      row[token - from] = (tail->exact && recent ? tail->exact : tail->scores)[(first + i) * columns + seen.column];
+    }
   }
 }
 

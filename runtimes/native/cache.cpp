@@ -142,6 +142,29 @@ void Cache::move_key(KvFormat format, int dim, const uint8_t* from, int a, uint8
   }
 }
 
+void Cache::move_value(int dim, const uint8_t* from, int a, uint8_t* to, int b) const {
+  if (layout_.values != kKvInt8) {
+    const size_t row = size_t(dim) * (layout_.values == kKvF16 ? 2 : 4);
+    std::memcpy(to + b * row, from + a * row, row);
+    return;
+  }
+  for (int d = 0; d < dim; ++d)
+    to[size_t(b / 4) * dim * 4 + d * 4 + b % 4] = from[size_t(a / 4) * dim * 4 + d * 4 + a % 4];
+  reinterpret_cast<float*>(to + size_t(kKvBlock) * dim)[b] =
+      reinterpret_cast<const float*>(from + size_t(kKvBlock) * dim)[a];
+}
+
+void Cache::copy_values(int dim, const uint8_t* from, int first, int end, uint8_t* to) const {
+  if (layout_.values != kKvInt8) {
+    const size_t row = size_t(dim) * (layout_.values == kKvF16 ? 2 : 4);
+    std::memcpy(to + first * row, from + first * row, (end - first) * row);
+    return;
+  }
+  std::memcpy(to + size_t(first) * dim, from + size_t(first) * dim, size_t(round_up(end, 4) - first) * dim);
+  const size_t scales = size_t(kKvBlock) * dim + size_t(first) * 4;
+  std::memcpy(to + scales, from + scales, size_t(end - first) * 4);
+}
+
 void Cache::move(int64_t from, int64_t to) const {
   const int a = int(from % kKvBlock), b = int(to % kKvBlock);
   for (int layer = 0; layer < layout_.states; ++layer)
@@ -151,17 +174,7 @@ void Cache::move(int64_t from, int64_t to) const {
       const int dim = layout_.dim_of(layer);
       move_key(layout_.keys, dim, keys(from / kKvBlock, layer, head), a, keys(to / kKvBlock, layer, head), b);
       move_key(layout_.codes, dim, codes(from / kKvBlock, layer, head), a, codes(to / kKvBlock, layer, head), b);
-      const uint8_t* source = values(from / kKvBlock, layer, head);
-      uint8_t* target = values(to / kKvBlock, layer, head);
-      if (layout_.values == kKvInt8) {
-        for (int d = 0; d < dim; ++d)
-          target[size_t(b / 4) * dim * 4 + d * 4 + b % 4] = source[size_t(a / 4) * dim * 4 + d * 4 + a % 4];
-        reinterpret_cast<float*>(target + size_t(kKvBlock) * dim)[b] =
-            reinterpret_cast<const float*>(source + size_t(kKvBlock) * dim)[a];
-      } else {
-        const size_t row = size_t(dim) * (layout_.values == kKvF16 ? 2 : 4);
-        std::memcpy(target + b * row, source + a * row, row);
-      }
+      move_value(dim, values(from / kKvBlock, layer, head), a, values(to / kKvBlock, layer, head), b);
       if (!layout_.ring) continue;
       uint16_t* ring = recent(layer, head);
       const auto place = [&](int64_t row) { return ring + size_t(row / 16) * dim * 16 + row % 16; };

@@ -51,6 +51,10 @@ class Cache {
               const float* value) const;
   // Copy what is kept of one token to another place, in all layers.
   void move(int64_t from, int64_t to) const;
+  // Copy values of heads of a size from block to block: of one token, and of tokens [first, end) to where they were;
+  // first is a multiple of 4, and up to 3 tokens behind them are overwritten.
+  void move_value(int dim, const uint8_t* from, int a, uint8_t* to, int b) const;
+  void copy_values(int dim, const uint8_t* from, int first, int end, uint8_t* to) const;
 
  private:
   void put_key(const Kernels& k, KvFormat format, uint8_t* block, int dim, const float* table, int token,

@@ -164,16 +164,14 @@ void Pass::see() {
     if (parents[r] >= 0) {
       v.high = rows[parents[r]].high;
       v.beyond = rows[parents[r]].beyond;
-      v.last = rows[parents[r]].last;
     } else {
       v.high = visible[r];
-      v.last = visible[r];
     }
     if (v.beyond.empty() && places[r] == v.high && positions[r] == v.high)
       ++v.high;
-    else
-      v.beyond.push_back({places[r], positions[r]});
-    v.last = std::max(v.last, places[r] + 1);
+    else if (places[r] >= v.high)  // else it is one of those that are seen anyway
+      v.beyond.push_back({places[r], positions[r], 0});
+    if (v.end() > capacity_) fail("row " + std::to_string(r) + " sees more tokens than its cache holds");
   }
 }
 

@@ -69,14 +69,18 @@ class Memory {
   size_t size_ = 0;
 };
 
-// What a row may attend to: tokens [0, high) of its slot, whose places are their positions, and single ones beyond
-// (ancestors in a tree).  A window leaves out what lies too far back of both.
+// What a row may attend to: tokens [0, high) of its slot, whose places are their positions, then single ones that lie
+// elsewhere (ancestors in a tree), the first of which counts as token `high`.  A window leaves out what lies too far
+// back of both.
 struct Visible {
   struct Token {
     int64_t place, position;
+    int column;  // of its scores among those of its group (Group::tiles)
   };
-  int64_t high = 0, position = 0, last = 0;
+  int64_t high = 0, position = 0;
   std::vector<Token> beyond;
+
+  int64_t end() const { return high + static_cast<int64_t>(beyond.size()); }
 
   // The first position that a row sees through a window (0: all).
   int64_t oldest(int window) const { return window ? std::max<int64_t>(0, position - window + 1) : 0; }
@@ -102,8 +106,16 @@ class Pass {
  private:
   struct Group {  // rows of one slot, or of one part of it, that attention takes together
     int slot, first, count;
-    int64_t begin, end;  // places that any of them may see
-    int64_t open, shut;  // places that all of them see
+    int64_t begin, end;          // tokens that any of them may see
+    int64_t open, shut;          // tokens that all of them see where they belong
+    int64_t tail;                // the first block of which some of them see tokens that lie elsewhere
+    std::vector<int> leaves;     // rows on whose paths those of them lie that see such tokens
+    std::vector<int64_t> tiles;  // of the places of such tokens, ascending
+  };
+  struct Tail {                   // tokens that lie elsewhere, for one KV head and the blocks [begin, begin + blocks)
+    const float *scores, *exact;  // [queries of the group][16 of each of Group::tiles]
+    const uint8_t* values;        // [leaves][blocks], as if they lay where they belong
+    int64_t begin, blocks;
   };
 
   struct Expert {  // and its rows among those that are sent to experts
@@ -180,19 +192,30 @@ class Pass {
   void logits(const Step& s, int chunk);
   void best(const Step& s, int chunk);
   void merge_best(const Step& s);
+  KvFormat key_format() const { return in_.read_codes ? in_.layout.codes : in_.layout.keys; }  // that attention reads
+  // Whether it reads the newest and the first keys exactly; only drafts may have a window.
+  bool reads_recent() const { return in_.layout.ring && in_.layout.window && is_coded(key_format()); }
   void plan_queries(const Step& s);
   void plan_attention(const Step& s);
+  void find_tail(Group& group);
   void attend(const Step& s, int chunk);
+  void attend_tail(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t first,
+                   int64_t end) const;
   void attend_block(const Step& s, const Group& group, const Cache& kv, int head, int split, int64_t block, int there,
-                    int first, int queries, ptrdiff_t ahead) const;
+                    int first, int queries, ptrdiff_t ahead, const Tail* tail) const;
   size_t query_at(const Step& s, int kv_head, int row) const;
   float* partial(const Step& s, const Group& group, int kv_head, int split) const;
   void merge(const Step& s, int chunk);
   void prepare_query(const Step& s, int row, int head, const float* q);
   void recent_scores(const Step& s, const Group& group, int kv_head, int64_t from, int tokens, int first_query,
                      int queries, float* scores) const;
-  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens,
+  void hide(const Step& s, const Group& group, int first_query, int queries, int64_t from, int tokens, const Tail* tail,
             float* scores) const;
+  void score_tail(const Step& s, const Group& group, const Cache& kv, int head, bool exact, float* scores) const;
+  void lay_values(const Step& s, const Group& group, const Cache& kv, int head, int64_t begin, int64_t blocks,
+                  uint8_t* out) const;
+  void weigh_tail(const Step& s, const Group& group, const Cache& kv, int head, int64_t block, int there, int first,
+                  int queries, const Tail& tail, const float* p, float* out) const;
 
   const Program& program_;
   const Kernels& k_;
@@ -201,8 +224,8 @@ class Pass {
   Scratch& scratch_;
   const Active active_;
   int64_t capacity_;
-  float* float_[64] = {};
-  void* act_[64] = {};
+  float* float_[kBuffers] = {};
+  void* act_[kBuffers] = {};
   size_t next_ = 0;  // step to look at next
   const Step* step_ = nullptr;
   int mixing_ = 0;  // the phase of a mixture of experts
@@ -213,7 +236,8 @@ class Pass {
   bool merging_ = false;     // the second phase of attention
   std::vector<int> bounds_;  // chunk i covers units [bounds_[i], bounds_[i + 1]) of a matrix
   std::vector<Group> groups_;
-  int dim_ = 0;  // of this step's heads, rounded up
+  std::vector<int> path_;  // of each row: which of its group's leaves has it on its path, -1: all it sees lies in order
+  int dim_ = 0;            // of this step's heads, rounded up
   int splits_ = 1;
   int item_heads_ = 1;  // KV heads of an item of attention: one or all
   Query* queries_ = nullptr;

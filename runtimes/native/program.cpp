@@ -11,8 +11,6 @@ namespace {
 
 using program_text::fail;
 
-constexpr int kBuffers = 64;
-
 const std::map<std::string, Op> kOps = {
     {"embed", Op::kEmbed},       {"load", Op::kLoad},         {"store", Op::kStore},   {"gate", Op::kGate},
     {"quantize", Op::kQuantize}, {"norm", Op::kNorm},         {"heads", Op::kHeads},   {"attend", Op::kAttend},

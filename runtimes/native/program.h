@@ -72,6 +72,8 @@
 
 namespace edgespec {
 
+constexpr int kBuffers = 64;  // of each kind that a program may declare
+
 enum class Op {
   kEmbed,
   kLoad,

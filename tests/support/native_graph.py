@@ -147,8 +147,12 @@ class Node:
         reach: Sequence[int] | None = None,
         top: int = 0,
         read_codes: bool = False,
+        moves: Sequence[tuple[int, int, int]] = (),
     ) -> tuple[NDArray[Any], ...]:
-        """logits, ids, values and hidden states; ``reach``: rows that reach the LM head, None = all."""
+        """logits, ids, values and hidden states; ``reach``: rows that reach the LM head, None = all.
+
+        ``moves``: (slot, from, to), what is kept of tokens goes elsewhere before the pass.
+        """
         controls = self.kv_format.controls()
         controls[3] = int(read_codes)
         if read_codes:
@@ -157,7 +161,7 @@ class Node:
             "plan": rows.plan,
             "rows": np.array(range(len(rows)) if reach is None else reach, np.int64),
             "gates": np.zeros(0, bool),
-            "moves": np.zeros((0, 3), np.int64),
+            "moves": np.array(moves, np.int64).reshape(-1, 3),
             "control": np.array([top, *controls], np.int64),
             "tables": self.tables.reshape(-1),
             "hidden_in": np.zeros((0, self.hidden), np.float32) if hidden is None else hidden,

@@ -27,7 +27,7 @@ ISA_FLAGS = {
     "isa_i8mm": ("-march=armv8.2-a+dotprod+i8mm",),
 }
 SOURCES = ("program", "program_check", "cache", "check", "pass", "profile", "lm_heads", "experts", "recurrent",
-           "attention", "dispatch", "roofs", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
+           "attention", "tree", "dispatch", "roofs", "isa_scalar", "isa_avx2", "isa_avxvnni", "isa_avx512", "isa_neon",
            "isa_i8mm")  # fmt: skip
 OPERATOR = (*SOURCES, "values", "ops")
 PARTS = ("selftest", "selftest_hash", "selftest_accuracy", "selftest_pass", "selftest_parts", "selftest_nan",
