@@ -170,6 +170,7 @@ def _rounds(target: Target, drafter: Drafter, tokens: Text, options: DecodeOptio
     observer.begun()
     heads = target if isinstance(target, HeadTarget) else None
     tapped = target if isinstance(target, TappedTarget) else None
+    exact_trees: bool = getattr(target, "exact_trees", False)
     reused = yield from _read(target, tapped, tokens, guard)
     observer.prefilled(len(tokens), reused)
 
@@ -223,7 +224,8 @@ def _rounds(target: Target, drafter: Drafter, tokens: Text, options: DecodeOptio
         made = Round(emitted, [], 0, verdict.path, [], logprobs, finish)
         if guesses:
             made.add_guesses(proposal)
-        observer.verified(made, proposal, not guesses or keeps_text(proposal, sampler, options.accept))
+        same_text = not guesses or keeps_text(proposal, sampler, options.accept, exact_trees)
+        observer.verified(made, proposal, same_text)
         guard.observe(proposal, verdict, output)
         guard.timed(proposal, observer.observed())
         observer.ended(made)

@@ -44,12 +44,18 @@ def verify(proposal: Proposal, rows: Rows, noise: Noise, accept: Accept = EXACT)
     return _reject(proposal, proposal.probs, rows, noise, forced)
 
 
-def keeps_text(proposal: Proposal, rows: Rows, accept: Accept) -> bool:
+def keeps_text(proposal: Proposal, rows: Rows, accept: Accept, exact_trees: bool) -> bool:
     """Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.
 
-    A tree's rows are summed in another order than a chain's, so near-ties may differ.
+    Args:
+        proposal: the guesses.
+        rows: of the pass over them.
+        accept: which of them stood.
+        exact_trees: the target's rows of trees have the bits of chains.  Where attention adds them up in another order,
+            near-ties may differ.
     """
-    return accept.lossless and proposal.parents is None and (proposal.probs is None or rows.matching)
+    same_rows = proposal.parents is None or exact_trees
+    return accept.lossless and same_rows and (proposal.probs is None or rows.matching)
 
 
 def _match(proposal: Proposal, rows: Rows, forced: int) -> Verdict:

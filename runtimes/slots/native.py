@@ -22,6 +22,8 @@ from edgespec.runtimes.slots.slot import Slot, depths_of
 class NativeSlot(NativeRunner):
     """A slot for the graph of native operators; see ``open_slot``."""
 
+    exact_trees = True
+
     # -- the Target contract ---------------------------------------------------------------------------------------
 
     def crop(self, length: int) -> int:

@@ -18,7 +18,8 @@ FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 80
 def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
     """Whether verified rows equal plain decoding's bit for bit on this machine, in strict mode.
 
-    Decodes a few tokens one by one and again in blocks, and compares logits.  It costs next to no memory: the tokens go
+    Decodes a few tokens one by one, again in blocks and, where trees are to be exact, in a tree, and compares logits.
+    It costs next to no memory: the tokens go
     after the slot's own, which stay, and repeat those, whose embeddings are in memory.
     """
     foreign = slot.model.part.origin == "optimum"
@@ -39,10 +40,19 @@ def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
             rows = slot.forward(text[:size]).logits  # [size, vocab]
             if [_digest(row) for row in rows] != plain[:size]:
                 return False
-        return True
+        return not slot.exact_trees or _tree_exact(slot, prefix, text, plain)
     finally:
         slot.follow(held)
         slot.revocable = False
+
+
+def _tree_exact(slot: Slot, prefix: list[int], text: NDArray[np.int64], plain: list[bytes]) -> bool:
+    """The same of the rows of a tree: two of three have a sibling, which nothing continues, before them."""
+    slot.prefill(prefix[slot.follow(prefix) :])
+    spread = np.repeat(text[:3], 2)[1:]  # [5]
+    spread[1::2] = (spread[1::2] + 1) % slot.vocab_size
+    rows = slot.forward(spread, np.array([-1, 0, 0, 2, 2])).logits  # [5, vocab]
+    return [_digest(row) for row in rows[::2]] == plain[:3]
 
 
 def _digest(row: NDArray[np.float32]) -> bytes:  # [vocab]

@@ -22,14 +22,15 @@ ROUND_CAPACITY = 64
 class Slot(ABC):
     """The target (or draft) of one sequence; ``runtimes.opening.open_slot`` makes the kind that fits the model's graph.
 
-    ``trees``: whether the rows of a pass may form a tree.
+    ``trees``: whether the rows of a pass may form a tree.  ``exact_trees``: whether each then has the bits that it has
+    in a chain of its ancestors.
 
     Args:
         model: the session and shared buffers.
         context: most tokens of the sequence; at most what the bundle was exported for.
     """
 
-    trees = True
+    trees, exact_trees = True, False
     revocable = False  # see edgespec.decoding.target.Revocable
 
     def __init__(self, model: Model, context: int | None) -> None:

@@ -33,10 +33,13 @@ class Drawing(Drafter):
         return Proposal(np.array([guess]), None, np.full((1, VOCAB), 1 / VOCAB))
 
 
-def texts(drafter: Drafter, params: SamplingParams, accept: Accept = EXACT) -> tuple[list[int], list[int], Stats]:
+def texts(
+    drafter: Drafter, params: SamplingParams, accept: Accept = EXACT, exact_trees: bool = False
+) -> tuple[list[int], list[int], Stats]:
     """The text, plain decoding's, and the statistics."""
-    stats, options = Stats(), DecodeOptions(60, 4, sampling=params, accept=accept)
-    found = [token for made in decode(hash_target(2), drafter, [1], options, stats) for token in made.tokens]
+    stats, options, target = Stats(), DecodeOptions(60, 4, sampling=params, accept=accept), hash_target(2)
+    target.exact_trees = exact_trees
+    found = [token for made in decode(target, drafter, [1], options, stats) for token in made.tokens]
     wanted = [token for made in decode(hash_target(2), PLAIN, [1], options) for token in made.tokens]
     return found, wanted, stats
 
@@ -62,10 +65,20 @@ def test_a_method_that_had_no_guess_to_verify_is_exact() -> None:
     assert (stats.exact, stats.lossless) == (True, True)
 
 
-def test_a_tree_promises_the_distribution_alone() -> None:
-    tree = Proposal(np.array([1, 2]), np.array([-1, -1]))
-    *_, stats = texts(Scripted(lambda tokens, budget: tree), SamplingParams())
-    assert (stats.exact, stats.lossless) == (False, True)
+@pytest.mark.parametrize("exact_trees", [False, True])
+def test_a_tree_promises_the_text_where_its_rows_are_those_of_chains(exact_trees: bool) -> None:
+    def promises(params: SamplingParams, probs: np.ndarray | None = None, accept: Accept = EXACT) -> tuple[bool, bool]:
+        tree = Proposal(np.array([1, 2]), np.array([-1, -1]), probs)
+        *_, stats = texts(Scripted(lambda tokens, budget: tree), params, accept, exact_trees)
+        assert stats.drafted > 0
+        return stats.exact, stats.lossless
+
+    flat = np.full((2, VOCAB), 1 / VOCAB)
+    assert promises(SamplingParams()) == (exact_trees, True)
+    assert promises(SAMPLED) == (exact_trees, True)
+    assert promises(SamplingParams(1.0, seed=3, acceptance="coupled"), flat) == (exact_trees, True)
+    assert promises(SAMPLED, flat) == (False, True)  # rejection
+    assert promises(SamplingParams(), None, Accept("all")) == (False, False)
 
 
 @pytest.mark.parametrize("accept", [Accept("all"), Accept("top-k", k=2), Accept(min_block=1)])

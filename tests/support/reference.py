@@ -26,6 +26,7 @@ class FunctionTarget:
     """
 
     layers = 1
+    exact_trees = False
 
     def __init__(self, function: Function, vocab_size: int, context: int = 512, draft: Function | None = None) -> None:
         self.function = function

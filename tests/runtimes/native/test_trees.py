@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from edgespec.runtimes.files.kv import KvFormat
 from tests.runtimes.native.test_windows import attention, width_of
-from tests.support.native_graph import ROOT, Floats, Node, Rows
+from tests.support.native_graph import Floats, Node, Rows
+from tests.support.trees import depth_first, path_to, random_tree
 
 pytestmark = pytest.mark.usefixtures("native")
 
@@ -31,16 +32,6 @@ FORMATS = {
 }
 # before a block of 128, on it and behind it; of 32 values that share a step; of 512 tokens that are summed apart
 DEPTHS = (0, 1, 3, 15, 30, 31, 32, 33, 62, 95, 110, 120, 125, 127, 128, 129, 150, 200, 255, 383, 508, 511, 512, 513)
-
-
-def random_tree(random: np.random.Generator, rows: int) -> list[int]:
-    """Parents: of one root or several, some deep, some wide."""
-    reach = int(random.integers(1, rows + 1))  # how far back parents lie
-    roots = random.random() < 0.2
-    return [ROOT] + [
-        ROOT if roots and random.random() < 0.2 else int(random.integers(max(0, row - reach), row))
-        for row in range(1, rows)
-    ]
 
 
 def tables_of(kv: KvFormat, dim: int, heads: int) -> Floats | None:
@@ -63,19 +54,6 @@ def pair(folder: Path, kv: KvFormat, tokens: int, shape: tuple[int, int, int] = 
                   scale=shape[2] ** -0.5, **more)
         for threads in (2, 1)
     ]  # fmt: skip
-
-
-def depth_first(parents: Sequence[int], row: int = ROOT) -> list[int]:
-    """Every row after its ancestors, and before the next child of any of them."""
-    below = [child for child, parent in enumerate(parents) if parent == row]
-    return [one for child in below for one in (child, *depth_first(parents, child))]
-
-
-def path_to(parents: Sequence[int], row: int) -> list[int]:
-    path = [row]
-    while parents[path[0]] != ROOT:
-        path.insert(0, parents[path[0]])
-    return path
 
 
 class Beside:
