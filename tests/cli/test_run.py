@@ -238,7 +238,7 @@ def test_a_tree_of_guesses(command: Command, demo: Path, branch: str, operators:
     for sampled in ((), ("--temperature", 1, "--seed", 2)):
         made = command("run", demo, "--prompt", PROMPT, *more, *sampled, "--json").json
         assert made["lossless"] is True
-        assert made["exact"] is False
+        assert made["exact"] is (operators == "native" and not sampled)  # drawn guesses keep the distribution alone
         assert made["stats"]["dropped_reason"] is None
         assert made["stats"]["drafted"] >= 2 * made["stats"]["accepted"] > 0
         assert made["tokens"] == command("run", demo, "--prompt", PROMPT, *more, *sampled, "--json").json["tokens"]

@@ -38,8 +38,9 @@ def operators(request: pytest.FixtureRequest) -> Operators:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_the_cache_is_that_of_a_prefill(engine: Callable[..., Engine], name: str) -> None:
-    made = engine("fp32")
+def test_the_cache_is_that_of_a_prefill(engine: Callable[..., Engine], operators: Operators, name: str) -> None:
+    """To the bit on native operators; stock ones add up the rows of a tree in another order."""
+    made, error = engine("fp32"), 0.0 if operators == "native" else 1e-4
     settings = {"method": name} | SETTINGS[name]
     fresh = open_slot(made.model)
     accepted = 0
@@ -59,5 +60,5 @@ def test_the_cache_is_that_of_a_prefill(engine: Callable[..., Engine], name: str
         expected = fresh.snapshot()
         assert set(held) == set(expected)
         for part, values in held.items():
-            np.testing.assert_allclose(values, expected[part], rtol=0, atol=1e-4, err_msg=part)
+            np.testing.assert_allclose(values, expected[part], rtol=0, atol=error, err_msg=part)
     assert (accepted > 0) == (name != "ar")

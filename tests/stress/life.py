@@ -180,7 +180,7 @@ class Requests:
         ties: list[str] = []
         for result in results:
             if found := _wrong(result, expected, most, way):
-                # a tree's rows are summed in another order than a chain's: it says that it promises no text
+                # stock operators sum a tree's rows in another order than a chain's: it says that it promises no text
                 tie = not result.exact and result.lossless and result.operators == "stock"
                 what = f"engine {at}, {way}, prompt {prompt}, {settings}, used {result.method_used}"
                 (ties if tie and self._near(engine, prompt, result, expected, sampling) else wrong).append(
