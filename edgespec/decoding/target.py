@@ -87,8 +87,8 @@ class Pass:
 class Target(Protocol):
     """A model with one KV slot.  ``tokens`` is what the slot holds; the caller's token list is the truth.
 
-    In strict mode a row has the same bits in every pass, whatever stands beside it; the caller cannot see how.  A target
-    whose attribute ``exact_trees`` is true promises that of a tree's rows as well.
+    In strict mode a row has the same bits in every pass, whatever stands beside it; the caller cannot see how.  A
+    target whose attribute ``exact_trees`` is true promises that of a tree's rows as well.
     """
 
     vocab_size: int

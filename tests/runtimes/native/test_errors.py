@@ -68,6 +68,15 @@ def test_a_plan_out_of_range(raw: Raw, line: int, row: int, value: int, message:
     assert not raw.kv.array.any()  # refused before anything was written
 
 
+def test_rows_that_see_more_than_there_is_room_for(raw: Raw) -> None:
+    """Each place is there, but two rows have the same: they count as if they lay one after the other."""
+    feeds = raw.feeds([5, 6, 7])
+    feeds["plan"][POSITION], feeds["plan"][VISIBLE], feeds["plan"][PLACE] = 5, 127, 127
+    with pytest.raises(Exception, match="row 1 sees more tokens than its cache holds"):
+        raw.run(feeds)
+    assert not raw.kv.array.any()
+
+
 TOP, KEYS, VALUES, CODES, READ_CODES, WINDOW, SINKS, RING = range(8)
 FIT = "KV formats that do not fit together"
 

@@ -73,6 +73,18 @@ def rounded_rows(x: Exact) -> Exact:  # [n, k]
 # -- what is computed --------------------------------------------------------------------------------------------------
 
 
+def test_the_last_buffers(tmp_path: Path) -> None:
+    """A program may name 64 of each kind; a 65th is refused (tests/runtimes/native/test_errors.py)."""
+    weights, x = Weights(), random(3, WIDTH)
+    matrix = random(VOCAB, WIDTH, seed=1)
+    program = (
+        f"floats 63 {WIDTH}\nacts 63 {WIDTH}\nload out=63 k={WIDTH}\nquantize x=63 k={WIDTH} kind=f32 out=63 rows=1\n"
+        f"logits act=63 w={weights.matrix(matrix)} kind=f32 n={VOCAB} k={WIDTH}"
+    )
+    found = Node(tmp_path, program, weights, WIDTH).run(Rows.chain(3), x)[0]
+    close(found, x.astype(np.float64) @ matrix.T.astype(np.float64))
+
+
 @pytest.mark.parametrize("fn", FUNCTIONS)
 @pytest.mark.parametrize("n", ROWS)
 def test_activate_all_rows(tmp_path: Path, fn: str, n: int) -> None:

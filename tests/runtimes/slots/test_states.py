@@ -1,4 +1,4 @@
-"""States of short convolutions and delta rules: after any rounds of guesses they have the bits that single tokens leave.
+"""States of short convolutions and delta rules: after any rounds of guesses, the bits that single tokens leave.
 
 `python -m tests.runtimes.slots.test_states 10000` runs so many rounds of each kind.
 """

@@ -134,6 +134,7 @@ def test_taps_and_a_drafters_own_cache(tmp_path: Path) -> None:
     trees, chains = NativeSlot(pair.model), NativeSlot(pair.model)
     Compared(trees, chains).go((16,))
     random, drafter = np.random.default_rng(2), pair.drafter
+    assert drafter.part.decoder is not None
     own, single = NativeSlot(drafter), NativeSlot(drafter)
     for depth in (3, 60, 125):
         rows = random.standard_normal((depth, drafter.part.decoder.columns)).astype(np.float32)
@@ -180,9 +181,7 @@ def test_trees_beside_each_other(writer: Write) -> None:
 
 
 @pytest.mark.parametrize("row", range(5))
-def test_the_probe_notices_a_tree_that_is_no_chain(
-    writer: Write, monkeypatch: pytest.MonkeyPatch, row: int
-) -> None:
+def test_the_probe_notices_a_tree_that_is_no_chain(writer: Write, monkeypatch: pytest.MonkeyPatch, row: int) -> None:
     """Where a row that is read differs in a bit; what a sibling gives does not matter."""
     slot = opened(writer("native", MODELS[0], "int4"), 1)
     original, seen = slot.forward, []

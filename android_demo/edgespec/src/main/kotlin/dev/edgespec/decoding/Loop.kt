@@ -200,7 +200,7 @@ class Rounds(
 
         val sampler = RowSampler(output, tokens, proposal, params, noise)
         val verdict = verify(proposal, sampler, noise, options.accept)
-        keepsText = keepsText && keepsText(proposal, sampler, options.accept)
+        keepsText = keepsText && keepsText(proposal, sampler, options.accept, target.exactTrees)
         val path = verdict.path
         var emitted = IntArray(path.size + 1) { if (it < path.size) proposal.tokens[path[it]] else verdict.nextToken }
         if (options.eos.isNotEmpty()) {

@@ -79,6 +79,7 @@ interface Target {
     val context: Int // most tokens (prompt + new) one sequence may have
     val tokens: Tokens // committed tokens whose KV the slot holds
     val trees: Boolean get() = true // whether the rows of a pass may form a tree
+    val exactTrees: Boolean get() = false // whether each then has the bits that it has in a chain of its ancestors
 
     /** Crop the slot to its longest common prefix with [tokens]; returns how many tokens stay. */
     fun follow(tokens: Tokens): Int

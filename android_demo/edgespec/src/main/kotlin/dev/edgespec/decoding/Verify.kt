@@ -32,11 +32,13 @@ fun verify(proposal: Proposal, rows: VerifiedRows, noise: Noise, accept: Accept 
 }
 
 /**
- * Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.  A tree's rows are
- * summed in another order than a chain's, so near-ties may differ.
+ * Whether the tokens of this round are the very ones of plain decoding, not only of its distribution.  [exactTrees]: the
+ * target's rows of trees have the bits of chains; where attention adds them up in another order, near-ties may differ.
  */
-fun keepsText(proposal: Proposal, rows: VerifiedRows, accept: Accept): Boolean =
-    accept.lossless && proposal.parents == null && (proposal.probs == null || rows.matching)
+fun keepsText(proposal: Proposal, rows: VerifiedRows, accept: Accept, exactTrees: Boolean): Boolean {
+    val sameRows = proposal.parents == null || exactTrees
+    return accept.lossless && sameRows && (proposal.probs == null || rows.matching)
+}
 
 /** How many positions' guesses were put to the test: the accepted ones, and one more if a guess was refused there. */
 fun reached(proposal: Proposal, path: IntArray): Int {

@@ -17,6 +17,7 @@ import java.util.TreeSet
  * and where its key and value go (the plan), so a chain, a tree and a draft with layers left out are the same call.
  */
 class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model, context, reserve), GreedyTarget {
+    override val exactTrees get() = true
     private val tried = HashMap<Int, Int>() // tokens whose first layers were run, by place
     private val marks = TreeSet<Int>() // lengths of the text at which checkpoints are taken
 

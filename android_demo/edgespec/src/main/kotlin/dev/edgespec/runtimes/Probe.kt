@@ -8,7 +8,7 @@ private const val PREFIX = 24 // fewest tokens of context
 
 /**
  * Whether verified rows equal plain decoding's bit for bit on this machine, in strict mode: a few tokens are decoded one by
- * one and again in blocks, after the slot's own tokens, which stay.
+ * one, again in blocks and, where trees are to be exact, in a tree, after the slot's own tokens, which stay.
  */
 internal fun probeRows(slot: Slot): Boolean {
     val longest = SIZES.max()
@@ -28,9 +28,17 @@ internal fun probeRows(slot: Slot): Boolean {
             slot.prefill(prefix.slice(slot.follow(prefix)))
             val rows = slot.forward(text.copyOf(size)).logits
             (0 until size).all { rows.row(it).contentHashCode() == plain[it] }
-        }
+        } && (!slot.exactTrees || treeExact(slot, prefix, text, plain))
     } finally {
         slot.follow(Tokens(held))
         slot.revocable = false
     }
+}
+
+/** The same of the rows of a tree: two of three have a sibling, which nothing continues, before them. */
+private fun treeExact(slot: Slot, prefix: Tokens, text: IntArray, plain: List<Int>): Boolean {
+    slot.prefill(prefix.slice(slot.follow(prefix)))
+    val spread = IntArray(5) { (text[(it + 1) / 2] + it % 2) % slot.vocabSize }
+    val rows = slot.forward(spread, intArrayOf(-1, 0, 0, 2, 2)).logits
+    return (0 until 3).all { rows.row(2 * it).contentHashCode() == plain[it] }
 }
