@@ -8,6 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
+from edgespec.export.graphs.pieces import least_length
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS, converted_name
@@ -136,7 +137,8 @@ def stock_graphs(
         return {}
     if draft:
         return {"plain": Graph(file=prefix + PLAIN, hidden=hidden)}
-    strict = Graph(file=prefix + STRICT, gated=gated, padded=True, hidden=hidden)
+    least = least_length(arch.facts.head_dim) or None
+    strict = Graph(file=prefix + STRICT, gated=gated, padded=True, least_length=least, hidden=hidden)
     found = {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
     return found | ({STANDARD: Graph(file=prefix + MAIN)} if layout == "stock" and not arch.given else {})
 

@@ -37,8 +37,9 @@ class GraphOps(GraphPieces):
 
     A padded graph gives attention one dummy row more than it has tokens: the operator's one-row kernel (and the one for
     a row left over after blocks of 16) rounds differently, every other operator computes a row the same whatever stands
-    beside it (docs/runtime.md).  The dummy's KV lies after the pass's rows and is overwritten by the next.  Residuals
-    are plain Adds, so that the gated and the ungated graph give the same bits.
+    beside it (docs/runtime.md).  The dummy's KV lies after the pass's rows and is overwritten by the next.  Wide heads
+    need more dummies where the text is short: as many as `position_ids` has rows beyond `input_ids`.  Residuals are
+    plain Adds, so that the gated and the ungated graph give the same bits.
 
     With ``hidden`` the residual stream is an output, and with gate_embed off it is an input, ``hidden_in``, in place of
     the embedded ids: layers can be run apart, and with all of them off only what comes after them runs: the LM head, or
@@ -64,6 +65,7 @@ class GraphOps(GraphPieces):
         self.present_dims = self.kv_dims
         self.x_dims: list[int | str] = [1, "T", facts.hidden]
         self._declare()
+        self.declare_dummies()
         for layer in self.layers:
             for name in ("key", "value"):
                 self.graph.input(f"past_key_values.{layer}.{name}", FLOAT, self.kv_dims)

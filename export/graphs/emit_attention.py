@@ -21,6 +21,10 @@ class AttentionEmitter:
     saves three nodes a layer, and outside otherwise.  A window is a bias, made once a pass of the rows' positions: in a
     tree, places and positions differ, so the operator's own windows, which count places, would hide the wrong rows.
 
+    In a stretched graph each head has a sink that weighs nothing: it changes no number, but ONNX Runtime then takes the
+    kernel whose products have the whole text as columns.  The other one cuts the text into tiles of the processor's L2
+    cache, and the sums of a wide head in the last tile would depend on its length (docs/runtime.md).
+
     Args:
         ops: the graph.
         rules: of all layers.
@@ -69,10 +73,11 @@ class AttentionEmitter:
                 both[0] = graph.node("Mul", [both[0], by])
             qkv = [*both, self.ops.pad(v, facts.kv_heads)]
         rotary = [*tables, "position_ids"] if inside and turned else ["", "", ""]
+        sink = [graph.constant("no_sink", np.full(facts.heads, HIDE))] if self.ops.stretched else []
         past = [f"past_key_values.{rule.layer}.{name}" for name in ("key", "value")]
         y = graph.node(
             "GroupQueryAttention",
-            [*qkv, *past, "seqlens_k", "total", *rotary, self._biases[rule.window]],
+            [*qkv, *past, "seqlens_k", "total", *rotary, self._biases[rule.window], *sink],
             [graph.unique("attention"), *kv],
             domain=MICROSOFT,
             num_heads=facts.heads,

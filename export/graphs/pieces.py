@@ -17,6 +17,14 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.storage.plan import StoragePlan, stacked_name
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
+# ONNX Runtime's matrix product (MLAS, sgemm.cpp) sums up to 128 terms in one piece.  Longer sums, as of a query and a
+# key of a wide head, are cut at places that follow from the number of columns up to 64, and at every 128 beyond.
+WHOLE_SUM, FIXED_FROM = 128, 65
+
+
+def least_length(head_dim: int) -> int:
+    """Fewest tokens, dummies included, that attention over such heads needs for rows of the same bits in every pass."""
+    return FIXED_FROM if head_dim > WHOLE_SUM else 0
 
 
 class GraphPieces:
@@ -30,6 +38,7 @@ class GraphPieces:
     ) -> None:
         self.arch, self.storage = storage.arch, storage
         self.plan, self.padded = plan or HeadPlan(), padded
+        self.stretched = padded and least_length(self.arch.facts.head_dim) > 0  # more dummies where texts are short
         self.graph = GraphBuilder(storage)
         self.packed: dict[tuple[str, ...], str] = {}  # parts of one matrix -> the product before it is split
 
@@ -97,20 +106,32 @@ class GraphPieces:
             y = graph.node("Mul", [graph.node("Tanh", [graph.node("Div", [y, cap])]), cap])
         return y
 
+    def declare_dummies(self) -> None:
+        """Count the dummy rows of a stretched graph, outside of branches: rows of `position_ids` beyond `input_ids`."""
+        if not self.stretched:
+            return
+        graph = self.graph
+        graph.node("Shape", ["input_ids"], ["pass_rows"], start=1, end=2)
+        more = graph.node("Sub", [graph.node("Shape", ["position_ids"], start=1, end=2), "pass_rows"])
+        before, after = (graph.constant(f"zeros_{n}", np.zeros(n, np.int64)) for n in (4, 1))
+        graph.node("Concat", [before, more, after], ["dummies"], axis=0)  # begins, then ends, of three axes
+
     def pad(self, x: str, heads: int) -> str:
-        """x [1, T, heads * head_dim] with a dummy row behind it, if this is a padded graph."""
+        """x [1, T, heads * head_dim] with dummy rows behind it, if this is a padded graph."""
         if not self.padded:
             return x
+        if self.stretched:
+            return self.graph.node("Pad", [x, "dummies"])
         width = heads * self.arch.facts.head_dim
         dummy = self.graph.constant(f"dummy_{width}", np.zeros((1, 1, width), np.float32))
         return self.graph.node("Concat", [x, dummy], axis=1)
 
     def unpad(self, x: str) -> str:
-        """x [1, A, width] without the dummy row."""
+        """x [1, A, width] without the dummy rows."""
         if not self.padded:
             return x
         zero, one, minus = (self.graph.constant(f"int_{i}", np.array([i], np.int64)) for i in (0, 1, -1))
-        return self.graph.node("Slice", [x, zero, minus, one])
+        return self.graph.node("Slice", [x, zero, "pass_rows" if self.stretched else minus, one])
 
     def multiply(self, x: str, *parts: Linear) -> str:
         """x [1, R, k] times matrices stacked along n -> [1, R, n]."""

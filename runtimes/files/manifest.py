@@ -71,8 +71,9 @@ class Graph(Part):
     """One ONNX file of a model.
 
     ``gated``: sub-layers can be left out pass by pass.  ``padded``: attention gets a dummy row, so ``position_ids``
-    and ``bias`` have a row more than ``input_ids``.  ``hidden``: hidden states can be had and fed, and heads computed,
-    pass by pass.
+    and ``bias`` have a row more than ``input_ids``, and so many more that it sees ``least_length`` tokens, these
+    included (where heads are wider than 128: docs/runtime.md).  ``hidden``: hidden states can be had and fed, and heads
+    computed, pass by pass.
     ``device``: what it was written for (docs/devices.md), and ``precision``: of its activations, keys and values.
     """
 
@@ -81,6 +82,7 @@ class Graph(Part):
     precision: Precision = "fp32"
     gated: bool = False
     padded: bool = False
+    least_length: int | None = Field(default=None, ge=1, le=1 << 10)
     hidden: bool = False
     operators: Operators = "stock"
     skip: SkipSetPart | None = Field(default=None, description="sub-layers that it leaves out")

@@ -29,7 +29,8 @@ class StockSlot(Slot):
     def __init__(self, model: Model, *, context: int | None = None, reserve: int = 256) -> None:
         super().__init__(model, context)
         facts = model.facts
-        self._extra = int(model.graph.padded)  # rows attention has beyond those of the pass
+        self._extra = int(model.graph.padded)  # dummy rows of a pass in which attention may be left out
+        self._least = min(model.graph.least_length or 0, facts.context + model.part.headroom)  # tokens of attention
         self._io = model.session.io_binding()
         self._bound: dict[str, Bound] = {}  # what each name is bound to now
         self._kv: dict[str, Bound] = {}
@@ -51,12 +52,9 @@ class StockSlot(Slot):
 
     def forward(self, tokens: NDArray[np.int64], parents: NDArray[np.int64] | None = None) -> Pass:
         """Run rows after the slot's tokens -> logits of every row, [n, vocab]."""
-        n = len(tokens)
-        if parents is None:
-            self._pending = (tokens.tolist(), None)
-            return self._run(tokens, len(self.tokens), rows=n)
-        self._pending = (tokens.tolist(), parents.tolist())
-        return self._run(tokens, len(self.tokens), rows=n, parents=self._pending[1])
+        above = None if parents is None else parents.tolist()
+        self._pending = (tokens.tolist(), above)
+        return self._run(tokens, len(self.tokens), rows=len(tokens), parents=above)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Commit rows of the last forward, a root path in ascending order; the others are forgotten."""
@@ -85,7 +83,7 @@ class StockSlot(Slot):
         skip: SkipSet | None = None,
     ) -> Pass:
         past, n = len(self.tokens), len(tokens)
-        count = n + self._extra
+        count = n + self._dummies(past, n)
         self._need_room(past + count)
         self._set_gates(skip)
         try:
@@ -99,7 +97,7 @@ class StockSlot(Slot):
                 mask[row, past + row] = 0
             self._attach("rows", "hypotheses_rows", (n,), np.int64)[:] = np.arange(n)
             self._total[...] = past + count
-            positions = np.append(visible + depths_of(parents.tolist()), [past + n] * self._extra)
+            positions = np.append(visible + depths_of(parents.tolist()), [past + n] * (count - n))
             return self._launch(tokens, positions, past, (n, self.columns), count, self._says_hidden)
         finally:
             self._set_gates(None)
@@ -237,10 +235,14 @@ class StockSlot(Slot):
 
     # -- one pass ----------------------------------------------------------------------------------------------------
 
+    def _dummies(self, past: int, n: int) -> int:
+        """How many rows attention has beyond the ``n`` of a pass after ``past`` tokens."""
+        return max(self._extra, self._least - past - n)
+
     def _fill(self, chunk: NDArray[np.int64]) -> NDArray[np.float32] | None:
-        past = len(self.tokens)
-        # exact total: attention's scratch space has a row of `total` per head and token
-        return self._run(chunk, past, rows=self.model.part.min_rows, total=past + len(chunk) + self._extra).taps
+        past, n = len(self.tokens), len(chunk)
+        total = past + n + self._dummies(past, n)  # exact: attention's scratch space has a row of it per head and token
+        return self._run(chunk, past, rows=self.model.part.min_rows, total=total).taps
 
     def _run(
         self,
@@ -253,7 +255,7 @@ class StockSlot(Slot):
         hidden: bool = False,
     ) -> Pass:
         n = len(tokens)
-        count = n + self._extra
+        count = n + self._dummies(past, n)
         if past + count > self.capacity:
             self._need_room(past + count)
         self._total[...] = width = total or self.capacity
@@ -314,7 +316,7 @@ class StockSlot(Slot):
         bias = self._attach("bias", "tree_bias", (1, 1, count, width), np.float32)[0, 0]
         bias[:, :past] = 0
         bias[:, past:] = HIDE
-        parents = parents + [-1] * (count - len(parents))  # the dummy row stands alone
+        parents = parents + [-1] * (count - len(parents))  # dummy rows stand alone
         for row, parent in enumerate(parents):
             if parent >= 0:
                 bias[row, past : past + row] = bias[parent, past : past + row]

@@ -21,13 +21,14 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS, THREADS
-from tests.support import apk, arm64, golden
+from tests.support import apk, arm64, golden, hf
 from tests.support.agreement import SEEDED, export, export_random, replay, serve, ways
 from tests.support.dflash import write_dflash
 from tests.support.jvm import need_maven, run_tests, same_onnxruntime
 from tests.support.mtp import write_mtp
 from tests.support.older import schema_2
 from tests.support.required import need
+from tests.support.wide import wide_config
 from tools.network import left_in, network_calls, traced
 
 LENGTH = 24
@@ -80,6 +81,8 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     for name in KINDS:
         made.append(serve(export_random(path.parent / name, str(checkpoint(name))), "native", requests, LENGTH))
         assert made[-1]["cases"][2]["reused"] > len(STORY)
+    wide = hf.write_checkpoint(path.parent / "wide-source", wide_config(256, layers=3, positions=512), seed=5)
+    made.append(serve(export_random(path.parent / "wide", str(wide), "stock"), "stock", requests, LENGTH))
     source = write_mtp(path.parent / "mtp", "qwen3_5_delta", agrees=True)
     drafter = write_dflash(path.parent / "dflash", open_model(source, None), (1, 3), agrees=True)
     for method, given in (("mtp", None), ("dflash", str(drafter))):

@@ -88,13 +88,13 @@ def export(folder: Path, form: Format, operators: Operators = "native") -> Path:
     return options.output
 
 
-def export_random(folder: Path, source: str) -> Path:
-    """A bundle for native operators of a checkpoint of tests/support/hf.py; the draft is the model itself."""
+def export_random(folder: Path, source: str, operators: Operators = "native") -> Path:
+    """A bundle of a checkpoint of tests/support/hf.py; the draft is the model itself."""
     folder.mkdir()
     heads = [str(make_heads(folder / kind, kind, source)) for kind in ("medusa", "paradecode")]
     methods = ["speculative", "self-spec", "swift", "medusa", "paradecode"]
     options = ExportOptions(source, folder / "bundle", methods, "int4", heads=heads, draft=source, threads=THREADS,
-                            skip_set=fixed_skip_set(folder, source), operators="native")  # fmt: skip
+                            skip_set=fixed_skip_set(folder, source), operators=operators)  # fmt: skip
     Exporter(options).run()
     return options.output
 

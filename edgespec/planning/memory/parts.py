@@ -150,7 +150,7 @@ def _model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: str) -> l
     if native:
         scratch = passes.native_scratch(part, use, rows, draft)
     else:
-        scratch = passes.stock_scratch(part, rows)
+        scratch = passes.stock_scratch(part, use, rows)
     logits = passes.logits_bytes(part, use, native, draft) + passes.head_logits(part, use, native, groups)
     return [
         *_weights(part, weights, use, native, groups, lead),

@@ -94,15 +94,18 @@ def _act_bytes(part: ModelPart, width: int) -> int:
     return 4 * width if part.format == "fp32" else -(-width // 64) * 2 * ACT
 
 
-def stock_scratch(part: ModelPart, rows: int) -> int:
+def stock_scratch(part: ModelPart, use: RunOptions, rows: int) -> int:
     """Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer.
 
-    Attention adds nothing that grows with the text: ONNX Runtime 1.31 computes it in tiles.
+    Attention adds nothing that grows with the text, which ONNX Runtime 1.31 computes in tiles, unless heads are wide:
+    then it keeps the scores of all heads (docs/runtime.md).
     """
     facts = part.facts
     attended = (facts.heads + 2 * facts.kv_heads) * facts.head_dim
     activations = 4 * facts.hidden + 3 * attended + 3 * facts.intermediate
-    return 4 * (rows + 1) * activations  # and the dummy row of a gated graph
+    whole = any(graph.least_length for graph in part.graphs.values())
+    scores = facts.heads * min(use.context, facts.context) if whole else 0
+    return 4 * (rows + 1) * (activations + scores)  # and the dummy row of a gated graph
 
 
 def logits_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False) -> int:

@@ -26,6 +26,7 @@ private const val EXPORT_AGAIN = "export the bundle again"
 /** One ONNX file of a model; see the Python side for what the flags mean. */
 class Graph(
     val file: String, val device: String, val gated: Boolean, val padded: Boolean, val hidden: Boolean, val operators: String,
+    val leastLength: Int,
 )
 
 /** How native operators keep keys and values of a model, and whether a learnt format passed its gate. */
@@ -295,6 +296,7 @@ private fun model(of: Reader): ModelPart {
             Graph(
                 it.path("file"), it.textOrNull("device", listOf("cpu", "webgpu")) ?: "cpu", it.flag("gated"), it.flag("padded"),
                 it.flag("hidden"), it.textOrNull("operators", listOf("stock", "native")) ?: "stock",
+                it.intOrNull("least_length", 1, 1 shl 10) ?: 0,
             )
         },
         weights = of.path("weights"),

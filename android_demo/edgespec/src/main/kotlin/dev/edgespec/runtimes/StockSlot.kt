@@ -18,7 +18,8 @@ private const val HIDE = -1e30f // finite, so that a row that hides everything c
  */
 class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context) {
     private val facts = model.facts
-    private val extra = if (model.graph.padded) 1 else 0 // rows attention has beyond those of the pass
+    private val extra = if (model.graph.padded) 1 else 0 // dummy rows of a pass in which attention may be left out
+    private val least = minOf(model.graph.leastLength, facts.context + model.part.headroom) // tokens of attention
     private val io = Binding(model.session)
     private val cache = LinkedHashMap<String, Bound>() // "LAYER.key" and "LAYER.value": [1, kv_heads, capacity, head_dim]
     private val held = ArrayList<Bound>()
@@ -99,7 +100,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     override fun forwardHypotheses(tokens: IntArray, visible: IntArray, parents: IntArray, skip: SkipSet?): Pass {
         val past = this.tokens.size
         val n = tokens.size
-        val count = n + extra
+        val count = n + dummies(past, n)
         needRoom(past + count)
         val width = past + count
         setGates(skip)
@@ -115,7 +116,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
             chooseRows("hypotheses_rows", n)
             total.ints.put(0, width)
             val depths = depthsOf(parents)
-            return launch(tokens, IntArray(count) { if (it < n) visible[it] + depths[it] else past + n }, past, n, columns, saysHidden)
+            return launch(tokens, IntArray(count) { if (it < n) visible[it] + depths[it] else past + n }, past, count, n, columns, saysHidden)
         } finally {
             setGates(null)
         }
@@ -130,7 +131,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         chooseRows("rows", 1)
         io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, tokens.size + extra, capacity))
         total.ints.put(0, capacity)
-        launch(tokens, null, 0, 1, columns, true).hidden!!.copy()
+        launch(tokens, null, 0, tokens.size + extra, 1, columns, true).hidden!!.copy()
     }
 
     override fun forwardGiven(given: FloatArray, n: Int, recycled: Boolean, best: Boolean, parents: IntArray?): Pass {
@@ -170,7 +171,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
                 chooseRows("rows", rows)
                 io.input("bias", model.buffer("zero_bias", OnnxJavaType.FLOAT, 1, 1, rows + extra, capacity))
                 total.ints.put(0, capacity)
-                launch(IntArray(rows), null, 0, which.count * rows, headSize, false).logits
+                launch(IntArray(rows), null, 0, rows + extra, which.count * rows, headSize, false).logits
             }
             return if (top > 0) Heads(null, headTokens, bestOfRows(logits, headTokens, top)) else Heads(logits, headTokens)
         } finally {
@@ -243,14 +244,17 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
 
     // -- one pass
 
+    /** How many rows attention has beyond the [n] of a pass after [past] tokens. */
+    private fun dummies(past: Int, n: Int) = maxOf(extra, least - past - n)
+
     override fun fill(chunk: IntArray): Matrix? {
         val past = tokens.size
-        // exact total: attention's scratch space has a row of `total` per head and token
-        return run(chunk, past, rows = model.part.minRows, total = past + chunk.size + extra).taps
+        val total = past + chunk.size + dummies(past, chunk.size) // exact: attention's scratch space has a row of it per head and token
+        return run(chunk, past, rows = model.part.minRows, total = total).taps
     }
 
     private fun run(tokens: IntArray, past: Int, rows: Int, parents: IntArray? = null, total: Int? = null, hidden: Boolean = false): Pass {
-        val count = tokens.size + extra
+        val count = tokens.size + dummies(past, tokens.size)
         needRoom(past + count)
         val width = total ?: capacity
         this.total.ints.put(0, width)
@@ -262,13 +266,12 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         }
         val given = if (rows < 0) 1 else rows
         if (rows < 0) lastRow(tokens.size - 1) else chooseRows("rows", rows)
-        return launch(tokens, positions, past, given, columns, hidden || saysHidden)
+        return launch(tokens, positions, past, count, given, columns, hidden || saysHidden)
     }
 
-    /** Everything but mask and rows is bound and written here. */
-    private fun launch(tokens: IntArray, positions: IntArray?, past: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
+    /** Everything but mask and rows is bound and written here; attention has [count] rows, logits [rows]. */
+    private fun launch(tokens: IntArray, positions: IntArray?, past: Int, count: Int, rows: Int, columns: Int, hidden: Boolean): Pass {
         val n = tokens.size
-        val count = n + extra
         val ids = model.buffer("ids", OnnxJavaType.INT64, 1, n)
         for (at in 0 until n) ids.longs.put(at, tokens[at].toLong())
         io.input("input_ids", ids)
@@ -305,7 +308,7 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
     /** Bind the mask of a tree; returns the rows' positions [count]. */
     private fun tree(given: IntArray, past: Int, count: Int, width: Int): IntArray {
         val bias = model.buffer("tree_bias", OnnxJavaType.FLOAT, 1, 1, count, width)
-        val parents = given.copyOf(count).also { it.fill(-1, given.size, count) } // the dummy row stands alone
+        val parents = given.copyOf(count).also { it.fill(-1, given.size, count) } // dummy rows stand alone
         val rows = Array(count) { FloatArray(width) }
         for ((row, parent) in parents.withIndex()) {
             rows[row].fill(HIDE, past, width)

@@ -62,7 +62,7 @@ private fun model(manifest: Manifest, part: ModelPart, use: RunOptions, lead: St
         MemoryPart("${lead}weights", if (native) 0 else packedBytes(part, manifest.files)),
         MemoryPart("${lead}session", if (native) SESSION + 2 * graph else STOCK_SESSION + (12.5 * graph).toLong()),
         MemoryPart("${lead}kv", kvBytes(part, use, native, draft, host)),
-        MemoryPart("${lead}scratch", if (native) nativeScratch(part, use, rows, draft) else stockScratch(part, rows)),
+        MemoryPart("${lead}scratch", if (native) nativeScratch(part, use, rows, draft) else stockScratch(part, use, rows)),
         MemoryPart("${lead}logits", logitsBytes(part, use, native, draft) + headLogits(part, native, groups)),
     )
 }

@@ -73,11 +73,14 @@ internal fun nativeScratch(part: ModelPart, use: RunOptions, rows: Int, draft: B
 /** Of a row of activations, in the form that matrices multiply. */
 private fun actBytes(part: ModelPart, width: Int): Long = if (part.format == "fp32") 4L * width else up(width, 64) / 64 * 2 * ACT
 
-/** Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer. */
-internal fun stockScratch(part: ModelPart, rows: Int): Long {
+/** Of the largest pass of stock operators, in ONNX Runtime's arena: the activations of a layer, and scores of wide heads. */
+internal fun stockScratch(part: ModelPart, use: RunOptions, rows: Int): Long {
     val facts = part.facts
     val attended = (facts.heads + 2L * facts.kvHeads) * facts.headDim
-    return 4 * (rows + 1) * (4 * facts.hidden + 3 * attended + 3 * facts.intermediate) // and the dummy row of a gated graph
+    val whole = part.graphs.values.any { it.leastLength > 0 }
+    val scores = if (whole) facts.heads.toLong() * minOf(use.context, facts.context) else 0
+    val activations = 4 * facts.hidden + 3 * attended + 3 * facts.intermediate
+    return 4 * (rows + 1) * (activations + scores) // and the dummy row of a gated graph
 }
 
 /** Of rows of logits that leave the LM head, and what sampling makes of the target's. */

@@ -1,0 +1,113 @@
+"""Models whose heads are of any size, and whether rows of a pass have plain decoding's bits at any depth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+
+from edgespec.export.bundle.model import open_model, write_model
+from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.slots.shared import Model
+from tests.support import hf
+
+LONGEST = 8192
+_WRITTEN = 100  # tokens after the first row of a pass that it may write, dummies included
+
+
+def wide_config(head_dim: int, layers: int = 1, positions: int = LONGEST) -> hf.Config:
+    """Two queries a key, so that heads of one key are two threads' work."""
+    return {
+        "model_type": "llama",
+        "vocab_size": 160,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": head_dim,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+        "bos_token_id": hf.BOS,
+        "eos_token_id": hf.EOS,
+        "hidden_act": "silu",
+        "max_position_embeddings": positions,
+    }
+
+
+def stock_model(folder: Path, head_dim: int, form: Format, threads: int, positions: int = LONGEST) -> Model:
+    """The strict graph of a model of one layer, written into ``folder``."""
+    source, made = folder / f"source-{head_dim}", folder / f"{form}-{head_dim}"
+    hf.write_checkpoint(source, wide_config(head_dim, positions=positions), seed=head_dim)
+    made.mkdir()
+    part = write_model(made, open_model(source, None), form, layout="stock").part
+    return Model(made, part, "strict", threads)
+
+
+class Depths:
+    """A slot of stock operators at any depth without a prefill: what lies far before a pass is random.
+
+    Keys and values of a model of one layer follow from token and position alone, so those that a pass may see of its
+    own rows, or of rows computed alone, are made by passes at that place, whatever lies before it.
+
+    Args:
+        model: whose rows are looked at, of one layer.
+        longest: tokens that are filled.
+    """
+
+    def __init__(self, model: Model, longest: int = LONGEST) -> None:
+        self._slot = open_slot(model, reserve=longest)
+        generator = np.random.default_rng(0)
+        self._tokens: list[int] = generator.integers(2, self._slot.vocab_size, longest).tolist()
+        self._arrays = self._slot.take_up(self._tokens, longest)  # each [kv_heads, longest, head_dim]
+        self._filled = [generator.standard_normal(array.shape, np.float32) for array in self._arrays]
+        self._alone: dict[int, bytes] = {}
+        self._own: set[int] = set()  # places whose keys and values are the tokens' own
+        for array, filled in zip(self._arrays, self._filled, strict=True):
+            array[:] = filled
+
+    def rows(self, past: int, count: int) -> list[bytes]:
+        """The bits of each row's logits in a pass after ``past`` tokens."""
+        self._slot.tokens = self._tokens[:past]
+        logits = self._slot.forward(np.array(self._tokens[past : past + count], np.int64)).logits
+        bits = [row.tobytes() for row in logits]
+        behind = slice(past, past + count + _WRITTEN)  # dummies, too, leave keys and values
+        for array, filled in zip(self._arrays, self._filled, strict=True):
+            filled[:, past : past + count] = array[:, past : past + count]
+            array[:, behind] = filled[:, behind]
+        self._own.update(range(past, past + count))
+        return bits
+
+    def differing(self, passes: Iterable[tuple[int, int]]) -> list[tuple[int, int, int]]:
+        """(tokens before, rows, row) of those whose bits are not what the row alone gets."""
+        found: list[tuple[int, int, int]] = []
+        wanted = list(passes)
+        for past, count in wanted:
+            if not self._own.issuperset(range(past, past + count)):
+                self.rows(past, count)
+        for past, count in wanted:
+            for row, bits in enumerate(self.rows(past, count)):
+                if past + row not in self._alone:
+                    (self._alone[past + row],) = self.rows(past + row, 1)
+                if bits != self._alone[past + row]:
+                    found.append((past, count, row))
+        return found
+
+
+def crossing(at: int, sizes: Iterable[int], longest: int = LONGEST) -> list[tuple[int, int]]:
+    """(tokens before, rows) of passes that end at, begin at and lie across so many tokens."""
+    found = {(past, n) for n in sizes for past in (at - n - 1, at - n, at - n // 2 - 1, at - 2, at - 1, at)}
+    return sorted((past, n) for past, n in found if past >= 0 and past + n <= longest)
+
+
+def walk(longest: int, most: int = 32) -> list[tuple[int, int]]:
+    """Passes of 2, 3, .. ``most`` rows one after the other, over every length up to ``longest``."""
+    found: list[tuple[int, int]] = []
+    past = 0
+    while past + 2 <= longest:
+        found.append((past, min(2 + len(found) % (most - 1), longest - past)))
+        past += found[-1][1]
+    return found
