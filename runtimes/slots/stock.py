@@ -256,8 +256,7 @@ class StockSlot(Slot):
     ) -> Pass:
         n = len(tokens)
         count = n + self._dummies(past, n)
-        if past + count > self.capacity:
-            self._need_room(past + count)
+        self._need_room(past + count)
         self._total[...] = width = total or self.capacity
         if parents is None:
             self._attach("bias", "zero_bias", (1, 1, count, width), np.float32)
