@@ -13,7 +13,11 @@ import pytest
 
 from edgespec.decoding.rows import RowSampler
 from edgespec.engine.sessions import Session
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from tests.conftest import TARGET
+from tests.support import hf
+from tests.support.wide import wide_config
 
 ROOT = Path(__file__).resolve().parents[2]
 CONDITIONS = {"processor", "cores", "load", "python", "onnxruntime"}
@@ -86,6 +90,20 @@ def test_attention(figures: Run) -> None:
     assert found["layers"] >= 1
     assert set(found["us_per_layer"]) == {"onnxruntime", "f16"}
     assert set(found["speed_over_onnxruntime"]) == {"f16"}
+
+
+def test_wide_heads(figures: Run, tmp_path: Path) -> None:
+    source = hf.write_checkpoint(tmp_path / "source", wide_config(256, positions=128), seed=1)
+    Exporter(ExportOptions(str(source), tmp_path / "out", ["ngram"], "int4", operators="stock")).run()
+    short = ("--pairs", 3, "--threads", 1, "--rows", "1,4", "--depths", "0,64,4096")
+    found = figures("wide_heads", tmp_path / "out", *short)
+    assert found["head_dim"] == 256
+    assert set(found["depths"]) == {"0", "64"}  # those that the context has
+    for passes in found["depths"].values():
+        assert set(passes) == {"1", "4"}
+        for each in passes.values():
+            assert set(each["ms"]) == {"strict", "one dummy", "plain"}
+            assert set(each["strict_over_one_dummy"]) == RATIO
 
 
 @pytest.mark.usefixtures("native")
