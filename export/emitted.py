@@ -114,7 +114,7 @@ class EmittedModel:
         return add_device_graphs(folder, self.arch, part, device, skip, writing.prefix, precision, writing.choice.fine)
 
     def provenance(self) -> dict[str, Any]:
-        return {"traits": traits(self.arch)}
+        return {"traits": traits(self.arch), "text_half_of": self.arch.text_half_of or None}
 
 
 def _layout(operators: WantedOperators) -> Layout:

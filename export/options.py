@@ -36,7 +36,8 @@ class ExportOptions:
         and of the drafter; 0 = all, None = as many as pay (``planning/speed/cut.py``), and what the drafter has.
         target_size: most bytes of the target's weights; target_kl: most nats of divergence from the source: parts of an
         int4 model become int8 (``mixing/``). devices: those to write graphs for. device_precisions: of activations
-        there; none = fp32. adapter: LoRA adapter to merge into the target. drafter: folder of a drafter conditioned on
+        there; none = fp32. adapter: LoRA adapter to merge into the target. text_only: of a model that reads
+        images or sound, take the text half. drafter: folder of a drafter conditioned on
         hidden states, for ``eagle``, ``dflash``, ``assistant``.
     """
 
@@ -65,6 +66,7 @@ class ExportOptions:
     device_precisions: Sequence[Precision] = ()
     adapter: str | None = None
     drafter: str | None = None
+    text_only: bool = False
     target_size: int | None = None
     target_kl: float | None = None
 

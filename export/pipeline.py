@@ -117,7 +117,7 @@ class Exporter:
             refuse_target(options, self.choice, self.path)
             return ForeignModel.open(self.path, options.context)
         adapter = None if options.adapter is None else resolve(options.adapter)
-        arch = open_model(self.path, options.context, adapter)
+        arch = open_model(self.path, options.context, adapter, options.text_only)
         check_devices(arch, options.devices)
         return EmittedModel(arch)
 
@@ -125,7 +125,7 @@ class Exporter:
         if is_foreign(path):
             refuse_draft(self.options, path)
             return ForeignModel.open(path, None)
-        return EmittedModel(open_model(path, None))
+        return EmittedModel(open_model(path, None, text_only=self.options.text_only))
 
     def _cut_draft(self) -> None:
         """Leave a draft the tokens that were asked for, or as many as pay."""

@@ -15,6 +15,7 @@ from edgespec import __version__
 from edgespec.drafters.registry import ASSISTANT, DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.beyond_text import NotText
 from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.traits import traits
 from edgespec.export.bundle.genai import GENAI, genai_config
@@ -78,6 +79,7 @@ def planned_bundle(
     attention: Sequence[str] = (),
     devices: Sequence[DeviceName] = (),
     revision: str | None = None,
+    text_only: bool = False,
 ) -> Manifest:
     """What ``edgespec export`` with these options would write.
 
@@ -94,6 +96,7 @@ def planned_bundle(
         attention: the first is the default, as if it had passed its gate.
         devices: with graphs of their own.
         revision: of a hub model.
+        text_only: of a model that reads more than text, its text half.
 
     Returns a manifest without measurements: ``provenance.planned`` is true, and ``provenance.assumed`` lists what is
     not there yet.
@@ -108,7 +111,7 @@ def planned_bundle(
                             drafter=UNWRITTEN if set(drafters_apart()) & set(methods) else None)  # fmt: skip
     wanted, choice = options.wanted(), WeightChoice.of(form, quantizer, head_format)
     path = resolve(name, revision, weights=False)
-    arch = _opened(path, context)
+    arch = _opened(path, context, text_only)
     check_devices(arch, devices)
     check_layers(wanted, arch.facts)
     check_operators(arch.facts, layout)
@@ -178,12 +181,13 @@ def planned_bundle(
             "notes": list(arch.source.notes),
             "traits": traits(arch),
         }
-        | ({} if draft is None else {"draft": draft}),
+        | ({} if draft is None else {"draft": draft})
+        | ({"text_half_of": arch.text_half_of} if arch.text_half_of else {}),
         files=entries(files),
     )
 
 
-def possible_drafter(model: str, revision: str | None = None) -> str:
+def possible_drafter(model: str, revision: str | None = None, text_only: bool = False) -> str:
     """The method whose drafter a model can have.
 
     ``mtp`` if its config.json speaks of that layer, ``assistant`` of Gemma 4, else ``eagle``.
@@ -191,18 +195,20 @@ def possible_drafter(model: str, revision: str | None = None) -> str:
     Raises:
         ExportError: as ``planned_bundle``.
     """
-    arch = _opened(resolve(model, revision, weights=False), None)
+    arch = _opened(resolve(model, revision, weights=False), None, text_only)
     return MTP if has_mtp(arch) else ASSISTANT if isinstance(arch, Gemma4) else EAGLE
 
 
-def _opened(path: Path, context: int | None) -> Architecture:
+def _opened(path: Path, context: int | None, text_only: bool) -> Architecture:
     """The model, or the error of an export for an architecture that edgespec does not emit."""
     if _holds_graph(path):
         raise UnsupportedModel(
             f"{path}: is an export of optimum, whose graphs cannot be planned", "export it, and plan with the bundle"
         )
     try:
-        return open_described(path, context)
+        return open_described(path, context, text_only)
+    except NotText:
+        raise
     except UnsupportedModel as error:
         from edgespec.export.optimum.export import optimum_missing
         from edgespec.export.optimum.model import find_graph, is_foreign, unsupported
@@ -231,7 +237,7 @@ def _draft(name: str | None, target: Architecture, assumed: list[str]) -> Archit
         draft = assumed_draft(target)
         assumed.append("a draft as `edgespec train draft` makes it: it is not trained yet")
     else:
-        draft = _opened(resolve(name, weights=False), None)
+        draft = _opened(resolve(name, weights=False), None, bool(target.text_half_of))
     sizes = target.facts.vocab, draft.facts.vocab
     if abs(sizes[0] - sizes[1]) > PADDING:
         raise IncompatibleDraft(

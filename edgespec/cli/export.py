@@ -81,6 +81,7 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     "Source",
     click.option("--adapter", help="LoRA adapter to merge into MODEL: folder or hub id."),
     click.option("--revision", help="Of a hub model."),
+    click.option("--text-only", is_flag=True, help="Of a model that reads images or sound, take its text half."),
 )
 @group(
     "Drafting",

@@ -13,8 +13,9 @@ VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, g
 @click.argument("model", required=False)
 @click.option("--context", type=int, help="As for an export: some models choose their rotation by it.")
 @click.option("--revision", help="Of a hub model.")
+@click.option("--text-only", is_flag=True, help="Of a model that reads images or sound, its text half.")
 @json_option
-def command(model: str | None, context: int | None, revision: str | None, as_json: bool) -> None:
+def command(model: str | None, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
     """Show which architectures can be exported and which are refused, or what a MODEL is.
 
     MODEL is a local folder, a hub id, or builtin:NAME; its weights are not read, and need not be there.
@@ -27,7 +28,7 @@ def command(model: str | None, context: int | None, revision: str | None, as_jso
     if model is None:
         _show_all(as_json)
     else:
-        _show_one(model, context, revision, as_json)
+        _show_one(model, context, revision, text_only, as_json)
 
 
 def _show_all(as_json: bool) -> None:
@@ -57,7 +58,7 @@ def _show_all(as_json: bool) -> None:
     click.echo("anything else: through optimum, with fewer methods (docs/models.md)")
 
 
-def _show_one(model: str, context: int | None, revision: str | None, as_json: bool) -> None:
+def _show_one(model: str, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
     from edgespec.drafters.registry import needing
     from edgespec.export.architectures.traits import traits
     from edgespec.export.bundle.model_part import open_described
@@ -78,7 +79,7 @@ def _show_one(model: str, context: int | None, revision: str | None, as_json: bo
         }
         facts, found = foreign.facts, [f"goes through optimum: methods {', '.join(needing('text', 'draft'))}"]
     else:
-        arch = open_described(path, context)
+        arch = open_described(path, context, text_only)
         facts, sizes = arch.facts, {form: weight_bytes(arch, form) for form in FORMATS}
         found = traits(arch)
     if as_json:

@@ -55,6 +55,7 @@ FORMATS = ("int4", "int4-64", "int8", "w8a8", "fp32")
     click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Only these."),
     click.option("--draft", help="The draft for method speculative: folder, hub id or builtin:NAME."),
     click.option("--revision", help="Of a hub model."),
+    click.option("--text-only", is_flag=True, help="Of a model that reads images or sound, its text half."),
 )
 @group(
     "Devices",
@@ -148,13 +149,13 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     from edgespec.planning.profile.cache import latest_profile
 
     if not is_bundle(source):
-        names = ("formats", "methods", "draft", "context", "revision")
+        names = ("formats", "methods", "draft", "context", "revision", "text_only")
         # what was measured here with another bundle tells how fast the machine is
         profile = latest_profile(options["threads"], options["device"]) if here else None
         return model_options(source, profile=profile, **{name: options[name] for name in names})
-    for name in ("formats", "draft", "revision"):
+    for name in ("formats", "draft", "revision", "text_only"):
         if options[name]:
-            raise click.UsageError(f"--{name.rstrip('s')} is for models that are not exported yet")
+            raise click.UsageError(f"--{name.rstrip('s').replace('_', '-')} is for models that are not exported yet")
     load = replace(make_load_options(options), context=None, budget=None) if here else None
     return [bundle_option(source, options["methods"], load)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
@@ -63,6 +64,7 @@ def model_options(
     draft: str | None = None,
     context: int | None = None,
     revision: str | None = None,
+    text_only: bool = False,
     profile: Profile | None = None,
 ) -> list[Option]:
     """The bundles that an export of a model could make, one for each format; from its config.json.
@@ -74,6 +76,7 @@ def model_options(
         draft: a draft model, for speculative.
         context: most tokens of a sequence; None = the model's own limit.
         revision: of a hub model.
+        text_only: of a model that reads images or sound, its text half.
         profile: what was measured of the device with another bundle.
 
     Raises:
@@ -83,11 +86,12 @@ def model_options(
 
     wanted = tuple(methods) or (
         *needing("text", "layers", "heads", *(("draft",) if draft else ())),
-        possible_drafter(source, revision),
+        possible_drafter(source, revision, text_only),
     )
     found = []
     for form in formats or FORMATS:
-        planned = planned_bundle(source, form=form, methods=wanted, draft=draft, context=context, revision=revision)
+        how: dict[str, Any] = {"draft": draft, "context": context, "revision": revision, "text_only": text_only}
+        planned = planned_bundle(source, form=form, methods=wanted, **how)
         needs = {
             name: f"needs trained heads: edgespec train {name} {source} -o {name}-heads"
             for name in planned.methods
@@ -103,6 +107,7 @@ def model_options(
         if SPECULATIVE in planned.methods and draft is None:
             needs[SPECULATIVE] = f"needs a draft: edgespec train draft {source} -o {DRAFT}"
         command = ["--format", form, *(("--context", str(context)) if context else ())]
+        command += ["--text-only"] if text_only else []
         found.append(Option(planned, source, tuple(command), needs, profile))
     return found
 

@@ -81,7 +81,7 @@ def _fitted(options: dict[str, Any], given: dict[str, Any], model: str, revision
     if "attention" not in given and native_library().path is None:
         found["attention"] = ()
     try:
-        arch = open_described(resolve(model, revision, weights=False), None)
+        arch = open_described(resolve(model, revision, weights=False), None, text_only=True)
     except UnsupportedModel:
         return found  # it goes through optimum, or is refused with what can be done
     if "context" not in given and found.get("context", 0) > arch.most_context:

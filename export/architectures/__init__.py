@@ -7,6 +7,7 @@ from typing import Any
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.apertus import Apertus
 from edgespec.export.architectures.base import Architecture
+from edgespec.export.architectures.beyond_text import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.cohere import Cohere
 from edgespec.export.architectures.cohere2 import Cohere2
@@ -102,14 +103,22 @@ VERIFIED = "5.23.0"
 ARCHITECTURES: dict[str, type[Architecture]] = {kind.model_type: kind for kind in KINDS}
 
 
-def architecture(source: Checkpoint) -> Architecture:
-    """The architecture of a checkpoint; of a model for images and text, that of its text part.
+def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
+    """The architecture of a checkpoint.
+
+    Args:
+        source: the checkpoint.
+        text_only: of a model that reads more than text, take its text half.
 
     Raises:
+        NotText: the model has an encoder, or reads more than text and not its text half was asked for.
         UnsupportedModel: unknown ``model_type``; the message lists what is supported.
     """
     config = source.config
-    text = config.get("text_config")
+    what, text = senses(config, source.index), config.get("text_config")
+    if what and not text_only:
+        raise refuse_senses(source.path, what, text_kind(config))
+    refuse_encoder(source.path, describe(config), config)
     if isinstance(text, dict) and describe(config) not in ARCHITECTURES and describe(text) in ARCHITECTURES:
         shared = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         source.config = config = {**shared, **text}
@@ -120,7 +129,16 @@ def architecture(source: Checkpoint) -> Architecture:
     source = with_usual_prefix(source, kind.layers_at)
     made = kind(source)
     check_tensors(made, source)
+    made.text_half_of = what
+    if what:
+        made.source.notes.append(f"the text half alone: the model itself reads {what}, the bundle does not")
     return made
+
+
+def text_kind(config: dict[str, Any]) -> str | None:
+    """The architecture of a model's text, in whatever it is wrapped; None = one that is not supported."""
+    kinds = [describe(one) for one in (config, config.get("text_config")) if isinstance(one, dict)]
+    return next((kind for kind in kinds if kind in ARCHITECTURES), None)
 
 
 def refusal(name: str) -> str:

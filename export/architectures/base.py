@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
-from edgespec.export.architectures.rope import Rotary, rope_parameters
+from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import ShapeOps
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
@@ -54,6 +54,7 @@ class Architecture:
         lent: sizes of heads of the target's layers, for a drafter that reads their keys and values.
         reads: which of them each layer reads.
         target: the model that a drafter is for, where it is given embeddings that it does not norm.
+        text_half_of: what the whole model reads beside text, as in "images"; "" = it is a model of text.
     """
 
     model_type: ClassVar[str]
@@ -88,6 +89,7 @@ class Architecture:
     lent: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     target: Architecture | None = None
+    text_half_of: str = ""
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)
@@ -112,12 +114,7 @@ class Architecture:
         )
         self.check()
         self.rotaries = self.rotations()
-        rope: dict[str, Any] = {}
-        if main := self.rotaries.get("rope"):
-            others = [rotary.dims for name, rotary in self.rotaries.items() if name != "rope"]
-            rope = {key: value for key, value in main.parameters.items() if value is not None} | {"dims": main.dims}
-            rope |= {"other_dims": others} if others else {}
-        self.facts = part_of(ModelFacts, settings.file, dict(self.facts) | {"rope": rope})
+        self.facts = part_of(ModelFacts, settings.file, dict(self.facts) | {"rope": rope_facts(self.rotaries)})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
 
     @property

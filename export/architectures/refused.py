@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+ENCODERS = "encoders, and decoders that read one"
 REFUSED: dict[str, tuple[str, ...]] = {
     "mixtures of experts": (
         "afmoe", "cohere2_moe", "dbrx", "deepseek_v2", "deepseek_v3", "dots1", "ernie4_5_moe", "exaone_moe",
@@ -15,7 +16,7 @@ REFUSED: dict[str, tuple[str, ...]] = {
     "streams that predict each other (AltUp), sparse activations": ("gemma3n_text",),
     "latent attention": ("minicpm3",),
     "linear position biases (ALiBi)": ("bloom", "mpt"),
-    "encoders, and decoders that read one": (
+    ENCODERS: (
         "bart", "bert", "blenderbot", "camembert", "electra", "m2m_100", "marian", "mbart", "modernbert", "mt5",
         "pegasus", "roberta", "t5", "whisper", "xlm-roberta",
     ),

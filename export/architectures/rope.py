@@ -59,6 +59,15 @@ class Rotary:
         return (1 + beta * np.log1p(np.arange(positions) // trained)).astype(np.float32)
 
 
+def rope_facts(rotaries: Mapping[str, Rotary]) -> dict[str, Any]:
+    """What a manifest says of a model's rotations: the main one's parameters, and how many channels each turns."""
+    if (main := rotaries.get("rope")) is None:
+        return {}
+    others = [rotary.dims for name, rotary in rotaries.items() if name != "rope"]
+    found = {key: value for key, value in main.parameters.items() if value is not None} | {"dims": main.dims}
+    return found | ({"other_dims": others} if others else {})
+
+
 def rope_parameters(config: Mapping[str, Any], theta: float = 10000.0) -> dict[str, Any]:
     """The rotary settings of a config.json, new form (``rope_parameters``) or old (``rope_theta``, ``rope_scaling``).
 

@@ -8,7 +8,8 @@ from edgespec.export.architectures.base import Architecture
 def traits(arch: Architecture) -> list[str]:
     """What sets a model apart from a plain Llama, as far as decoding is concerned."""
     facts, rules = arch.facts, [arch.rule(at) for at in range(arch.facts.layers) if at not in arch.facts.convolutions]
-    found = ["tied embeddings" if facts.tied else "untied LM head"]
+    found = [f"text half alone of a model that reads {arch.text_half_of}"] if arch.text_half_of else []
+    found.append("tied embeddings" if facts.tied else "untied LM head")
     if facts.heads * facts.head_dim != facts.hidden:
         found.append(f"{facts.heads} heads of {facts.head_dim} in {facts.hidden}")
     if facts.convolutions:

@@ -31,29 +31,30 @@ INDEX = "model.weights.json"
 STANDARD = "standard"  # name of a graph
 
 
-def open_model(path: Path, context: int | None, adapter: Path | None = None) -> Architecture:
+def open_model(path: Path, context: int | None, adapter: Path | None = None, text_only: bool = False) -> Architecture:
     """Open a checkpoint as one of the supported architectures, limited to ``context`` tokens.
 
     Args:
         path: a model's folder or .gguf file.
         context: None = as far as the model was made for.
         adapter: folder of a LoRA adapter to merge into it.
+        text_only: of a model that reads more than text, take its text half.
 
     Raises:
         ExportError: unreadable, unsupported, or a context beyond what the model was made for.
     """
-    return limited(architecture(Checkpoint.open(path, adapter)), context)
+    return limited(architecture(Checkpoint.open(path, adapter), text_only), context)
 
 
-def open_described(path: Path, context: int | None) -> Architecture:
+def open_described(path: Path, context: int | None, text_only: bool = False) -> Architecture:
     """As ``open_model``; of a folder without weights what its config.json describes, which cannot be exported.
 
     Raises:
         ExportError: as ``open_model``.
     """
     if ConfigOnly.suits(path):
-        return limited(architecture(ConfigOnly.open(path)), context)
-    return open_model(path, context)
+        return limited(architecture(ConfigOnly.open(path), text_only), context)
+    return open_model(path, context, text_only=text_only)
 
 
 def limited(arch: Architecture, context: int | None) -> Architecture:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
-from edgespec.export.architectures import ARCHITECTURES, describe, refusal
+from edgespec.export.architectures import describe, refusal, text_kind
+from edgespec.export.architectures.beyond_text import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import model_facts
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.heads.choice import HeadChoice
@@ -86,6 +87,9 @@ class ForeignModel:
         file = find_graph(path)
         home = next((at for at in (path, path / "onnx") if (at / "config.json").is_file()), path)
         config = read_object(home / "config.json", "copy the whole export, or give a model folder")
+        if what := senses(config):
+            raise refuse_senses(path, what, text_kind(config))
+        refuse_encoder(path, describe(config), config)
         if file is None:
             if missing := optimum_missing():
                 raise unsupported(path, config, missing)
@@ -213,9 +217,7 @@ def is_foreign(path: Path) -> bool:
     config = next((at / "config.json" for at in (path, path / "onnx") if (at / "config.json").is_file()), None)
     if config is None or (path / "adapter_config.json").is_file():
         return find_graph(path) is not None
-    described = read_object(config, "copy the whole export, or give a model folder")
-    text = described.get("text_config")  # of a model for images and text
-    own = any(describe(one) in ARCHITECTURES for one in (described, text) if isinstance(one, dict))
+    own = text_kind(read_object(config, "copy the whole export, or give a model folder")) is not None
     return find_graph(path) is not None and not any(path.glob("*.safetensors")) if own else True
 
 

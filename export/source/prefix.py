@@ -41,7 +41,7 @@ def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
     """A checkpoint whose layers stand at ``layers_at``, such as ``model.layers``.
 
     Known others: without the first word (a base model saved alone), and below ``language_model`` (the text part of a
-    model for images and text, in the order of either version of transformers).
+    model for images and text, in the order of either version of transformers) or ``text_model`` (Idefics 3, SmolVLM).
     """
     first, rest = layers_at.split(".", 1)
 
@@ -53,7 +53,8 @@ def with_usual_prefix(source: Checkpoint, layers_at: str) -> Checkpoint:
     if starts(rest):
         bare = {name: name if name.startswith("lm_head.") else f"{first}.{name}" for name in source.index}
         return Renamed(source, {new: old for old, new in bare.items()})
-    for outer, inner in ((f"{first}.language_model.", f"{first}."), ("language_model.", "")):
+    inside = ((f"{first}.language_model.", f"{first}."), (f"{first}.text_model.", f"{first}."), ("language_model.", ""))
+    for outer, inner in inside:
         if starts(outer + (rest if inner else layers_at)):
             names = {inner + name.removeprefix(outer): name for name in source.index if name.startswith(outer)}
             names |= {name: name for name in source.index if name.startswith("lm_head.")}

@@ -51,7 +51,7 @@ class Source:
             EdgespecError: not there, damaged, of an unknown architecture, or without a tokenizer.
         """
         path = resolve(model, revision)
-        arch = architecture(Checkpoint.open(path))
+        arch = architecture(Checkpoint.open(path), text_only=True)
         if arch.source.notes or arch.source.path != path:  # transformers would read it in another way, or not at all
             why = next(iter(arch.source.notes), "this is none")
             raise TrainingError(

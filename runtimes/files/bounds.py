@@ -56,7 +56,7 @@ def _texts(provenance: dict[str, Any]) -> dict[str, Any]:
         lines = provenance.get(name, [])
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError(f"{name}: expected a list of texts")
-    for name in ("model", "draft", "drafter"):
+    for name in ("model", "draft", "drafter", "text_half_of"):
         if not isinstance(provenance.get(name, ""), str):
             raise ValueError(f"{name}: expected a text")
     return provenance
