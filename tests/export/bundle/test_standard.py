@@ -16,10 +16,11 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.engine.loading import load
+from edgespec.export.bundle.genai import genai_config
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import FORMATS, Format
+from edgespec.runtimes.files.manifest import FORMATS, Format, SamplingPart, TokenizerFacts
 from edgespec.runtimes.slots.shared import Bound
 from tests.conftest import PROMPTS, THREADS, Reference, Written
 from tests.support import elsewhere, hf
@@ -196,4 +197,17 @@ def test_what_genai_is_told(bundles: Callable[..., Path]) -> None:
         assert wanted | {name for name in named.values() if "%d" not in name} == {port.name for port in ports}
     assert told["model"]["eos_token_id"] == manifest.tokenizer.eos
     assert told["search"]["max_length"] == manifest.target.facts.context
+    assert told["search"]["do_sample"] is False
     assert "genai_config.json" in manifest.files
+
+
+def test_genai_is_told_how_a_model_asks_to_be_sampled(bundles: Callable[..., Path]) -> None:
+    target = Bundle.open(bundles("stock", "int4")).manifest.target
+    asks = SamplingPart(temperature=0.7, top_k=10**6, top_p=0.8)
+    text = genai_config(target, TokenizerFacts(), asks)
+    assert text is not None
+    told, vocab = json.loads(text), target.facts.vocab
+    settings = {"do_sample": True, "temperature": 0.7, "top_k": vocab, "top_p": 0.8, "repetition_penalty": 1.0}
+    assert settings.items() <= told["search"].items()
+    assert told["model"]["eos_token_id"] == [vocab - 1]  # there must be one
+    assert genai_config(Bundle.open(bundles("native", "int4")).manifest.target, TokenizerFacts(), asks) is None
