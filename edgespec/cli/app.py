@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from contextlib import suppress
@@ -14,6 +15,8 @@ import click
 from edgespec import __version__
 
 if TYPE_CHECKING:
+    from types import FrameType
+
     from edgespec.errors import EdgespecError
 
 # name -> one line for the overview; the module of the same name defines `command`
@@ -87,8 +90,9 @@ EXTRAS = {
     "torch": "train",
     "transformers": "train",
     "accelerate": "train",
-    "fastapi": "serve",
+    "httptools": "serve",
     "prometheus_client": "serve",
+    "starlette": "serve",
     "uvicorn": "serve",
 }
 
@@ -101,7 +105,7 @@ def main() -> None:
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="replace")  # a model may write what a Windows code page has no room for
     with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # like Ctrl-C: what is half done is cleared away
+        signal.signal(signal.SIGTERM, _terminated)
     try:
         cli.main(standalone_mode=False)  # click ends quietly, with 1, when whoever read us has gone
     except click.ClickException as error:
@@ -116,6 +120,18 @@ def main() -> None:
             raise
         click.echo(f"error: {told}", err=True)
         _end(1, "OSError" if isinstance(error, OSError) else type(error).__name__, told.message, told.hint)
+
+
+def _terminated(_: int, frame: FrameType | None) -> NoReturn:
+    """SIGTERM, like Ctrl-C: what is half done is cleared away.
+
+    Within an import the process ends at once: some modules, written in C, turn an exit into an error of their own.
+    """
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(143)
+        frame = frame.f_back
+    sys.exit(143)
 
 
 def _told(error: Exception) -> EdgespecError | None:

@@ -10,7 +10,7 @@ import click
 
 from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
 from edgespec.cli.groups import GroupedCommand, group
-from edgespec.errors import InvalidRequest
+from edgespec.planning.memory.process import SERVER
 from edgespec.runtimes.process import one_arena
 from edgespec.server.limits import Limits
 
@@ -22,17 +22,40 @@ KEY = "EDGESPEC_API_KEY"
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
 @click.option("--name", help="What clients call the model.  [default: the bundle's folder]")
-@click.option("--api-key", help=f"What clients must send as bearer token.  [default: ${KEY}, else none]")
 @click.option("--ngram-store", type=click.Path(path_type=Path), help="A file of `edgespec ngram build`.")
 @memory_options
 @group(
+    "Access",
+    click.option(
+        "--api-key",
+        multiple=True,
+        help=f"What clients must send as bearer token; several: any.  [default: ${KEY}, else none]",
+    ),
+    click.option("--allow-host", multiple=True, help="A name by which clients may call it; '*': any."),
+    click.option(
+        "--allow-origin", multiple=True, help="Of web pages that may use it, as https://chat.example; '*': any."
+    ),
+    click.option(
+        "--share-prefixes", is_flag=True, help="Reuse what was computed for one client for others, who may notice."
+    ),
+)
+@group(
     "Limits",
-    click.option("--parallel", type=int, default=Limits.parallel, show_default=True, help="Requests decoded together."),
-    click.option("--queue", type=int, default=Limits.queue, show_default=True, help="Requests that may wait."),
-    click.option("--most-tokens", type=int, default=Limits.tokens, show_default=True, help="New tokens of a request."),
+    click.option("--parallel", type=int, default=Limits.parallel, show_default=True, help="Texts decoded together."),
+    click.option("--queue", type=int, default=Limits.queue, show_default=True, help="Texts that may wait."),
+    click.option("--most-tokens", type=int, default=Limits.tokens, show_default=True, help="New tokens of a text."),
     click.option("--most-body", type=int, default=Limits.body, show_default=True, help="Bytes of a request's body."),
     click.option("--seconds", type=float, default=Limits.seconds, show_default=True, help="Time of a request."),
     click.option("--grace", type=float, default=Limits.grace, show_default=True, help="Seconds to end them at a stop."),
+    click.option("--connections", type=int, default=Limits.connections, show_default=True, help="Open at once."),
+    click.option(
+        "--arrive",
+        type=float,
+        default=Limits.arrive,
+        show_default=True,
+        help="Seconds for a request to be there whole.",
+    ),
+    click.option("--idle", type=float, default=Limits.idle, show_default=True, help="Seconds between two requests."),
 )
 @loading_options
 @json_option
@@ -41,13 +64,19 @@ def command(
     host: str,
     port: int,
     name: str | None,
-    api_key: str | None,
+    api_key: tuple[str, ...],
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    share_prefixes: bool,
     parallel: int,
     queue: int,
     most_tokens: int,
     most_body: int,
     seconds: float,
     grace: float,
+    connections: int,
+    arrive: float,
+    idle: float,
     as_json: bool,
     **how: Any,
 ) -> None:
@@ -61,25 +90,26 @@ def command(
 
     It listens on this machine alone unless --host says otherwise; then set a key.
     """
-    import uvicorn
-
-    from edgespec.server.app import make_app
+    from edgespec.server.app import Access, make_app
+    from edgespec.server.guard import is_local
+    from edgespec.server.serving import Server, listen
 
     one_arena()
-    limits = Limits(parallel, queue, most_tokens, most_body, seconds, grace)
+    limits = Limits(parallel, queue, most_tokens, most_body, seconds, grace, connections, arrive, idle)
+    keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())
+    access = Access(keys, (*allow_host, host), allow_origin, share_prefixes)
+    socket = listen(host, port)
     engine = open_engine(bundle, how)
-    app = make_app(engine, name or bundle.resolve().name, limits, api_key or os.environ.get(KEY) or None)
-    config = uvicorn.Config(
-        app, host, port, log_level="warning", timeout_graceful_shutdown=max(1, round(grace)), lifespan="on"
-    )
-    server = uvicorn.Server(config)
-    try:
-        socket = config.bind_socket()
-    except SystemExit as error:  # it has logged why
-        raise InvalidRequest(f"cannot listen on {host}:{port}", "--port 0 takes a free port") from error
-    socket.listen(config.backlog)  # whoever reads the address below may connect at once
+    engine.allowance.set_aside(SERVER)
+    engine.allowance.admit_bundle(how.get("context"))
     model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
-    click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
-    if as_json:
-        emit_json({"model": model, "url": url, "methods": engine.methods, "context": engine.context})
-    server.run(sockets=[socket])
+    app = make_app(engine, model, limits, access)
+    if not keys and not is_local(host):
+        click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
+
+    def started() -> None:
+        click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
+        if as_json:
+            emit_json({"model": model, "url": url, "methods": engine.methods, "context": engine.context})
+
+    Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()

@@ -3,306 +3,227 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
 
-from edgespec.decoding.loop import check_prompt
-from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.own_sampling import own_sampling
-from edgespec.errors import BudgetError, ContextFull, EdgespecError, InvalidRequest
-from edgespec.server.answers import Choice, Kind, extension, usage
+from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server.body import BodyLimit
+from edgespec.server.errors import failure, refused
+from edgespec.server.guard import Guard, client_of
+from edgespec.server.jobs import Jobs
 from edgespec.server.limits import Limits
-from edgespec.server.metrics import Metrics
-from edgespec.server.requests import IGNORED, Asked, ChatRequest, CompletionRequest
-from edgespec.server.scheduler import Busy, Event, Scheduler, Ticket
+from edgespec.server.openapi import describe
+from edgespec.server.readers import Readers
+from edgespec.server.reading import Kind, Known, Refusal
 
-LOOK = 0.2  # seconds between two looks whether a client that waits is still there
 TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
-COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
+RETRY = {"Retry-After": "1"}
 
 
-@dataclass
-class _Job:
-    """A request's tickets and what comes of them."""
+@dataclass(frozen=True)
+class Access:
+    """Who may use a server.
 
-    id: str
-    kind: Kind
-    model: str
-    prompt_tokens: int
-    choices: list[Choice]
-    tickets: list[Ticket]
-    events: asyncio.Queue[tuple[int, Event]]
-    logprobs: bool
-    created: int
+    Attributes:
+        keys: of which clients must send one as bearer token; none = everybody may.
+        hosts: names by which clients may call it, beside its addresses.
+        origins: of web pages that may use it.
+        shared: whether a client's texts may be faster because of what another one asked, which that one could notice.
 
-    def cancel(self) -> None:
-        """Nobody waits for the rest."""
-        for ticket in self.tickets:
-            ticket.cancel()
+    Raises:
+        InvalidRequest: an empty key.
+    """
 
-    @property
-    def body(self) -> dict[str, Any]:
-        """What every answer and every event of a stream begins with."""
-        object_ = {"chat": "chat.completion", "completion": "text_completion"}[self.kind]
-        return {"id": self.id, "object": object_, "created": self.created, "model": self.model}
+    keys: Sequence[str] = ()
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+    shared: bool = False
+    _keys: tuple[bytes, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not all(key.strip() for key in self.keys):
+            raise InvalidRequest(
+                "the API key is empty: expected one that clients send", "leave it out for a server without one"
+            )
+        object.__setattr__(self, "_keys", tuple(key.encode() for key in self.keys))
+
+    def client(self, request: Request) -> str:
+        """Whose a request is: those of an address and a key take turns with others, and share what was computed.
+
+        Raises:
+            HTTPException: it brings none of the keys.
+        """
+        address = client_of(request.client.host if request.client else "")
+        if not self._keys:
+            return address
+        scheme, _, sent = request.headers.get("authorization", "").partition(" ")
+        given = sent.strip().encode("latin-1")
+        matches = [secrets.compare_digest(given, key) for key in self._keys]  # all: how long it takes tells nothing
+        if scheme.lower() != "bearer" or not any(matches):
+            raise HTTPException(
+                401, "expected this server's API key as a bearer token", headers={"WWW-Authenticate": "Bearer"}
+            )
+        return f"{matches.index(True)} {address}"
 
 
-class _Service:
-    """What the routes share."""
+class _Routes:
+    """What is answered."""
 
-    def __init__(self, engine: Engine, name: str, limits: Limits, key: str | None) -> None:
-        self.engine, self.name, self.limits, self.key = engine, name, limits, key
-        self.scheduler = Scheduler(engine, limits)
-        self.metrics = Metrics(engine, self.scheduler)
-        self.started = int(time.time())
-        self.sampling = own_sampling(engine.bundle.manifest.sampling, temperature=TEMPERATURE)
-
-    def start(self, kind: Kind, asked: Asked, prompts: Sequence[Sequence[int]], default: int) -> _Job:
-        """Line up all choices of a request; none of them if one cannot be."""
-        if asked.model != self.name:
-            raise HTTPException(404, f"no model {asked.model!r}: this server has {self.name!r}")
-        settings = asked.settings(self.limits.tokens, default, self.sampling)
-        loop = asyncio.get_running_loop()
-        events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
-        pairs = [(prompt, one) for prompt in prompts for one in settings]
-        for prompt, one in pairs:
-            self._check(prompt, one)
-        job = _Job(
-            id=f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(12)}",
-            kind=kind,
-            model=self.name,
-            prompt_tokens=sum(len(prompt) for prompt in prompts),
-            choices=[Choice(index, kind) for index in range(len(pairs))],
-            tickets=[],
-            events=events,
-            logprobs=asked.wants_logprobs,
-            created=int(time.time()),
+    def __init__(self, engine: Engine, name: str, limits: Limits, access: Access) -> None:
+        self.engine, self.name, self.access = engine, name, access
+        self.jobs = Jobs(engine, name, limits, access.shared)
+        facts, eos = engine.bundle.manifest.target.facts, engine.bundle.manifest.tokenizer.eos
+        sampling = own_sampling(engine.bundle.manifest.sampling, temperature=TEMPERATURE)
+        plain = {key: value for key, value in asdict(sampling).items() if isinstance(value, (int, float, str))}
+        self.readers = Readers(
+            Known(str(engine.bundle.path), name, facts.vocab, engine.context, tuple(eos), plain, limits.tokens)
         )
-        for index, (prompt, one) in enumerate(pairs):
+        self.description = describe(name, limits, facts.vocab, bool(access.keys))
+        self.started = int(time.time())
 
-            def sink(event: Event, index: int = index) -> None:
-                loop.call_soon_threadsafe(events.put_nowait, (index, event))
+    def routes(self) -> list[Route]:
+        return [
+            Route("/health", self.health),
+            Route("/openapi.json", self.openapi),
+            Route("/metrics", self.metrics),
+            Route("/v1/models", self.models),
+            Route("/v1/models/{wanted:path}", self.model),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/chat/completions", self.chats, methods=["POST"]),
+        ]
 
-            try:
-                job.tickets.append(self.scheduler.submit(prompt, one, sink))
-            except Busy:
-                job.cancel()
-                self.metrics.failed("refused")
-                raise
-        return job
+    async def health(self, _: Request) -> Response:
+        scheduler = self.jobs.scheduler
+        return JSONResponse({"status": "ok", "running": scheduler.running, "waiting": scheduler.waiting})
 
-    def _check(self, prompt: Sequence[int], settings: Settings) -> None:
-        """Refuse at once what could never run, so that a stream does not begin."""
+    async def openapi(self, _: Request) -> Response:
+        return JSONResponse(self.description)
+
+    async def metrics(self, request: Request) -> Response:
+        self.access.client(request)
+        return PlainTextResponse(self.jobs.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def models(self, request: Request) -> Response:
+        self.access.client(request)
         engine = self.engine
-        check_prompt(prompt, settings.sampling, engine.bundle.manifest.target.facts.vocab, engine.context)
-        engine.choose_for(settings)
-        if settings.grammar is not None:
-            engine.guidance.require(settings.grammar)
+        own = {"methods": engine.methods, "context": engine.context, "operators": engine.operators.kind}
+        return JSONResponse({"object": "list", "data": [self._described() | {"edgespec": own}]})
 
-    async def events(self, job: _Job) -> AsyncIterator[tuple[Choice, str, Event]]:
-        """The events of a job until every choice has ended; an error of one ends all.  Whoever leaves cancels it."""
-        left = len(job.choices)
+    async def model(self, request: Request) -> Response:
+        self.access.client(request)
+        if request.path_params["wanted"] != self.name:
+            raise HTTPException(404, f"no model {request.path_params['wanted'][:256]!r}: this server has {self.name!r}")
+        return JSONResponse(self._described())
+
+    async def completions(self, request: Request) -> Response:
+        return await self._answer("completion", request)
+
+    async def chats(self, request: Request) -> Response:
+        return await self._answer("chat", request)
+
+    async def _answer(self, kind: Kind, request: Request) -> Response:
+        client, jobs = self.access.client(request), self.jobs
         try:
-            while left:
-                index, event = await job.events.get()
-                if event.error is not None:
-                    self.metrics.failed("refused" if isinstance(event.error, Busy) else "failed")
-                    raise event.error
-                choice = job.choices[index]
-                text = choice.add(event)
-                if event.result is not None:
-                    left -= 1
-                    self.metrics.ended(event.result, event.late)
-                yield choice, text, event
-        finally:
-            job.cancel()
+            read = await self.readers.read(client, kind, await request.body())
+            job = await jobs.start(kind, read, client)
+        except EdgespecError as error:
+            jobs.metrics.refused("invalid" if failed(error)[0] < 429 else "refused")
+            raise
+        if not read.stream:
+            return await jobs.whole(job, request)
+        return StreamingResponse(
+            jobs.stream(job, read.usage), media_type="text/event-stream", background=BackgroundTask(job.cancel)
+        )
 
-    async def whole(self, job: _Job, request: Request) -> JSONResponse:
-        """An answer in one piece."""
-
-        async def gather() -> None:
-            async for _ in self.events(job):
-                pass
-
-        gathering = asyncio.create_task(gather())
-        try:
-            while not gathering.done():
-                await asyncio.wait({gathering}, timeout=LOOK)
-                if not gathering.done() and await request.is_disconnected():
-                    return JSONResponse({}, 499)
-            gathering.result()
-        finally:
-            job.cancel()
-            gathering.cancel()
-        results = [choice.result for choice in job.choices if choice.result]
-        body = job.body | {
-            "choices": [choice.whole(job.logprobs) for choice in job.choices],
-            "usage": usage(job.prompt_tokens, results),
-            "edgespec": extension(job.choices),
-        }
-        return JSONResponse(body)
-
-    async def stream(self, job: _Job, with_usage: bool) -> AsyncIterator[str]:
-        """An answer as server-sent events."""
-        body = job.body
-        if job.kind == "chat":
-            body["object"] = "chat.completion.chunk"
-            opening = [{"index": one.index, "delta": {"role": "assistant", "content": ""}} for one in job.choices]
-            yield _sse(body | {"choices": [one | {"finish_reason": None} for one in opening]})
-        try:
-            async for choice, text, event in self.events(job):
-                if event.chunk is None or text:
-                    piece = body | {"choices": [choice.piece(text, event.chunk, job.logprobs)]}
-                    yield _sse(piece if event.chunk else piece | {"edgespec": extension([choice])})
-        except Exception as error:
-            yield _sse(_error(error)[1])
-            return
-        if with_usage:
-            results = [choice.result for choice in job.choices if choice.result]
-            yield _sse(body | {"choices": [], "usage": usage(job.prompt_tokens, results)})
-        yield "data: [DONE]\n\n"
+    def _described(self) -> dict[str, Any]:
+        return {"id": self.name, "object": "model", "created": self.started, "owned_by": "edgespec"}
 
 
-def _sse(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False)}\n\n"
-
-
-def _error(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body for an error, in the API's shape."""
-    kinds: list[tuple[type[Exception], int, str]] = [
-        (Busy, 429, "rate_limit_error"),
-        (BudgetError, 503, "server_error"),
-        (InvalidRequest, 400, "invalid_request_error"),
-        (EdgespecError, 500, "server_error"),
-    ]
-    status, kind = next(((code, name) for cls, code, name in kinds if isinstance(error, cls)), (500, "server_error"))
-    message = str(error) if isinstance(error, EdgespecError) else f"{type(error).__name__}: {error}"
-    code = "context_length_exceeded" if isinstance(error, ContextFull) else None
-    return status, {"error": {"message": message, "type": kind, "param": None, "code": code}}
-
-
-def _refused(status: int, message: str, param: str | None = None) -> JSONResponse:
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": {"message": message, "type": kind, "param": param, "code": None}}, status)
-
-
-def make_app(engine: Engine, name: str, limits: Limits | None = None, key: str | None = None) -> FastAPI:
+def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Access | None = None) -> Starlette:
     """An ASGI application that serves a bundle.
 
     Args:
         engine: of the bundle; the application closes it when it stops.
         name: of the model, as clients ask for it.
         limits: what it takes at most.
-        key: what clients must send as bearer token; None = nothing.
+        access: who may use it.
+
+    Returns:
+        the application; ``state.scheduler`` is what decodes.
     """
-    limits = limits or Limits()
-    service = _Service(engine, name, limits, key)
+    limits, access = limits or Limits(), access or Access()
+    routes = _Routes(engine, name, limits, access)
 
     @asynccontextmanager
-    async def life(_: FastAPI) -> AsyncIterator[None]:
-        yield
-        await asyncio.to_thread(service.scheduler.close)
-        engine.close()
+    async def life(app: Starlette) -> AsyncIterator[None]:
+        await routes.readers.start()
+        try:
+            yield
+        finally:
+            await routes.readers.close()
+            await asyncio.to_thread(routes.jobs.close)
+            engine.close()
 
-    def known(request: Request) -> None:
-        sent = request.headers.get("authorization", "")
-        if key is not None and not secrets.compare_digest(sent.encode("latin-1"), f"Bearer {key}".encode()):
-            raise HTTPException(401, "expected this server's API key as a bearer token")
-
-    app = FastAPI(title="edgespec", lifespan=life, docs_url=None, redoc_url=None, openapi_url=None)
-    app.add_middleware(BodyLimit, most=limits.body)
-    _handle_errors(app)
-
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"status": "ok", "running": service.scheduler.running, "waiting": service.scheduler.waiting}
-
-    @app.get("/metrics", dependencies=[Depends(known)])
-    async def metrics() -> PlainTextResponse:
-        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
-
-    def described() -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": service.started, "owned_by": "edgespec"}
-
-    @app.get("/v1/models", dependencies=[Depends(known)])
-    async def models() -> dict[str, Any]:
-        own = {"methods": engine.methods, "context": engine.context, "operators": engine.operators.kind}
-        return {"object": "list", "data": [described() | {"edgespec": own}]}
-
-    @app.get("/v1/models/{wanted:path}", dependencies=[Depends(known)])
-    async def model(wanted: str) -> dict[str, Any]:
-        if wanted != name:
-            raise HTTPException(404, f"no model {wanted!r}: this server has {name!r}")
-        return described()
-
-    async def answer(job: _Job, asked: Asked, request: Request) -> Response:
-        if not asked.stream:
-            return await service.whole(job, request)
-        with_usage = asked.stream_options is not None and asked.stream_options.include_usage
-        return StreamingResponse(service.stream(job, with_usage), media_type="text/event-stream")
-
-    @app.post("/v1/completions", dependencies=[Depends(known)])
-    async def completions(request: Request) -> Response:
-        asked = CompletionRequest.model_validate(await _body(request))
-        encode = engine.codec.encode
-        prompts = [encode(prompt) if isinstance(prompt, str) else prompt for prompt in asked.prompts]
-        return await answer(service.start("completion", asked, prompts, COMPLETION_TOKENS), asked, request)
-
-    @app.post("/v1/chat/completions", dependencies=[Depends(known)])
-    async def chats(request: Request) -> Response:
-        asked = ChatRequest.model_validate(await _body(request))
-        tools = asked.tools if asked.tool_choice != "none" else None
-        prompt = engine.codec.chat(asked.said(), tools)
-        default = max(1, min(limits.tokens, engine.context - len(prompt)))
-        return await answer(service.start("chat", asked, [prompt], default), asked, request)
-
+    middleware = [Middleware(Guard, access.hosts, access.origins)]
+    if access.origins:
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=list(access.origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["authorization", "content-type"],
+            )
+        )
+    middleware.append(Middleware(BodyLimit, limits.body))
+    handlers = {
+        Refusal: _failed,
+        EdgespecError: _failed,
+        ClientDisconnect: _gone,
+        HTTPException: _refused,
+        Exception: _failed,
+    }
+    app = Starlette(
+        routes=list(routes.routes()),
+        middleware=middleware,
+        exception_handlers=handlers,
+        lifespan=life,
+    )
+    app.state.scheduler = routes.jobs.scheduler
     return app
 
 
-async def _body(request: Request) -> dict[str, Any]:
-    """The request's JSON object, without fields that change nothing of an answer."""
-    try:
-        body = json.loads(await request.body())
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
-    if not isinstance(body, dict):
-        raise InvalidRequest(f"expected a JSON object, got {type(body).__name__}")
-    return {name: value for name, value in body.items() if name not in IGNORED}
+def failed(error: Exception) -> tuple[int, dict[str, Any]]:
+    """Status and body for an error."""
+    if isinstance(error, Refusal):
+        own = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}
+        return error.status, {"error": own}
+    return failure(error)
 
 
-def _handle_errors(app: FastAPI) -> None:
-    """Every error in the API's shape."""
-    from pydantic import ValidationError
+async def _failed(_: Request, error: Exception) -> Response:
+    status, body = failed(error)
+    return JSONResponse(body, status, headers=RETRY if status in (429, 503) else None)
 
-    @app.exception_handler(EdgespecError)
-    async def ours(_: Request, error: EdgespecError) -> JSONResponse:
-        status, body = _error(error)
-        return JSONResponse(body, status, headers={"Retry-After": "1"} if status == 429 else None)
 
-    @app.exception_handler(ValidationError)
-    @app.exception_handler(RequestValidationError)
-    async def wrong(_: Request, error: ValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        return _refused(400, f"{where or 'request'}: {first['msg']}", where or None)
+async def _gone(_: Request, __: Exception) -> Response:
+    return Response(status_code=400)  # a client that hung up within its body: nobody reads this
 
-    @app.exception_handler(ClientDisconnect)
-    async def gone(_: Request, __: ClientDisconnect) -> Response:
-        return Response(status_code=400)  # a client that hung up within its body: nobody reads this
 
-    @app.exception_handler(HTTPException)
-    async def plain(_: Request, error: HTTPException) -> JSONResponse:
-        return _refused(error.status_code, str(error.detail))
+async def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return refused(error.status_code, str(error.detail), dict(error.headers or {}))

@@ -1,30 +1,52 @@
-"""What a client may ask, in the shapes of OpenAI's API; anything that would be ignored silently is refused by name."""
+"""What a client may ask, in the shapes of OpenAI's API; anything that would be ignored silently is refused by name.
+
+Every field has a bound, which the description of the API (openapi.py) and docs/guides/serve.md say.
+"""
 
 from __future__ import annotations
 
-import secrets
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from edgespec.decoding.constraint import Grammar
-from edgespec.decoding.sampling import SamplingParams
-from edgespec.decoding.settings import Settings
 from edgespec.errors import InvalidRequest
 
-MOST_CHOICES = 16
+MOST_CHOICES, MOST_PROMPTS, MOST_TEXTS = 16, 32, 64  # of a request; texts = prompts x choices
+MOST_STOPS, MOST_STOP = 16, 256  # strings, and characters of one
+MOST_BIASES, LARGEST_BIAS = 1024, 100.0
+MOST_MESSAGES, MOST_TOOLS = 1024, 128
+MOST_GRAMMAR = 1 << 16  # characters of a schema, an expression or a grammar
+MOST_LEVELS = 48  # of JSON
+MOST_NAME = 256  # characters
+WHOLE = 2**31 - 1
+SEED = 2**63 - 1
 IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
 
+Name = Annotated[str, StringConstraints(min_length=1, max_length=MOST_NAME)]
+Stop = Annotated[str, StringConstraints(min_length=1, max_length=MOST_STOP)]
+Count = Annotated[int, Field(ge=0, le=WHOLE)]
+Number = Annotated[float, Field(allow_inf_nan=False)]
+Token = Annotated[str, StringConstraints(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-LARGEST_BIAS, le=LARGEST_BIAS, allow_inf_nan=False)]
+Ids = Annotated[list[Count], Field(min_length=1)]
+Source = Annotated[str, StringConstraints(max_length=MOST_GRAMMAR)]
 
-class StreamOptions(BaseModel):
+
+class Strict(BaseModel):
+    """An object whose fields are all known, and of their own types."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(Strict):
     """How a stream ends."""
 
-    model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
     include_obfuscation: bool = False
 
 
-class Extension(BaseModel):
+class Extension(Strict):
     """What only edgespec knows: the field ``edgespec`` of a request.
 
     Attributes:
@@ -37,36 +59,39 @@ class Extension(BaseModel):
             gives the same text whatever else the server does, else rejection.
     """
 
-    model_config = ConfigDict(extra="forbid")
-    method: str | None = None
-    gamma: int | None = None
+    method: Name | None = None
+    gamma: Annotated[int, Field(ge=1, le=WHOLE)] | None = None
     adaptive: bool = True
     fallback: bool = True
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
+    top_k: Count | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
     acceptance: Literal["rejection", "coupled"] | None = None
-    regex: str | None = None
-    lark: str | None = None
+    regex: Source | None = None
+    lark: Source | None = None
 
 
-class Asked(BaseModel):
+class Asked(Strict):
     """What completions and chats have in common."""
 
-    model_config = ConfigDict(extra="forbid")
-    model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] = 1
-    stream: bool = False
+    model: Name
+    temperature: Annotated[Number, Field(ge=0)] | None = None
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stream: bool | None = None
     stream_options: StreamOptions | None = None
-    stop: str | list[str] | None = None
-    seed: int | None = None
-    logit_bias: dict[int, float] | None = None
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
+    stop: Stop | Annotated[list[Stop], Field(max_length=MOST_STOPS)] | None = None
+    seed: Annotated[int, Field(ge=-SEED, le=SEED)] | None = None
+    logit_bias: Annotated[dict[Token, Bias], Field(max_length=MOST_BIASES)] | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
     response_format: dict[str, Any] | None = None
     edgespec: Extension = Extension()
+
+    @property
+    def choices(self) -> int:
+        """Texts for each prompt."""
+        return self.n or 1
 
     @property
     def wants_logprobs(self) -> bool:
@@ -86,22 +111,28 @@ class Asked(BaseModel):
         found += [Grammar.lark(own.lark)] if own.lark is not None else []
         kind = form.get("type", "text")
         if kind == "json_schema" and isinstance(form.get("json_schema"), dict):
-            found.append(Grammar.json_schema(form["json_schema"].get("schema") or {}))
+            schema = form["json_schema"].get("schema") or {}
+            if not isinstance(schema, dict):
+                raise InvalidRequest(f"a schema that is {type(schema).__name__}: expected an object")
+            found.append(Grammar.json_schema(schema))
         elif kind == "json_object":
             found.append(Grammar.json_schema({"type": "object"}))
         elif kind != "text":
-            raise InvalidRequest(f"response_format {form}: expected text, json_object or json_schema with a schema")
+            raise InvalidRequest(
+                f"response_format of type {str(kind)[:80]!r}: expected text, json_object or json_schema with a schema"
+            )
         if len(found) > 1:
             raise InvalidRequest("got several grammars: expected one of response_format, regex and lark")
+        if found and len(found[0].text) > MOST_GRAMMAR:
+            raise InvalidRequest(f"a grammar of {len(found[0].text)} characters: expected at most {MOST_GRAMMAR}")
         return next(iter(found), None)
 
-    def settings(self, most: int, default: int, sampling: SamplingParams) -> list[Settings]:
-        """Settings of each of the ``n`` choices.
+    def changes(self, most: int, default: int) -> dict[str, Any]:
+        """What differs from the server's own settings, as ``Settings.changed`` takes it, but for seed and grammar.
 
         Args:
             most: tokens that the server gives at most.
             default: tokens where the request says nothing.
-            sampling: what decides where the request says nothing.
 
         Raises:
             InvalidRequest: something that this server does not do, or a value outside its range.
@@ -114,43 +145,38 @@ class Asked(BaseModel):
         tokens = default if self.most_tokens is None else self.most_tokens
         if not 1 <= tokens <= most:
             raise InvalidRequest(f"max_tokens {tokens}: expected 1 to {most}, this server's limit")
-        stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        if not all(stop):
-            raise InvalidRequest("stop holds an empty string: expected strings of at least one character")
-        own, grammar = self.edgespec, self.grammar
-        seed = secrets.randbits(32) if self.seed is None else self.seed
-        asked = {
+        own = self.edgespec
+        sampling = {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": own.top_k,
             "min_p": own.min_p,
             "repetition_penalty": own.repetition_penalty,
         }
-        given = {name: value for name, value in asked.items() if value is not None}
-        return [
-            Settings(method=own.method, grammar=grammar, sampling=sampling).changed(
-                max_new_tokens=tokens,
-                stop=tuple(stop),
-                gamma=own.gamma,
-                adaptive=own.adaptive,
-                fallback=own.fallback,
-                logprobs=self.wants_logprobs,
-                logit_bias=self.logit_bias or {},
-                acceptance=own.acceptance or ("rejection" if self.seed is None else "coupled"),
-                seed=seed + choice,
-                **given,
-            )
-            for choice in range(self.n)
-        ]
+        return {name: value for name, value in sampling.items() if value is not None} | {
+            "method": own.method,
+            "max_new_tokens": tokens,
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or [],
+            "gamma": own.gamma,
+            "adaptive": own.adaptive,
+            "fallback": own.fallback,
+            "logprobs": self.wants_logprobs,
+            "acceptance": own.acceptance or ("rejection" if self.seed is None else "coupled"),
+        }
 
 
 class CompletionRequest(Asked):
     """``POST /v1/completions``."""
 
-    prompt: Annotated[str | list[int] | list[str] | list[list[int]], Field(min_length=1)]
-    max_tokens: int | None = None
-    logprobs: Annotated[int, Field(ge=0)] | None = None
-    echo: Literal[False] = False
+    prompt: (
+        str
+        | Ids
+        | Annotated[list[str], Field(min_length=1, max_length=MOST_PROMPTS)]
+        | Annotated[list[Ids], Field(min_length=1, max_length=MOST_PROMPTS)]
+    )
+    max_tokens: Count | None = None
+    logprobs: Count | None = None
+    echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
 
@@ -180,12 +206,12 @@ class CompletionRequest(Asked):
 class ChatRequest(Asked):
     """``POST /v1/chat/completions``."""
 
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
-    max_tokens: int | None = None
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1, max_length=MOST_MESSAGES)]
+    max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    top_logprobs: Count | None = None
+    tools: Annotated[list[dict[str, Any]], Field(max_length=MOST_TOOLS)] | None = None
     tool_choice: Literal["auto", "none"] | None = None
 
     @property

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -14,11 +14,9 @@ from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.running import RunningBatch
 from edgespec.errors import BudgetError, EdgespecError
+from edgespec.server.errors import Busy, Gone, Stopped
+from edgespec.server.fair import FairQueue
 from edgespec.server.limits import Limits
-
-
-class Busy(EdgespecError):
-    """The server cannot take a request now, or could not begin it in time."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +45,9 @@ class Ticket:
         settings: as for ``Engine.stream``.
         sink: called with every event, in the decoding thread: it must be quick and must not raise.
         deadline: when its time is over, by ``time.monotonic``.
+        client: whose it is.
+        request: which of its requests.
+        owner: as for ``RunningBatch.join``.
         cancelled: set by ``cancel``.
         done: set after its last event.
         late: its time was over before it had ended.
@@ -56,6 +57,9 @@ class Ticket:
     settings: Settings
     sink: Callable[[Event], None]
     deadline: float
+    client: str = ""
+    request: str = ""
+    owner: str | None = None
     cancelled: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
     late: bool = False
@@ -71,7 +75,7 @@ class Ticket:
 
 
 class Scheduler:
-    """Decodes requests, first come first served, ``Limits.parallel`` of them together.
+    """Decodes texts, ``Limits.parallel`` of them together: of each client in turn, of a client's requests in turn.
 
     Args:
         engine: of the bundle.
@@ -81,10 +85,11 @@ class Scheduler:
     def __init__(self, engine: Engine, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self._batch = RunningBatch(engine, self.limits.parallel)
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: FairQueue[Ticket] = FairQueue()
         self._running: dict[Stream, Ticket] = {}
         self._changed = threading.Condition()
         self._stopping = False
+        self._last = math.inf  # when those that run are cut, by time.monotonic
         self._thread = threading.Thread(target=self._serve, name="edgespec-decode", daemon=True)
         self._thread.start()
 
@@ -98,30 +103,54 @@ class Scheduler:
         """How many requests are being decoded."""
         return len(self._running)
 
-    def submit(self, prompt: Sequence[int], settings: Settings, sink: Callable[[Event], None]) -> Ticket:
-        """Line up a request.
+    def submit(
+        self,
+        prompt: Sequence[int],
+        settings: Settings,
+        sink: Callable[[Event], None],
+        client: str = "",
+        request: str = "",
+        owner: str | None = None,
+    ) -> Ticket:
+        """Line up a text.
+
+        Args:
+            prompt: token ids.
+            settings: as for ``Engine.stream``.
+            sink: see ``Ticket``.
+            client, request, owner: see ``Ticket``.
 
         Raises:
-            Busy: the queue is full, or the server stops.
+            Busy: the queue is full, or the client has its part of it.
+            Stopped: the server stops.
         """
-        ticket = Ticket(prompt, settings, sink, time.monotonic() + self.limits.seconds)
+        ticket = Ticket(prompt, settings, sink, time.monotonic() + self.limits.seconds, client, request, owner)
         with self._changed:
             if self._stopping:
-                raise Busy("the server is stopping", "ask again in a moment")
-            if len(self._waiting) >= self.limits.queue + max(0, self._batch.room):
-                raise Busy(f"{len(self._waiting)} requests wait already", "ask again in a moment")
-            self._waiting.append(ticket)
+                raise Stopped("the server is stopping", "ask again in a moment")
+            waiting, room = len(self._waiting), max(0, self._batch.room)
+            if waiting >= self.limits.queue + room:
+                raise Busy(f"{waiting} texts wait already", "ask again in a moment")
+            if (own := self._waiting.of(client)) >= self.limits.queue_of_one + room:
+                raise Busy(f"{own} texts of this client wait already", "ask again when some of them are there")
+            self._waiting.add(client, request, ticket)
             self._changed.notify()
         return ticket
 
-    def close(self) -> None:
-        """Take no more requests, give those at hand ``Limits.grace`` seconds, and end the thread."""
+    def stop(self, grace: float | None = None) -> None:
+        """Take no more requests, and cut those that run after some seconds; returns at once.
+
+        Args:
+            grace: seconds; None = ``Limits.grace``.
+        """
         with self._changed:
             self._stopping = True
+            self._last = min(self._last, time.monotonic() + (self.limits.grace if grace is None else grace))
             self._changed.notify()
-        self._thread.join(self.limits.grace)
-        for ticket in [*self._waiting, *self._running.values()]:
-            ticket.cancel()
+
+    def close(self) -> None:
+        """Stop, and wait until the thread has ended."""
+        self.stop()
         self._thread.join()
 
     def _serve(self) -> None:
@@ -145,13 +174,17 @@ class Scheduler:
 
     def _admit(self) -> None:
         """Let waiting requests join."""
-        while self._waiting and self._batch.room:
-            ticket = self._waiting.popleft()
+        while self._batch.room:
+            with self._changed:
+                if not self._waiting:
+                    return
+                client, request, ticket = self._waiting.take()
             try:
-                stream = self._batch.join(ticket.prompt, ticket.settings, ticket.cancelled)
+                stream = self._batch.join(ticket.prompt, ticket.settings, ticket.cancelled, ticket.owner)
             except BudgetError as error:
                 if self._running:  # when they have ended there is room
-                    self._waiting.appendleft(ticket)
+                    with self._changed:
+                        self._waiting.put_back(client, request, ticket)
                     return
                 ticket.end(Event(error=error))
             except Exception as error:
@@ -162,16 +195,25 @@ class Scheduler:
     def _look_at_clocks(self) -> None:
         """Cut what takes too long, and drop what waited too long or is not wanted any more."""
         now = time.monotonic()
+        stopped = now > self._last
         for ticket in self._running.values():
-            if now > ticket.deadline:
+            if now > ticket.deadline or stopped:
                 ticket.late = True
                 ticket.cancel()
-        for ticket in list(self._waiting):
+        with self._changed:
+            waiting = list(self._waiting)
+        for ticket in waiting:
             late = now > ticket.deadline
-            if late or ticket.cancelled.is_set():
+            why: EdgespecError = Gone("cancelled before its turn")
+            if not (late or stopped or ticket.cancelled.is_set()):
+                continue
+            with self._changed:
                 self._waiting.remove(ticket)
-                why = "its turn did not come in time" if late else "cancelled before its turn"
-                ticket.end(Event(error=Busy(why, "ask again in a moment"), late=late))
+            if stopped:
+                why = Stopped("the server stopped before its turn", "ask again in a moment")
+            elif late:
+                why = Busy("its turn did not come in time", "ask again in a moment")
+            ticket.end(Event(error=why, late=late))
 
     def _deliver(self, stream: Stream, answer: Chunk | Exception) -> None:
         ticket = self._running[stream]
@@ -182,4 +224,8 @@ class Scheduler:
         ticket.sink(Event(chunk=answer))
         if stream.ended:
             del self._running[stream]
-            ticket.end(Event(result=stream.result, late=ticket.late))
+            result = stream.result
+            if result.finish == "cancelled" and time.monotonic() > self._last:
+                ticket.end(Event(error=Stopped("the server stopped before this text was finished")))
+            else:
+                ticket.end(Event(result=result, late=ticket.late))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
@@ -124,7 +124,7 @@ def test_the_server_takes_them_where_the_client_says_nothing(sampled: Path, demo
     top_k, penalty = (20, 1.05) if own else (0, 1.0)
     said = {"temperature": 0.9, "top_p": 0.8} if own else {"temperature": 1.0, "top_p": 1.0}
     full = ask | said | {"edgespec": {"method": "ar", "top_k": top_k, "repetition_penalty": penalty}}
-    with TestClient(make_app(load(bundle, threads=1), "it")) as client:
+    with TestClient(make_app(load(bundle, threads=1), "it"), base_url="http://localhost") as client:
 
         def text(body: dict[str, Any]) -> str:
             answer = client.post("/v1/completions", json=body)

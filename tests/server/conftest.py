@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -14,8 +15,16 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.ort.native_library import native_library
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}"
+    "{% if tools %}{{ tools | length }} TOOLS\n{% endif %}{% if add_generation_prompt %}ASSISTANT:\n{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -40,6 +49,18 @@ def served_bundle(bundles: Callable[..., Path], kind: Operators, tmp_path_factor
 
 
 @pytest.fixture(scope="session")
+def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The embedded model with a template of conversations."""
+    folder = tmp_path_factory.mktemp("chat")
+    source = folder / "model"
+    shutil.copytree(resolve("builtin:shakespeare"), source)
+    own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": TEMPLATE}
+    (source / "tokenizer_config.json").write_text(json.dumps(own), "utf-8")
+    Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
+    return folder / "bundle"
+
+
+@pytest.fixture(scope="session")
 def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
     """The same bundle in this process: what each request gives by itself."""
     engine = load(served_bundle, threads=1, operators=kind)
@@ -47,9 +68,10 @@ def alone(served_bundle: Path, kind: Operators) -> Iterator[Engine]:
     engine.close()
 
 
-def start(bundle: Path, *options: str) -> Served:
+def start(bundle: Path, *options: str, threads: int = 1) -> Served:
     """Start ``edgespec serve`` and wait until it listens."""
-    command = [sys.executable, "-m", "edgespec", "serve", str(bundle), "--port", "0", "--threads", "1", *options]
+    command = [sys.executable, "-m", "edgespec", "serve", str(bundle), "--port", "0", "--threads", str(threads)]
+    command += options
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = ""
@@ -60,15 +82,14 @@ def start(bundle: Path, *options: str) -> Served:
     raise AssertionError(f"the server did not start:\n{said}")
 
 
-def stop(served: Served) -> None:
-    """Ask it to stop, and wait."""
+def stop(served: Served) -> str:
+    """Ask it to stop, and wait; returns what it said since it started."""
     served.process.terminate()
     try:
-        served.process.wait(60)
+        _, said = served.process.communicate(timeout=60)
+        return said
     finally:
         served.process.kill()
-        assert served.process.stderr is not None
-        served.process.stderr.close()
 
 
 @pytest.fixture(scope="session")

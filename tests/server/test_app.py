@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from fastapi.testclient import TestClient
+from starlette.testclient import TestClient
 
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.target import Pass
@@ -19,30 +18,14 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.request import Stream
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.export.options import ExportOptions
-from edgespec.export.pipeline import Exporter
-from edgespec.export.source.source import resolve
-from edgespec.server.app import make_app
+from edgespec.server.app import Access, make_app
+from edgespec.server.errors import Busy, Stopped
 from edgespec.server.limits import Limits
-from edgespec.server.scheduler import Busy, Event, Scheduler, Ticket
+from edgespec.server.scheduler import Event, Scheduler, Ticket
 
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role | upper }}:\n{{ m.content }}\n\n{% endfor %}"
-    "{% if tools %}{{ tools | length }} TOOLS\n{% endif %}{% if add_generation_prompt %}ASSISTANT:\n{% endif %}"
-)
+URL = "http://localhost:8000"
+JSON = {"Content-Type": "application/json"}
 ASK = {"model": "chatty", "messages": [{"role": "user", "content": "Good night"}], "temperature": 0, "max_tokens": 12}
-
-
-@pytest.fixture(scope="module")
-def chat_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The embedded model with a template of conversations."""
-    folder = tmp_path_factory.mktemp("chat")
-    source = folder / "model"
-    shutil.copytree(resolve("builtin:shakespeare"), source)
-    own = json.loads((source / "tokenizer_config.json").read_text("utf-8")) | {"chat_template": TEMPLATE}
-    (source / "tokenizer_config.json").write_text(json.dumps(own), "utf-8")
-    Exporter(ExportOptions(str(source), folder / "bundle", [], "int4", threads=1)).run()
-    return folder / "bundle"
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +38,7 @@ def engine(chat_bundle: Path) -> Iterator[Engine]:
 @pytest.fixture
 def client(chat_bundle: Path) -> Iterator[TestClient]:
     app = make_app(load(chat_bundle, threads=1), "chatty", Limits(parallel=2, body=5000, tokens=200))
-    with TestClient(app) as made:
+    with TestClient(app, base_url=URL) as made:
         yield made
 
 
@@ -108,6 +91,7 @@ def test_parts_of_text_and_tools_go_through_the_template(client: TestClient) -> 
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "reads text alone"),
         ({"response_format": {"type": "xml"}}, "xml"),
         ({"response_format": {"type": "json_schema"}}, "json_schema with a schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": [1]}}}, "expected an object"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "what"}}}}, "what"),
         ({"response_format": {"type": "json_object"}, "edgespec": {"regex": "a"}}, "several grammars"),
         ({"edgespec": {"regex": "("}}, "regex"),
@@ -123,7 +107,7 @@ def test_chats_that_cannot_be_answered(client: TestClient, change: dict[str, Any
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b"[" * 3000, b'"x"', b"\xff"])
 def test_bodies_that_are_no_requests(client: TestClient, body: bytes) -> None:
-    answer = client.post("/v1/completions", content=body)
+    answer = client.post("/v1/completions", content=body, headers=JSON)
     assert answer.status_code == 400
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
@@ -133,7 +117,7 @@ def test_bodies_are_limited_with_and_without_a_length(client: TestClient) -> Non
         yield from [b" " * 1000] * 100
 
     for content in (b" " * 6000, pieces()):
-        answer = client.post("/v1/completions", content=content)
+        answer = client.post("/v1/completions", content=content, headers=JSON)
         assert answer.status_code == 413
         assert "5000 bytes" in answer.json()["error"]["message"]
 
@@ -145,7 +129,8 @@ def test_a_client_that_hangs_up_within_its_body_is_no_failure(client: TestClient
     async def send(_: MutableMapping[str, Any]) -> None:
         pass
 
-    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"", "headers": []}
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "query_string": b"",
+             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")]}  # fmt: skip
 
     async def asked() -> None:
         await client.app(scope, receive, send)
@@ -154,13 +139,14 @@ def test_a_client_that_hangs_up_within_its_body_is_no_failure(client: TestClient
 
 
 def test_a_key_is_asked_for(chat_bundle: Path) -> None:
-    with TestClient(make_app(load(chat_bundle, threads=1), "chatty", key="s\u00e9same")) as client:
+    app = make_app(load(chat_bundle, threads=1), "chatty", access=Access(["other", "s\u00e9same"]))
+    with TestClient(app, base_url=URL) as client:
         wrong = [{}, {"Authorization": "Bearer sesame"}, {"Authorization": "Basic x"}]
         for path in ("/v1/models", "/v1/models/chatty", "/metrics"):
             assert [client.get(path, headers=one).status_code for one in wrong] == [401] * 3
         assert client.post("/v1/completions", json={}).status_code == 401
-        right = {"Authorization": "Bearer s\u00e9same".encode()}
-        assert client.get("/v1/models", headers=right).status_code == 200
+        for right in ("Bearer s\u00e9same", "bearer  s\u00e9same", "BEARER other"):
+            assert client.get("/v1/models", headers={"Authorization": right.encode()}).status_code == 200
         assert client.get("/health").json() == {"status": "ok", "running": 0, "waiting": 0}
 
 
@@ -194,7 +180,7 @@ def test_a_request_that_fails_ends_alone(client: TestClient, engine: Engine, mon
     with monkeypatch.context() as patch:
         patch.setattr(Stream, "answer", broken)
         sent = client.post("/v1/chat/completions", json=ASK | {"stream": True, "edgespec": {"method": "ar"}}).text
-    last = json.loads(sent.strip().splitlines()[-1].removeprefix("data: "))
+    last = events(sent)[-1]
     assert last["error"]["message"] == "the weights are gone"
     again = client.post("/v1/chat/completions", json=ASK).json()
     expected = engine.chat(ASK["messages"], max_new_tokens=12, method="ar")  # type: ignore[arg-type]
@@ -279,7 +265,7 @@ def test_the_queue_is_limited_and_stopping_ends_it(engine: Engine) -> None:
     scheduler.close()
     assert all(ticket.done.is_set() for ticket in tickets)
     assert "wait already" in str(refused[0])
-    with pytest.raises(Busy, match="stopping"):
+    with pytest.raises(Stopped, match="stopping"):
         submit(scheduler, engine, Listener())
 
 

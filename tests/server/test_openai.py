@@ -114,7 +114,7 @@ def test_token_ids_are_prompts_too(client: OpenAI, alone: Engine) -> None:
         ({"presence_penalty": 0.5}, "not supported"),
         ({"logprobs": 5}, "logprobs 5"),
         ({"n": 99}, "n"),
-        ({"stop": [""]}, "empty string"),
+        ({"stop": [""]}, "stop.0: String should have at least 1 character"),
         ({"extra_body": {"colour": "red"}}, "colour"),
         ({"extra_body": {"edgespec": {"method": "magic"}}}, "magic"),
         ({"extra_body": {"edgespec": {"speed": 9}}}, "speed"),

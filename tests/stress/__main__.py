@@ -1,4 +1,4 @@
-"""``python -m tests.stress kills|life|engines``: what takes too long for the suite."""
+"""``python -m tests.stress kills|life|engines|hostile``: what takes too long for the suite."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.process import one_arena
 from tests.conftest import DRAFT, HEAD_METHODS, OPERATORS, TARGET
+from tests.server.conftest import start, stop
+from tests.stress import hostile
 from tests.stress.jobs import JOBS
 from tests.stress.kills import EVENTS, Place, disturb
 from tests.stress.life import Life, live, open_and_close
+
+HEALTH = 0.1  # seconds within which 99 % of the looks at a server under attack must be answered, on a quiet machine
+GROWN = 0.05  # most growth of its memory, of the last quarter over the second
 
 
 def main() -> int:
@@ -34,6 +40,9 @@ def main() -> int:
     life.add_argument("--every", type=float, default=30, help="seconds between two looks at memory")
     engines = commands.add_parser("engines", help="engines opened and closed")
     engines.add_argument("--count", type=int, default=200)
+    enemies = commands.add_parser("hostile", help="clients that mean harm at a server that decodes")
+    enemies.add_argument("--seconds", type=float, default=60)
+    enemies.add_argument("--threads", type=int, default=2, help="that decode")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="edgespec-stress-") as name:
         work = Path(name)
@@ -49,6 +58,8 @@ def main() -> int:
                 place.close()
             report = {f"{job}, {event}": tally.report() for (job, event), tally in found.items()}
             bad = sum(len(tally.wrong) for tally in found.values())
+        elif options.command == "hostile":
+            report, bad = attacked(work, options.seconds, options.threads, options.seed)
         else:
             bundles = [bundle(work / layout, layout) for layout in OPERATORS]
             if options.command == "life":
@@ -62,6 +73,24 @@ def main() -> int:
         options.report.write_text(json.dumps(report), "utf-8")
     say(json.dumps(report))
     return int(bad > 0)
+
+
+def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[str, Any], int]:
+    """A server that clients who mean harm use for so long."""
+    served = start(bundle(work / "native", "native"), "--name", "demo", "--arrive", "10", threads=threads)
+    try:
+        host, _, port = served.url.removeprefix("http://").partition(":")
+        found = hostile.attack(hostile.Place(host, int(port), "demo"), seconds, served.process.pid, seed)
+    finally:
+        said = stop(served)
+    bad = [*found.bad, *(["a traceback in the log"] if "Traceback" in said else [])]
+    share = found.share(0.99)
+    say(
+        f"/health: {1000 * share:.1f} ms (99 % point), memory {found.growth():+.1%}, {len(bad)} answers that may not be"
+    )
+    return found.report() | {"said": said[-2000:], "bad": bad[:20]}, len(bad) + (share > HEALTH) + (
+        found.growth() > GROWN
+    )
 
 
 def bundle(folder: Path, operators: Operators) -> Path:

@@ -1,0 +1,107 @@
+"""Who may talk to a server: a web page must not use the one of whoever looks at it.
+
+A browser sends any page's requests to any address, this machine's own included, and a page whose name was made to point
+here (DNS rebinding) may read the answers.  So a request is answered only under a name that is this server's, from a
+page only if its origin was allowed, and with a body only if it is declared as JSON, which pages of other origins cannot
+do without asking first.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edgespec.server.errors import refused
+
+JSON = "application/json"
+
+
+class Guard:
+    """ASGI middleware that checks Host, Origin and Content-Type.
+
+    Args:
+        app: what it stands in front of.
+        hosts: names that clients may call this server by, beside its addresses and localhost; ``*`` = any.
+        origins: of web pages that may use it, such as ``https://chat.example``; ``*`` = any.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str] = (), origins: Sequence[str] = ()) -> None:
+        self._app = app
+        self._hosts = {host.lower().rstrip(".") for host in hosts}
+        self._origins = {origin.lower().rstrip("/") for origin in origins}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] == "http" and (problem := self._problem(scope)):
+            status, message = problem
+            await refused(status, message)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _problem(self, scope: Scope) -> tuple[int, str] | None:
+        """Status and message of a refusal."""
+        headers: dict[bytes, list[str]] = {}
+        for name, value in scope["headers"]:
+            headers.setdefault(name, []).append(value.decode("latin-1").strip())
+        hosts, origins = headers.get(b"host", []), headers.get(b"origin", [])
+        if len(hosts) != 1 or len(origins) > 1:
+            return 400, "expected one Host header, and at most one Origin"
+        if not self._known(hosts[0]):
+            name = hosts[0][:80]
+            return 403, f"this server is not known as {name!r}; --allow-host lets clients call it by a name"
+        if origins and not self._allowed(origins[0], hosts[0]):
+            return 403, f"pages of {origins[0][:80]!r} may not use this server; --allow-origin lets them"
+        kinds = headers.get(b"content-type", [""])
+        if scope["method"] == "POST" and kinds[-1].partition(";")[0].strip().lower() != JSON:
+            return 415, f"expected a body of Content-Type: {JSON}"
+        return None
+
+    def _known(self, host: str) -> bool:
+        """Whether a Host is an address, or a name of this server."""
+        try:
+            found = urlsplit(f"//{host}")
+            name, _ = (found.hostname or "").rstrip("."), found.port
+        except ValueError:
+            return False
+        if found.username is not None or found.path or found.query or found.fragment:
+            return False
+        return (
+            "*" in self._hosts
+            or name in self._hosts
+            or name == "localhost"
+            or name.endswith(".localhost")
+            or is_address(name)
+        )
+
+    def _allowed(self, origin: str, host: str) -> bool:
+        """Whether a page may ask: one of this server's own, or of an origin that was named."""
+        origin = origin.lower().rstrip("/")
+        return "*" in self._origins or origin in self._origins or origin.partition("://")[2] == host.lower()
+
+
+def is_address(name: str) -> bool:
+    """Whether a host is an IP address rather than a name."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def client_of(address: str) -> str:
+    """Whose an address is, for sharing: of IPv6 the first half, as each subscriber has all addresses of one."""
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return address
+    return str(ipaddress.ip_network((found, 64), strict=False)) if found.version == 6 else address
+
+
+def is_local(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    if not is_address(host):
+        return host == "localhost" or host.endswith(".localhost")
+    return ipaddress.ip_address(host).is_loopback

@@ -1,0 +1,165 @@
+"""The description of a server's API (OpenAPI 3.1): every field with its bounds, every answer with its shape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from edgespec import __version__
+from edgespec.server.limits import Limits
+from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS, ChatRequest, CompletionRequest
+
+Shape = dict[str, Any]
+TEXT, WHOLE, NUMBER, FLAG = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))
+FINISH = {"enum": ["stop", "length", None]}
+
+
+def describe(name: str, limits: Limits, vocab: int, keys: bool) -> Shape:
+    """The description of one server.
+
+    Args:
+        name: of its model.
+        limits: what it takes at most.
+        vocab: of the model.
+        keys: whether it asks for one.
+    """
+    schemas: Shape = {}
+    for asked in (CompletionRequest, ChatRequest):
+        made = asked.model_json_schema(ref_template="#/components/schemas/{model}")
+        schemas |= made.pop("$defs", {})
+        made["properties"]["model"] = {"const": name, "title": "Model"}
+        for field in ("max_tokens", "max_completion_tokens"):
+            if field in made["properties"]:
+                made["properties"][field] = _or_null({**WHOLE, "minimum": 1, "maximum": limits.tokens})
+        schemas[asked.__name__] = made
+    schemas |= _answers(name)
+    security: list[Shape] = [{"key": []}] if keys else []
+    bounds = (
+        f"A body has at most {limits.body} bytes and {MOST_LEVELS} levels, prompts x n are at most {MOST_TEXTS} texts, "
+        f"a grammar or a schema at most {MOST_GRAMMAR} characters, token ids are below {vocab}."
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "edgespec", "version": __version__, "description": f"OpenAI's API. {bounds}"},
+        "paths": {
+            "/health": _get("Whether it lives", "Health"),
+            "/openapi.json": _get("This description", None),
+            "/metrics": _get("Figures for Prometheus", None, security, "text/plain"),
+            "/v1/models": _get("The model", "Models", security),
+            "/v1/models/{model}": _get("The model by its name", "Model", security, parameter="model"),
+            "/v1/completions": _post("Texts", "CompletionRequest", "Completion", security),
+            "/v1/chat/completions": _post("An answer", "ChatRequest", "ChatCompletion", security),
+        },
+        "components": {
+            "schemas": schemas,
+            **({"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}} if keys else {}),
+        },
+    }
+
+
+def _get(
+    what: str,
+    schema: str | None,
+    security: list[Shape] | None = None,
+    kind: str = "application/json",
+    parameter: str = "",
+) -> Shape:
+    refused = (400, 401, 403) + ((404,) if parameter else ())
+    made: Shape = {"summary": what, "responses": {"200": _answer(what, kind, schema)} | _refused(*refused)}
+    if security:
+        made["security"] = security
+    if parameter:
+        made["parameters"] = [{"name": parameter, "in": "path", "required": True, "schema": {**TEXT, "minLength": 1}}]
+    return {"get": made}
+
+
+def _post(what: str, asked: str, answer: str, security: list[Shape]) -> Shape:
+    whole = _answer(what, "application/json", answer)
+    whole["content"]["text/event-stream"] = {"schema": TEXT}
+    made: Shape = {
+        "summary": what,
+        "requestBody": {"required": True, "content": {"application/json": {"schema": _ref(asked)}}},
+        "responses": {"200": whole} | _refused(400, 401, 403, 404, 408, 413, 415, 429, 503),
+    }
+    return {"post": made | ({"security": security} if security else {})}
+
+
+def _answer(what: str, kind: str, schema: str | None) -> Shape:
+    plain = TEXT if kind == "text/plain" else {"type": "object"}
+    return {"description": what, "content": {kind: {"schema": _ref(schema) if schema else plain}}}
+
+
+def _refused(*codes: int) -> Shape:
+    return {str(code): _answer("What was wrong", "application/json", "Failure") for code in codes}
+
+
+def _ref(schema: str) -> Shape:
+    return {"$ref": f"#/components/schemas/{schema}"}
+
+
+def _or_null(shape: Shape) -> Shape:
+    return {"anyOf": [shape, {"type": "null"}], "default": None}
+
+
+def _object(**fields: Shape) -> Shape:
+    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+
+
+def _list(shape: Shape) -> Shape:
+    return {"type": "array", "items": shape}
+
+
+def _answers(name: str) -> Shape:
+    """Shapes of what is answered."""
+    null: Shape = {"type": "null"}
+    model = {"id": {"const": name}, "object": {"const": "model"}, "created": WHOLE, "owned_by": TEXT}
+    own = _object(methods=_list(TEXT), context=WHOLE, operators=TEXT)
+    usage = _object(
+        prompt_tokens=WHOLE,
+        completion_tokens=WHOLE,
+        total_tokens=WHOLE,
+        prompt_tokens_details=_object(cached_tokens=WHOLE),
+    )
+    how = _object(
+        method_requested=_either(TEXT, null),
+        method_used=TEXT,
+        reason=TEXT,
+        lossless=FLAG,
+        exact=_either(FLAG, null),
+        finish=TEXT,
+        late=FLAG,
+        rounds=WHOLE,
+        drafted=WHOLE,
+        accepted=WHOLE,
+        tokens_per_round=NUMBER,
+    )
+    how["additionalProperties"] = True  # more may be said of how a text was decoded
+    scored = _object(tokens=_list(TEXT), token_logprobs=_list(NUMBER), top_logprobs=null, text_offset=_list(WHOLE))
+    token = _object(token=TEXT, logprob=NUMBER, bytes=_list(WHOLE), top_logprobs=_list(null))
+    chat_scored = _object(content=_list(token), refusal=null)
+    message = _object(role={"const": "assistant"}, content=TEXT, refusal=null)
+    text = _object(index=WHOLE, finish_reason=FINISH, text=TEXT, logprobs=_either(scored, null))
+    said = _object(index=WHOLE, finish_reason=FINISH, message=message, logprobs=_either(chat_scored, null))
+
+    def whole(kind: str, choice: Shape) -> Shape:
+        return _object(
+            id=TEXT,
+            object={"const": kind},
+            created=WHOLE,
+            model={"const": name},
+            choices=_list(choice),
+            usage=usage,
+            edgespec=_list(how),
+        )
+
+    return {
+        "Health": _object(status={"const": "ok"}, running=WHOLE, waiting=WHOLE),
+        "Model": _object(**model),
+        "Models": _object(object={"const": "list"}, data=_list(_object(**model, edgespec=own))),
+        "Completion": whole("text_completion", text),
+        "ChatCompletion": whole("chat.completion", said),
+        "Failure": _object(error=_object(message=TEXT, type=TEXT, param=_either(TEXT, null), code=_either(TEXT, null))),
+    }
+
+
+def _either(*shapes: Shape) -> Shape:
+    return {"anyOf": list(shapes)}

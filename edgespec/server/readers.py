@@ -1,0 +1,201 @@
+"""The processes that read requests, and whose turn it is.
+
+One reads small requests, the other one large ones and those with a grammar: whoever sends much waits for others who do.
+Each request has limits of time and memory; what goes beyond them ends the process, and the next request starts one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from array import array
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from edgespec.errors import EdgespecError
+from edgespec.server.errors import Busy, Stopped
+from edgespec.server.fair import FairQueue
+from edgespec.server.reading import MEMORY, Kind, Known, Read, Refusal, command, understood
+
+SMALL = 1 << 14  # bytes of a small request
+QUICK, SLOW = 2, 6  # seconds of processor time for a small one, and for others
+WAIT = 60.0  # seconds of the clock, where processor time is not limited
+MOST_WAITING, MOST_OF_ONE = 256, 192  # requests that wait to be read; of one client
+MOST_BYTES, BYTES_OF_ONE = 32 << 20, 24 << 20  # of their bodies
+_ONE_THREAD = {
+    "RAYON_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "MALLOC_ARENA_MAX": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+
+
+@dataclass(eq=False)
+class _Work:
+    kind: Kind
+    body: bytes
+    client: str
+    done: asyncio.Future[tuple[dict[str, Any], list[array[int]]]]
+
+
+class Readers:
+    """Reads requests, the clients in turn.
+
+    Args:
+        known: what a reader must know.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._small = _Lane(replace(known, grammars=False), QUICK)
+        self._large = _Lane(known, SLOW)
+
+    async def start(self) -> None:
+        """Start the process for small requests, so that the first one need not wait for it.
+
+        Raises:
+            EdgespecError: it cannot be started.
+        """
+        await self._small.start()
+
+    async def close(self) -> None:
+        """End the processes."""
+        await self._small.close()
+        await self._large.close()
+
+    async def read(self, client: str, kind: Kind, body: bytes) -> Read:
+        """What is asked.
+
+        Args:
+            client: whose turn it takes.
+            kind: of the request.
+            body: as it came.
+
+        Raises:
+            Refusal: it cannot be answered, or takes too much to read.
+            Busy: too many wait to be read.
+        """
+        found: dict[str, Any] = {"elsewhere": True}
+        prompts: list[array[int]] = []
+        if len(body) <= SMALL:
+            found, prompts = await self._small.ask(client, kind, body)
+        if found.get("elsewhere"):
+            found, prompts = await self._large.ask(client, kind, body)
+        return understood(self._known, found, prompts)
+
+
+@dataclass(eq=False)
+class _Lane:
+    """One process, and who waits for it."""
+
+    known: Known
+    seconds: int
+    _waiting: FairQueue[_Work] = field(default_factory=FairQueue)
+    _process: Process | None = None
+    _task: asyncio.Task[None] | None = None
+    _starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def ask(self, client: str, kind: Kind, body: bytes) -> tuple[dict[str, Any], list[array[int]]]:
+        waiting = [len(work.body) for work in self._waiting]
+        own = [len(work.body) for work in self._waiting if work.client == client]
+        if len(waiting) >= MOST_WAITING or sum(waiting) > MOST_BYTES:
+            raise Busy(f"{len(waiting)} requests wait to be read already", "ask again in a moment")
+        if len(own) >= MOST_OF_ONE or sum(own) > BYTES_OF_ONE:
+            raise Busy(f"{len(own)} requests of this client wait to be read already", "ask again in a moment")
+        work = _Work(kind, body, client, asyncio.get_running_loop().create_future())
+        self._waiting.add(client, "", work)
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        try:
+            return await work.done
+        except asyncio.CancelledError:
+            self._waiting.remove(work)
+            raise
+
+    async def start(self) -> Process:
+        """The process, which has opened the tokenizer."""
+        async with self._starting:
+            if self._process is not None and self._process.returncode is None:
+                return self._process
+            environment = os.environ | _ONE_THREAD
+            words: Sequence[str] = command(self.known)
+            made = await asyncio.create_subprocess_exec(
+                *words, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environment
+            )
+            self._process = made
+            try:
+                found, _ = await asyncio.wait_for(_answer(made), WAIT)
+            except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
+                await self.close()
+                raise EdgespecError("the process that reads requests could not be started") from error
+            if refused := found.get("refused"):
+                await self.close()
+                raise EdgespecError(refused[0])
+            return made
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._task is not None:
+            self._task.cancel()
+        for work in self._waiting:
+            if not work.done.done():
+                work.done.set_exception(Stopped("the server is stopping"))
+        await self._end()
+
+    async def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            with suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    async def _work(self) -> None:
+        """Read whatever waits."""
+        while len(self._waiting):
+            *_, work = self._waiting.take()
+            if work.done.done():
+                continue
+            try:
+                answer = await self._exchange(work)
+            except EdgespecError as error:
+                if not work.done.done():
+                    work.done.set_exception(error)
+            else:
+                if not work.done.done():
+                    work.done.set_result(answer)
+
+    async def _exchange(self, work: _Work) -> tuple[dict[str, Any], list[array[int]]]:
+        process = await self.start()
+        assert process.stdin is not None
+        head = self.seconds.to_bytes(4, "little") + bytes([work.kind == "chat"])
+        try:
+            process.stdin.write(head + len(work.body).to_bytes(8, "little") + work.body)
+            await process.stdin.drain()
+            found, prompts = await asyncio.wait_for(_answer(process), WAIT)
+        except (asyncio.IncompleteReadError, asyncio.TimeoutError, OSError) as error:
+            await self._end()
+            limit = f"{self.seconds} s of processor time or {MEMORY >> 20} MiB"
+            raise Refusal(f"reading this request needs more than {limit}: expected a smaller one") from error
+        if refused := found.get("refused"):
+            message, status, kind, param, code = refused
+            raise Refusal(message, status, kind, param, code)
+        return found, prompts
+
+
+async def _answer(process: Process) -> tuple[dict[str, Any], list[array[int]]]:
+    """What a process says."""
+    stdout = process.stdout
+    assert stdout is not None
+    size = int.from_bytes(await stdout.readexactly(8), "little")
+    found = json.loads(await stdout.readexactly(size))
+    prompts = []
+    for length in found.pop("lengths"):
+        prompt = array("i")
+        prompt.frombytes(await stdout.readexactly(length * prompt.itemsize))
+        prompts.append(prompt)
+    return found, prompts

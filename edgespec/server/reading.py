@@ -1,0 +1,301 @@
+"""What a request's body becomes: token ids and settings.  It runs in processes of its own (readers.py).
+
+Parsing, validation, templates, tokenizing and grammars take time and memory that grow with what a client sends, and
+hold Python's lock meanwhile.  So nothing of it is done in the process that answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, Literal
+
+from pydantic import ValidationError
+
+from edgespec.decoding.constraint import Grammar
+from edgespec.decoding.loop import check_prompt
+from edgespec.decoding.sampling import SamplingParams
+from edgespec.decoding.settings import Settings
+from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.text.codec import TextCodec
+from edgespec.runtimes.text.guidance import Guidance
+from edgespec.server.requests import IGNORED, MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
+
+Kind = Literal["completion", "chat"]
+COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
+MEMORY = 3 << 29  # bytes that the process may have
+_KINDS = ("str", "int", "list", "dict")
+STARTING = 60  # seconds of processor time to open a tokenizer
+
+
+@dataclass(frozen=True)
+class Known:
+    """What a reader must know of a server.
+
+    Attributes:
+        bundle: folder.
+        name: of the model.
+        vocab, context, eos: of the model.
+        sampling: what decides where a request says nothing.
+        tokens: most new ones of a text.
+        grammars: whether it compiles grammars, rather than leave them to another one.
+    """
+
+    bundle: str
+    name: str
+    vocab: int
+    context: int
+    eos: tuple[int, ...]
+    sampling: dict[str, Any]
+    tokens: int
+    grammars: bool = True
+
+
+@dataclass(frozen=True)
+class Read:
+    """A request that may run.
+
+    Attributes:
+        prompts: token ids of each.
+        settings: of all its texts, but for the seeds.
+        choices: texts for each prompt.
+        seed: of the first choice; None = none was given.
+        stream, usage: how it is answered.
+    """
+
+    prompts: list[array[int]]
+    settings: Settings
+    choices: int
+    seed: int | None
+    stream: bool
+    usage: bool
+
+    def each(self) -> list[Settings]:
+        """Settings of each choice of a prompt."""
+        if self.seed is None:
+            return [self.settings] * self.choices
+        return [self.settings.changed(seed=self.seed + at) for at in range(self.choices)]
+
+
+class Refusal(EdgespecError):
+    """A request that cannot be answered.
+
+    Args:
+        message: why.
+        status: of HTTP.
+        kind: of the error, as the API names it.
+        param: the field.
+        code: of the error, as the API names it.
+    """
+
+    def __init__(
+        self, message: str, status: int = 400, kind: str = "", param: str | None = None, code: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.kind = kind or "invalid_request_error"
+
+
+class Reader:
+    """Reads requests to one bundle.
+
+    Args:
+        known: see there.
+    """
+
+    def __init__(self, known: Known) -> None:
+        self._known = known
+        self._codec = TextCodec(Path(known.bundle))
+
+    @cached_property
+    def _guidance(self) -> Guidance:
+        return Guidance(self._codec, self._known.eos, self._known.vocab)
+
+    def read(self, kind: Kind, body: bytes) -> tuple[dict[str, Any], list[array[int]]]:
+        """What is asked, as plain data for ``understood``, and the token ids of each prompt.
+
+        Raises:
+            EdgespecError: it cannot be answered; the message says why.
+            ValidationError: a field that is none, or outside its bounds.
+        """
+        known, made = self._known, parsed(body)
+        asked: Asked = ChatRequest.model_validate(made) if kind == "chat" else CompletionRequest.model_validate(made)
+        if asked.model != known.name:
+            raise Refusal(f"no model {asked.model!r}: this server has {known.name!r}", 404, param="model")
+        grammar = asked.grammar
+        if grammar is not None and not known.grammars:
+            return {"elsewhere": True}, []
+        prompts, default = self._prompts(asked)
+        changes = asked.changes(known.tokens, default)
+        biases = {int(token): bias for token, bias in (asked.logit_bias or {}).items()}
+        settings = settings_of(known.sampling, changes, biases, grammar)
+        for prompt in prompts:
+            check_prompt(prompt, settings.sampling, known.vocab, known.context)
+        if grammar is not None:
+            self._compile(grammar)
+        options = asked.stream_options
+        return {
+            "changes": changes,
+            "biases": list(biases.items()),
+            "grammar": None if grammar is None else [grammar.kind, grammar.text],
+            "choices": asked.choices,
+            "seed": asked.seed,
+            "stream": bool(asked.stream),
+            "usage": options is not None and options.include_usage,
+        }, [array("i", prompt) for prompt in prompts]
+
+    def _prompts(self, asked: Asked) -> tuple[list[list[int]], int]:
+        """Token ids, and how many new tokens there are where the request says nothing."""
+        known = self._known
+        if isinstance(asked, ChatRequest):
+            tools = asked.tools if asked.tool_choice != "none" else None
+            prompt = self._codec.chat(asked.said(), tools)
+            return [prompt], max(1, min(known.tokens, known.context - len(prompt)))
+        assert isinstance(asked, CompletionRequest)
+        given = asked.prompts
+        if len(given) * asked.choices > MOST_TEXTS:
+            raise InvalidRequest(f"{len(given)} prompts x n {asked.choices}: expected at most {MOST_TEXTS} texts")
+        return [self._codec.encode(one) if isinstance(one, str) else one for one in given], COMPLETION_TOKENS
+
+    def _compile(self, grammar: Grammar) -> None:
+        try:
+            self._guidance.require(grammar)
+        except ModuleNotFoundError as error:
+            raise InvalidRequest(
+                "this server cannot follow grammars: llguidance is not installed", "pip install 'edgespec[guidance]'"
+            ) from error
+
+
+def parsed(body: bytes) -> dict[str, Any]:
+    """A body's JSON object, without fields that change nothing of an answer.
+
+    Raises:
+        InvalidRequest: it is none, or too deep.
+    """
+    try:
+        made = json.loads(body, parse_constant=_no_number)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}") from error
+    if not isinstance(made, dict):
+        raise InvalidRequest(f"expected a JSON object, got {type(made).__name__}")
+    level: list[Any] = [made]
+    for _ in range(MOST_LEVELS):
+        level = [item for one in level for item in _inside(one)]
+        if not level:
+            return {name: value for name, value in made.items() if name not in IGNORED}
+    raise InvalidRequest(f"the body has more than {MOST_LEVELS} levels of lists and objects")
+
+
+def settings_of(
+    sampling: dict[str, Any], changes: dict[str, Any], biases: dict[int, float], grammar: Grammar | None
+) -> Settings:
+    """Settings of a request, but for its seed."""
+    base = Settings(sampling=SamplingParams(**sampling), grammar=grammar)
+    return base.changed(**changes | {"stop": tuple(changes["stop"]), "logit_bias": biases})
+
+
+def understood(known: Known, found: dict[str, Any], prompts: list[array[int]]) -> Read:
+    """A request from what ``Reader.read`` gave."""
+    grammar = None if found["grammar"] is None else Grammar(*found["grammar"])
+    settings = settings_of(known.sampling, found["changes"], dict(found["biases"]), grammar)
+    return Read(prompts, settings, found["choices"], found["seed"], found["stream"], found["usage"])
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
+
+
+def _inside(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        yield from value.values()
+    elif isinstance(value, list):
+        yield from value
+
+
+# -- the process -------------------------------------------------------------------------------------------------------
+
+
+def serve(known: Known) -> None:
+    """Answer until there is nobody to ask."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
+    stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    _limit(STARTING)
+    with _told() as told:
+        reader = Reader(known)
+    _write(stdout, told, [])
+    while (head := stdin.read(13)) and len(head) == 13:
+        seconds, chat, size = int.from_bytes(head[:4], "little"), bool(head[4]), int.from_bytes(head[5:], "little")
+        body = stdin.read(size)
+        _limit(seconds)
+        prompts: list[array[int]] = []
+        with _told() as told:
+            found, prompts = reader.read("chat" if chat else "completion", body)
+            told |= found
+        _write(stdout, told, prompts)
+
+
+@contextmanager
+def _told() -> Iterator[dict[str, Any]]:
+    """What is answered: filled by the body, or a failure of it."""
+    told: dict[str, Any] = {}
+    try:
+        yield told
+    except Refusal as error:
+        told["refused"] = [str(error), error.status, error.kind, error.param, error.code]
+    except ValidationError as error:
+        found = error.errors(include_url=False, include_context=False, include_input=False)
+        first = max(found, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
+        parts = [part for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _KINDS)]
+        where = ".".join(str(part)[:80] for part in parts[:8])
+        told["refused"] = [f"{where or 'request'}: {first['msg'][:1000]}", 400, "", where or None, None]
+    except EdgespecError as error:
+        from edgespec.server.errors import failure
+
+        status, body = failure(error)
+        said = body["error"]
+        told["refused"] = [said["message"][:4000], status, said["type"], None, said["code"]]
+    except (MemoryError, RecursionError) as error:
+        told["refused"] = [f"reading this request failed: {type(error).__name__}", 400, "", None, None]
+
+
+def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -> None:
+    head = json.dumps(told | {"lengths": [len(prompt) for prompt in prompts]}).encode()
+    stream.write(len(head).to_bytes(8, "little") + head + b"".join(prompt.tobytes() for prompt in prompts))
+    stream.flush()
+
+
+def _limit(seconds: int) -> None:
+    """The limits of one request; past that of time the process is killed."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limits = (
+        (resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds),
+        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_CORE, 0),
+    )
+    for kind, most in limits:
+        hard = resource.getrlimit(kind)[1]
+        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
+
+
+def command(known: Known) -> list[str]:
+    """What starts the process."""
+    start = "import json, sys; sys.path[:] = sys.argv[2:]; from edgespec.server.reading import Known, serve; "
+    return [
+        sys.executable,
+        "-c",
+        f"{start}serve(Known(**json.loads(sys.argv[1])))",
+        json.dumps(asdict(known)),
+        *sys.path,
+    ]

@@ -1,0 +1,160 @@
+"""How a server begins and ends: said in words, with a time for what runs, and no traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.server.conftest import Served, start
+
+ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 4000, "temperature": 0, "stream": True}
+OWN = {"edgespec": {"method": "ar"}, "stop": "\0"}
+
+
+def ended(served: Served) -> str:
+    """What it said until it ended."""
+    assert served.process.stderr is not None
+    try:
+        served.process.wait(60)
+        return served.process.stderr.read()
+    finally:
+        served.process.kill()
+        served.process.stderr.close()
+
+
+def test_texts_that_run_on_are_cut_and_told_so(served_bundle: Path) -> None:
+    """At the end of its grace a stream ends with an error event and [DONE], an answer in one piece with 503."""
+    running = start(served_bundle, "--name", "demo", "--grace", "0", "--parallel", "1")
+    url = f"{running.url}/v1/completions"
+    with httpx.stream("POST", url, json=ASK | OWN | {"n": 4, "max_tokens": 900}, timeout=60) as sent:
+        lines = sent.iter_lines()
+        next(lines)
+        running.process.terminate()
+        rest = [line.removeprefix("data: ") for line in lines if line]
+    assert rest[-1] == "[DONE]"
+    assert "the server stopped before" in json.loads(rest[-2])["error"]["message"]
+    said = ended(running)
+    assert "stopping: 4 texts have up to 0 s" in said
+    assert "Traceback" not in said
+    assert running.process.returncode in (-15, 143)
+
+
+def test_a_second_signal_cuts_what_runs(served_bundle: Path) -> None:
+    running = start(served_bundle, "--name", "demo", "--grace", "600")
+    with httpx.stream(
+        "POST", f"{running.url}/v1/completions", json=ASK | OWN | {"n": 16, "max_tokens": 900}, timeout=60
+    ) as sent:
+        lines = sent.iter_lines()
+        next(lines)
+        running.process.terminate()
+        assert running.process.stderr is not None
+        assert "once more ends them at once" in running.process.stderr.readline()
+        running.process.terminate()
+        assert [line for line in lines if line][-1] == "data: [DONE]"
+    assert "Traceback" not in ended(running)
+
+
+def test_it_stops_whatever_is_half_sent_or_being_read(served_bundle: Path) -> None:
+    """A body that never ends, and a schema that takes seconds, hold nobody up."""
+    import socket
+
+    running = start(served_bundle, "--name", "demo", "--grace", "600", "--arrive", "600")
+    host, _, port = running.url.removeprefix("http://").partition(":")
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    shape = {"type": "object", "properties": {f"{number:x}": {} for number in range(5000)}}
+    form = {"response_format": {"type": "json_schema", "json_schema": {"schema": shape}}}
+    body = json.dumps(ASK | form).encode()
+    with socket.create_connection((host, int(port))) as half, socket.create_connection((host, int(port))) as heavy:
+        half.sendall(f"{head}Content-Length: 100\r\n\r\n{{".encode())
+        heavy.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.3)  # it is being read
+        running.process.terminate()
+        assert "Traceback" not in ended(running)
+
+
+MODULE = """
+import os, signal
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+    sum(range(10))
+except BaseException as error:  # as C modules do whose own import fails
+    raise ImportError("it failed to import") from error
+"""
+IMPORTING = """
+import signal, sys
+from edgespec.cli import app
+app.import_module = lambda name: __import__("turning")
+app.main()
+"""
+
+
+def test_a_signal_within_an_import_that_turns_it_into_an_error(tmp_path: Path) -> None:
+    (tmp_path / "turning.py").write_text(MODULE, "utf-8")
+    environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"}
+    command = [sys.executable, "-c", IMPORTING, "serve", "demo"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert (ran.returncode, ran.stderr) == (143, "")
+
+
+@pytest.mark.parametrize("moment", [0.2, 0.6, 1.2])
+def test_a_signal_while_it_starts(served_bundle: Path, moment: float) -> None:
+    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", "0", "--threads", "1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    time.sleep(moment)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert "Traceback" not in said
+    assert process.returncode in (-15, 143)
+
+
+def test_a_port_that_is_taken_is_said_once(served: Served, served_bundle: Path) -> None:
+    port = served.url.rpartition(":")[2]
+    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port"]
+    ran = subprocess.run([*command, port], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines() == [
+        f"error: cannot listen on 127.0.0.1:{port}: Address already in use",
+        "hint: --port 0 takes a free port",
+    ]
+    ran = subprocess.run([*command, "0", "--host", "203.0.113.7"], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "hint: give an address of this machine"
+
+
+def test_a_server_that_others_reach_without_a_key_is_warned_of(served_bundle: Path) -> None:
+    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", "0", "--host", "0.0.0.0"]
+    for options, warned in (([], True), (["--api-key", "secret"], False)):
+        process = subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        first = process.stderr.readline()
+        assert first.startswith("warning: whoever reaches 0.0.0.0 may use this server") == warned
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("way", ["option", "variable"])
+def test_an_empty_key_opens_nothing(served_bundle: Path, way: str) -> None:
+    command = [sys.executable, "-m", "edgespec", "serve", str(served_bundle), "--port", "0"]
+    own = os.environ | ({"EDGESPEC_API_KEY": ""} if way == "variable" else {})
+    options = ["--api-key", ""] if way == "option" else []
+    ran = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120, env=own)
+    assert ran.returncode == 1
+    assert "the API key is empty" in ran.stderr
+
+
+def test_ctrl_c_stops_it_too(served_bundle: Path) -> None:
+    running = start(served_bundle)
+    running.process.send_signal(signal.SIGINT)
+    said = ended(running)
+    assert "stopping" in said
+    assert "Traceback" not in said
+    assert running.process.returncode == 130
