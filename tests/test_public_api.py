@@ -123,7 +123,7 @@ def test_settings() -> None:
     }
     assert defaults(Settings) == {
         "method": None,
-        "max_new_tokens": 128,
+        "max_new_tokens": None,
         "gamma": None,
         "fallback": True,
         "adaptive": True,

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from edgespec.cli.run import coloured
+from edgespec.cli.answer import coloured
 from edgespec.cli.stats import summary
 from edgespec.engine.loading import load
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import (
+    ask_words,
     drafting_options,
     emit_json,
     grammar_options,
@@ -161,7 +162,8 @@ def command(
             }
         )
     else:
-        _show(rows, _padded(engine), engine.strict, settings.accept.approximations, busy)
+        ask = {str(entry.engine.bundle.path): ask_words(entry.engine.bundle.manifest) for entry in entries}
+        _show(rows, _padded(engine), engine.strict, settings.accept.approximations, busy, ask)
         if verbose:
             _explain(rows, engine.strict, advice)
     if report:
@@ -191,7 +193,9 @@ def _wanted(engine: Engine, methods: tuple[str, ...], settings: Settings, severa
     return wanted
 
 
-def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str], busy: str) -> None:
+def _show(
+    rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str], busy: str, ask: dict[str, str]
+) -> None:
     """Print a headline for each bundle, whether the machine was quiet, the table, and what to type next."""
     names = list(dict.fromkeys(row["bundle"] for row in rows))
     for name in names:
@@ -207,7 +211,7 @@ def _show(rows: list[dict[str, Any]], padded: bool, strict: bool, lost: list[str
     base = {row["bundle"]: row["tokens_per_second"] for row in rows if row["method"] == "plain"}
     best = max(rows, key=lambda row: base[row["bundle"]] * (row["speedup"] if _pays(row) else 1))
     how = f" --method {best['method']}" if _pays(best) else ""
-    click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} --prompt '...' --show-drafts")
+    click.echo(f"\nnext: edgespec run {shlex.quote(best['bundle'])}{how} {ask[best['bundle']]} --show-drafts")
 
 
 def _pays(row: dict[str, Any]) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgespec.decoding.constraint import Grammar
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
-    from edgespec.runtimes.files.manifest import AttentionPart
+    from edgespec.runtimes.files.manifest import AttentionPart, Manifest
     from edgespec.runtimes.options import LoadOptions
 
 
@@ -208,6 +208,11 @@ def make_settings(method: str | None, options: dict[str, Any], defaults: Setting
     if len(grammars) > 1:
         raise click.UsageError("give one of --json-schema, --regex and --grammar")
     return apply(settings.changed(grammar=next(iter(grammars), None)), options["method_settings"])
+
+
+def ask_words(manifest: Manifest) -> str:
+    """The options of `edgespec run` that ask this model something."""
+    return "--chat" if manifest.tokenizer.chat_template else "--prompt '...'"
 
 
 def emit_json(value: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import ATTENTIONS, attention_lines, emit_json, json_option, progress
+from edgespec.cli.common import ATTENTIONS, ask_words, attention_lines, emit_json, json_option, progress
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option, with_recipe
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
@@ -203,7 +203,8 @@ def command(
     quoted = shlex.quote(str(target))
     if recipe is not None:
         click.echo(f"recipe {recipe.name}: {recipe.reason}")
-    run = f"edgespec run {quoted} --prompt '...'" if recipe is None else recipe.run_command(quoted, manifest)
+    ask = ask_words(manifest)
+    run = f"edgespec run {quoted} {ask}" if recipe is None else recipe.run_command(quoted, manifest, ask)
     click.echo(f"next: {run}")
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.chat import read_tools, template_options
+from edgespec.cli.answer import conclude, drain, end, show
+from edgespec.cli.chat import ask, converse, read_tools, template_options
 from edgespec.cli.common import (
     bundle_argument,
     drafting_options,
     emit_json,
     grammar_options,
     json_option,
-    length_option,
     loading_options,
     make_settings,
     memory_options,
@@ -24,28 +25,40 @@ from edgespec.cli.common import (
     sampling_options,
 )
 from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
-from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.cli.terminal import at_terminal, typing
+from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from rich.text import Text
-
+    from edgespec.decoding.settings import Settings
     from edgespec.engine.conversation import Conversation
     from edgespec.engine.engine import Engine
     from edgespec.engine.request import Stream
-    from edgespec.engine.result import Chunk, Result
 
 
 @click.command("run", cls=GroupedCommand)
 @bundle_argument
 @group(
     COMMON,
-    click.option("--prompt", help="The text to continue; - reads it from stdin."),
-    click.option("--chat", is_flag=True, help="A conversation through the model's own chat template."),
+    click.option(
+        "--prompt",
+        "prompts",
+        multiple=True,
+        help="The text to continue, or with --chat a question, which may be repeated; - reads it from stdin.",
+    ),
+    click.option(
+        "--chat",
+        is_flag=True,
+        help="Ask through the model's own chat template: --prompt, what is piped in, or what you type.",
+    ),
     click.option("--method", help="A method of the bundle, chain, or auto, which takes what pays.  [default: auto]"),
 )
-@length_option
 @group(
     COMMON,
+    click.option(
+        "--max-new-tokens",
+        type=click.IntRange(min=1),
+        help="Most tokens to write.  [default: an answer, or a text of a grammar, to its end; else 128]",
+    ),
     click.option(
         "--session",
         type=click.Path(path_type=Path, dir_okay=False),
@@ -74,7 +87,7 @@ if TYPE_CHECKING:
 @json_option
 def command(
     bundle: Path,
-    prompt: str | None,
+    prompts: tuple[str, ...],
     chat: bool,
     system: str | None,
     tools: Path | None,
@@ -88,7 +101,9 @@ def command(
 ) -> None:
     """Generate text from a bundle; it streams to stdout, one line about it goes to stderr.
 
-    In a chat, /reset forgets what was said, /help names the commands, and /exit ends it.
+    A terminal shows the prompt before the text; a pipe gets the text alone, as does a text that a grammar binds.  A
+    text that a grammar binds and that was cut exits with 3.  In a chat at a terminal, /reset forgets what was said,
+    /help names the commands, and /exit ends it.
 
     \b
     edgespec run demo --prompt "ROMEO:"
@@ -99,23 +114,29 @@ def command(
     edgespec run demo --prompt "ROMEO:" --method ngram --ngram-store my-texts.store
     edgespec run my-chat-model --chat --template-option enable_thinking=false
     edgespec run my-chat-model --chat --session talk.session
+    edgespec run my-chat-model --chat --prompt "What is a bundle?"
+    echo "What is a bundle?" | edgespec run my-chat-model --chat
     """
-    if chat == (prompt is not None):
-        raise click.UsageError("give either --prompt TEXT or --chat")
-    if chat and as_json:
-        raise click.UsageError("--chat is interactive and has no --json")
+    if not chat and not prompts:
+        raise click.UsageError("give --prompt TEXT, --chat, or both")
+    if len(prompts) > 1 and not chat:
+        raise click.UsageError("several --prompt belong to --chat, which asks them in turn")
+    typed = chat and not prompts and at_terminal()
+    if as_json and (typed or len(prompts) > 1):
+        raise click.UsageError("--json prints one answer: give one --prompt TEXT, or pipe the question in")
     for name, given in (("--system", system), ("--tools", tools), ("--template-option", template or None)):
         if given is not None and not chat:
             raise click.UsageError(f"{name} belongs to --chat")
-    settings = make_settings(method, options)
-    if sys.stdin is None and (chat or prompt == "-"):
-        raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
+    make_settings(method, options)  # what cannot be is refused before anything is loaded
+    texts = [] if typed else [_read_stdin() if text == "-" else text for text in prompts or "-"]
     how: dict[str, Any] = {"tools": read_tools(tools), "template_options": template_options(template)}
-    text = _read_stdin() if prompt == "-" else prompt
-    engine = open_engine(bundle, options)
-    settings = make_settings(method, options, engine.defaults)
-    kept = engine.restore_session(session) if session is not None and session.exists() else []
-    if chat:
+    with typing() if typed else nullcontext():
+        engine = open_engine(bundle, options)
+        settings = make_settings(method, options, engine.defaults)
+        kept = engine.restore_session(session) if session is not None and session.exists() else []
+        if not chat:
+            _complete(engine, texts[0], settings, session, bundle, show_drafts, show_stats, as_json)
+            return
         first = [{"role": "system", "content": system}] if system else []
         if kept and first and kept[:1] != first:
             raise InvalidRequest(f"{session}: begun with another --system", "leave it out, or name another file")
@@ -124,31 +145,62 @@ def command(
         hello = [*conversation.messages, {"role": "user", "content": "hello"}]
         engine.codec.chat(hello, conversation.tools, options=conversation.options)
         try:
-            _converse(engine, conversation, show_drafts, show_stats)
+            if typed:
+                converse(engine, conversation, settings, show_drafts, show_stats)
+            elif as_json:
+                _answer_json(engine, conversation, texts[0], settings, bundle)
+            else:
+                for text in texts:
+                    result = ask(engine, conversation, _question(text), settings, show_drafts, show_stats)
+                    end(engine, result, settings)
         finally:
             if session is not None:
                 conversation.save(session)
-        return
-    stream = engine.stream(text or "", settings)
+
+
+def _complete(
+    engine: Engine,
+    text: str,
+    settings: Settings,
+    session: Path | None,
+    bundle: Path,
+    show_drafts: bool,
+    show_stats: bool,
+    as_json: bool,
+) -> None:
+    """Go on with a text as it is."""
+    stream = engine.stream(text, settings)
     if as_json:
-        _drain(stream)
+        drain(stream)
         _keep(engine, stream, session)
         emit_json({"bundle": str(bundle), "prompt": text} | stream.result.as_dict())
-        _end(stream.result)
+        end(engine, stream.result, settings, told=False)
         return
     if engine.codec.chat_template is not None:
         click.echo(f"this is a chat model; to talk to it: edgespec run {shlex.quote(str(bundle))} --chat", err=True)
-    click.echo(text, nl=False)
-    _print(engine, stream, show_drafts)
+    if sys.stdout.isatty() and settings.grammar is None:
+        click.echo(text, nl=False)
+    show(engine, stream, show_drafts)
     _keep(engine, stream, session)
-    _conclude(stream.result, show_stats)
-    _end(stream.result)
+    conclude(engine, stream.result, settings, show_stats)
+    end(engine, stream.result, settings)
 
 
-def _end(result: Result) -> None:
-    """After Ctrl-C what was written is shown, and the exit code says that it is not all."""
-    if result.finish == "cancelled":
-        sys.exit(130)
+def _answer_json(engine: Engine, conversation: Conversation, text: str, settings: Settings, bundle: Path) -> None:
+    """Answer one question with one JSON object."""
+    question = _question(text)
+    stream = conversation.stream(question)
+    drain(stream)
+    conversation.take(stream.result)
+    emit_json({"bundle": str(bundle), "prompt": question} | stream.result.as_dict())
+    end(engine, stream.result, settings, told=False)
+
+
+def _question(text: str) -> str:
+    """A question without the line end that `echo` puts behind it."""
+    if not text.strip():
+        raise InvalidRequest("the question is empty", "give it with --prompt TEXT, or pipe it in")
+    return text.rstrip("\r\n")
 
 
 def _keep(engine: Engine, stream: Stream, session: Path | None) -> None:
@@ -157,101 +209,10 @@ def _keep(engine: Engine, stream: Stream, session: Path | None) -> None:
         engine.save_session(session, stream.tokens)
 
 
-def _conclude(result: Result, show_stats: bool) -> None:
-    """One line about a result, or all of it."""
-    from edgespec.cli.stats import result_lines, summary
-
-    for line in result_lines(result) if show_stats else [summary(result)]:
-        click.echo(line, err=True)
-
-
 def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise InvalidRequest("stdin is closed, but the prompt is to be read from it", "give it with --prompt TEXT")
     try:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"stdin is not {error.encoding} text: {error.reason}", "convert it to UTF-8") from error
-
-
-def _drain(stream: Stream) -> None:
-    try:
-        for _ in stream:
-            pass
-    except KeyboardInterrupt:
-        stream.close()
-
-
-def _print(engine: Engine, stream: Stream, show_drafts: bool) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False, soft_wrap=True)
-    # without colours nothing would tell a refused guess from the text
-    in_colour = show_drafts and console.color_system is not None and not console.no_color
-    if show_drafts and not in_colour:
-        click.echo("note: no colours here, so guesses are not shown", err=True)
-    try:
-        for chunk in stream:
-            if in_colour and chunk.round is not None:
-                console.print(coloured(engine, stream, chunk), end="")
-            else:
-                click.echo(chunk.text, nl=False)
-    except KeyboardInterrupt:
-        stream.close()
-    click.echo()
-
-
-def coloured(engine: Engine, stream: Stream, chunk: Chunk) -> Text:
-    """A round's piece: accepted guesses green, then the guesses the target refused in red, then its own token."""
-    from rich.text import Text
-
-    item = chunk.round
-    assert item is not None
-    accepted, own = chunk.pieces[: item.accepted], chunk.pieces[item.accepted :]
-    line = Text().append("".join(accepted), "green")
-    if item.rejected and len(chunk.pieces) == len(item.tokens):  # a stop string may have cut the round
-        line.append(
-            engine.codec.continuation(stream.tokens[: -len(item.tokens) + item.accepted or None], item.rejected),
-            "red strike",
-        )
-    line.append("".join(own))
-    return line
-
-
-CHAT_COMMANDS = {
-    "/help": "show these commands",
-    "/reset": "forget what was said; the system message stays",
-    "/exit": "end the chat; Ctrl-D does as well",
-}
-
-
-def _converse(engine: Engine, conversation: Conversation, show_drafts: bool, show_stats: bool) -> None:
-    first = [message for message in conversation.messages[:1] if message.get("role") == "system"]
-    click.echo("/help shows the commands of the chat", err=True)
-    while True:
-        try:
-            question = click.prompt("you", prompt_suffix="> ", err=True)
-        except click.Abort:
-            click.echo(err=True)
-            return
-        if (word := question.strip()).startswith("/") and " " not in word:
-            if word == "/exit":
-                return
-            if word == "/reset":
-                conversation.messages = list(first)
-            elif word != "/help":
-                click.echo(f"no command {word}", err=True)
-            for name, what in CHAT_COMMANDS.items() if word != "/reset" else ():
-                click.echo(f"  {name:<8}{what}", err=True)
-            continue
-        before = conversation.left_out
-        try:
-            stream = conversation.stream(question)
-        except EdgespecError as error:
-            if len(conversation.messages) <= len(first):
-                raise
-            click.echo(f"error: {error}", err=True)  # what was said so far stays
-            continue
-        if conversation.left_out > before:
-            click.echo(f"the context is full: the oldest {conversation.left_out} messages are not seen now", err=True)
-        _print(engine, stream, show_drafts)
-        conversation.take(stream.result)
-        _conclude(stream.result, show_stats)

@@ -12,7 +12,7 @@ from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.errors import InvalidRequest
 
-MAX_NEW_TOKENS = 128
+MAX_NEW_TOKENS = 128  # of a text that nothing ends
 MOST_CYCLES = 16
 BATCH = 4
 SHADOW = 16  # rounds between two comparisons with plain decoding, where acceptance is lossy
@@ -71,7 +71,8 @@ class Settings:
     Attributes:
         method: a method of the bundle, chain or auto; None = auto: the one predicted to be clearly faster than plain
             decoding, else ngram, watched while it decodes and changed where it does not pay.
-        max_new_tokens: most tokens to write.
+        max_new_tokens: most tokens to write; None = until the model ends its answer or the context is full, where the
+            bundle has a chat template or a grammar binds the text, and 128 where nothing need end it.
         gamma: most guesses a round; None = the method's own.
         fallback: decode plainly while drafting does not pay.
         adaptive: choose the number of guesses by what pays; False = always gamma.
@@ -91,7 +92,7 @@ class Settings:
     """
 
     method: str | None = None
-    max_new_tokens: int = MAX_NEW_TOKENS
+    max_new_tokens: int | None = None
     gamma: int | None = None
     fallback: bool = True
     adaptive: bool = True
@@ -108,7 +109,7 @@ class Settings:
 
     def __post_init__(self) -> None:
         counts = {
-            "max_new_tokens": self.max_new_tokens,
+            "max_new_tokens": 1 if self.max_new_tokens is None else self.max_new_tokens,
             "batch": self.batch,
             "gamma": 1 if self.gamma is None else self.gamma,
         }

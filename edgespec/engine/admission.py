@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
@@ -26,6 +26,8 @@ def admit(
 
     The session is taken here: what was counted of memory is what happens.
 
+    One without a length is let in with room for ``MAX_NEW_TOKENS``; ``extend`` gives it more.
+
     Args:
         engine: where.
         choice: of the method.
@@ -40,20 +42,18 @@ def admit(
     Raises:
         BudgetError: not even plain decoding fits beside what runs.
     """
-    tokens = min(engine.context, len(prompt) + settings.max_new_tokens)
+    tokens = min(engine.context, len(prompt) + (settings.max_new_tokens or MAX_NEW_TOKENS))
     if choice.candidates:
         fitting = engine.allowance.together([one.name for one in choice.candidates], tokens)
         choice = choice.among(fitting, "no room in memory")
     method = heaviest(choice)
     grammar = engine.guidance.nbytes(settings.grammar) if settings.grammar else 0
-    # what several methods load stays while the request runs
-    several = [one.name for one in choice.proposers or choice.candidates if one.name != method]
     with engine.places.lock:
         busy, idle = _held(engine, method)
         # the session that it takes is there already; beyond what the request itself needs it counts as all idle ones
         beside = engine.allowance.beside(method, tokens)
         idle -= min(sessions.next_bytes(prompt, owner), beside) if sessions else 0
-        busy += grammar + (engine.allowance.extra(several, tokens) if several else 0)
+        busy += grammar + _beside(engine, choice, method, tokens)
         admission = engine.allowance.admit(
             method,
             tokens,
@@ -86,20 +86,50 @@ def admit(
     return replace(cheaper, reason=admission.reason), admission, place
 
 
-def _held(engine: LoadedBundle, method: str) -> tuple[int, int]:
-    """Bytes that other requests have or will come to need, and those that may be freed."""
+def extend(
+    engine: LoadedBundle, choice: MethodChoice, admission: Admission, place: Place, tokens: int, settings: Settings
+) -> Admission | None:
+    """Give a running request room for more tokens, of prompt and answer; None = there is none beside what runs."""
+    with engine.places.lock:
+        busy, idle = _held(engine, place.method, place)
+        found = engine.allowance.extended(
+            admission,
+            tokens,
+            gamma=settings.gamma or choice.gamma,
+            greedy=settings.sampling.greedy and not settings.logprobs,
+            busy=busy + place.grammar + _beside(engine, choice, place.method, tokens),
+            idle=idle,
+        )
+        if found is not None:
+            place.tokens = tokens
+    if found is not None and found.crowded and found.spare is not None:
+        engine.forget_grammars()
+        with engine.lock:  # a pass over the memory of a batch must not be at work
+            engine.places.shrink(found.spare)
+    return found
+
+
+def _held(engine: LoadedBundle, method: str, own: Place | None = None) -> tuple[int, int]:
+    """Bytes that requests other than ``own`` have or will come to need, and those that may be freed."""
     places, allowance = engine.places, engine.allowance
+    others = [place for place in places.taken if place is not own]
     busy = sum(
         place.grammar
         + max(allowance.beside(place.method, place.tokens), place.session.kv_bytes if place.session else 0)
-        for place in places.taken
+        for place in others
     )
     held = [pool.held() for pool in places.pools]
     # sessions that are in use for something else, such as to be saved
     busy += sum(used for used, _ in held) - sum(place.session.kv_bytes for place in places.taken if place.session)
-    loaded = sorted({place.method for place in places.taken} - {method, AR})
+    loaded = sorted({place.method for place in others} - {method, AR})
     busy += sum(allowance.extra([name], 1) for name in loaded)
     return busy, engine.grammar_bytes + sum(idle for _, idle in held)
+
+
+def _beside(engine: LoadedBundle, choice: MethodChoice, method: str, tokens: int) -> int:
+    """Bytes of what a choice of several methods loads beside one of them: it stays while the request runs."""
+    several = [one.name for one in choice.proposers or choice.candidates if one.name != method]
+    return engine.allowance.extra(several, tokens) if several else 0
 
 
 def heaviest(choice: MethodChoice) -> str:

@@ -15,7 +15,7 @@ from typing import cast, overload
 
 from edgespec.decoding.loop import run_pass
 from edgespec.decoding.request import PassRequest, PrefillRequest
-from edgespec.decoding.settings import Settings
+from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.engine.admission import heaviest
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.pool import SessionPool
@@ -119,9 +119,9 @@ class Batches:
 
 def _width(engine: LoadedBundle, prompts: Sequence[Sequence[int]], settings: Settings) -> int:
     """Sequences that are decoded together: what was asked for, or as many as fit the memory."""
-    longest = max((len(prompt) for prompt in prompts), default=0) + settings.max_new_tokens
+    longest = max((len(prompt) for prompt in prompts), default=0) + (settings.max_new_tokens or MAX_NEW_TOKENS)
     method = heaviest(engine.choose_for(settings))
-    tokens = min(engine.context, longest)
+    tokens = engine.context if engine.ends_by_itself(settings) else min(engine.context, longest)
     return engine.allowance.width(settings.batch, tokens, method, settings.sampling.greedy)
 
 

@@ -70,7 +70,7 @@ class Conversation:
         """
         asked = [*self.messages, {"role": "user", "content": content}] if content is not None else list(self.messages)
         settings = (self._settings or Settings()).changed(**changes)
-        left_out, prompt = self._fitting(asked, settings.max_new_tokens)
+        left_out, prompt = self._fitting(asked, settings.max_new_tokens or self._context)
         stream = self._start(prompt, settings)
         self.messages, self._prompt, self.left_out = asked, prompt, left_out
         return stream

@@ -162,6 +162,15 @@ class LoadedBundle:
                 "load the bundle in each process, or with threads=1",
             )
 
+    def ends_by_itself(self, settings: Settings) -> bool:
+        """Whether a request without a length goes on to the end of its text, or of the context.
+
+        An answer and a text that a grammar binds have an end.  A text that a model only continues need not: it gets
+        ``MAX_NEW_TOKENS``.
+        """
+        ends = self.codec.chat_template is not None or settings.grammar is not None
+        return settings.max_new_tokens is None and not settings.ignore_eos and bool(self.eos) and ends
+
     def choose(self, method: str | None) -> MethodChoice:
         """The method for a request, with the reason."""
         return self.choose_for(Settings(method=method))

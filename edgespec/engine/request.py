@@ -22,6 +22,7 @@ from edgespec.engine.own_sampling import kept_of_model
 from edgespec.engine.pace import FIRST
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.result import Chunk, Finish, Result
+from edgespec.engine.room import Room
 from edgespec.errors import DeviceError, InvalidRequest
 from edgespec.runtimes.process import peak_bytes
 from edgespec.runtimes.slots.checkpoints import end_of_question, ends_of_turns
@@ -76,9 +77,8 @@ class Stream:
             self._sampling = replace(settings.sampling, constraint=constraint)
         self._sessions = sessions or engine.sessions
         self._owner = owner
-        self._choice, self._admission, self._place = admit(
-            engine, choice, self._prompt, settings, self._sessions, owner
-        )
+        self._choice, admission, self._place = admit(engine, choice, self._prompt, settings, self._sessions, owner)
+        self._room = Room(engine, self._choice, admission, self._place, settings)
         assert self._place.session is not None
         self._session = self._place.session
         self._released = False
@@ -102,10 +102,10 @@ class Stream:
         self.reading, self.read_at = True, 0.0
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
-            self._session.chunk = self._admission.chunk
+            self._session.chunk = self._room.admission.chunk
             self._session.asked = end_of_question(self.tokens, self._engine.eos)
             self._foreign = self._session.begin(self.tokens)
-            self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._admission.checkpoints)
+            self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._room.admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)
@@ -183,7 +183,7 @@ class Stream:
             draft_attention=self._draft_attention,
             logprobs=self._logprobs if settings.logprobs else None,
             peak_bytes=peak_bytes(),
-            predicted_bytes=self._admission.predicted,
+            predicted_bytes=self._room.admission.predicted,
             model_sampling=kept_of_model(engine.bundle.manifest.sampling, settings.sampling),
         )
 
@@ -201,7 +201,7 @@ class Stream:
         if shadow is None:  # rounds between two comparisons with plain decoding
             shadow = 0 if settings.accept.lossless else SHADOW
         return DecodeOptions(
-            max_new_tokens=settings.max_new_tokens - len(self._tokens),
+            max_new_tokens=self._room.most - len(self._tokens),
             gamma=settings.gamma or self._choice.gamma,
             eos=frozenset() if settings.ignore_eos else engine.eos,
             sampling=self._sampling,
@@ -238,9 +238,12 @@ class Stream:
         if self._cancel.is_set():
             self._finish = "cancelled"
             return None
-        if not self._stats.rounds:
-            wanted = len(self._prompt) + self._settings.max_new_tokens
-            self.target.reserve(min(self.target.context, wanted))
+        before = self._place.tokens
+        if not self._room.lasts(self._engine, len(self._prompt) + len(self._tokens)):
+            self._finish = "length"
+            return None
+        if not self._stats.rounds or self._place.tokens > before:
+            self.target.reserve(min(self.target.context, self._place.tokens))
         self._drafter.set_width(beside)
         asked, self._asked = self._asked or next(self._rounds), None
         if isinstance(asked, PrefillRequest):

@@ -147,8 +147,8 @@ class Recipe(_Part):
         """Bytes that a process may take."""
         return parse_bytes(self.device.budget)
 
-    def run_command(self, bundle: str, manifest: Manifest) -> str:
-        """What to type to run its bundle, as far as that was exported so."""
+    def run_command(self, bundle: str, manifest: Manifest, ask: str) -> str:
+        """What to type to run its bundle, as far as that was exported so; ``ask``: options that ask something."""
         run = self.run
         if run.batch > 1:  # sequences together are the library's
             return f"edgespec bench {bundle} --batch {run.batch}"
@@ -156,7 +156,7 @@ class Recipe(_Part):
         words += ["--method", run.method] if run.method in manifest.methods else []
         words += ["--attention", run.attention] if run.attention else []
         words += ["--gamma", str(run.gamma)] if run.gamma else []
-        return " ".join([*words, "--prompt '...'"])
+        return " ".join([*words, ask])
 
 
 def recipes() -> tuple[str, ...]:

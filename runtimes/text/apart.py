@@ -84,6 +84,7 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env=os.environ | _ONE_THREAD,
+            start_new_session=True,  # Ctrl-C at a terminal is for this process alone
         )
 
     @property

