@@ -6,7 +6,8 @@ Passes of all sizes and the rival's step take turns.  What is printed: the time 
 time of one, the share of the memory bandwidth that a single step uses (512 MB are read in turns with it, by four
 streams a thread: so little of the weights waits in a large cache), prefill of 512 tokens, the peak of resident memory,
 and each pass over the rival's step.  The keys and values of a depth are made up.  ``--beside`` names another bundle,
-whose passes and prefills take turns with these.
+whose passes and prefills take turns with these.  ``--trees`` adds trees of as many rows, in the same turns, and says
+what each costs over a chain: two guesses at every node along the first ones, as ``--set branch=2`` makes them.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks.common import alternate, conditions, ratio, show
 from benchmarks.plain import genai_generator
@@ -46,6 +48,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=25)
     parser.add_argument("--operators", choices=["auto", "native", "stock"], default="auto")
     parser.add_argument("--attention")
+    parser.add_argument("--trees", action="store_true", help="trees beside chains, of more than two rows")
     arguments = parser.parse_args()
     rows = [int(text) for text in arguments.rows.split(",")]
     start = perf_counter()
@@ -68,6 +71,8 @@ def main() -> None:
         tokens = np.random.default_rng(0).integers(2, 5000, depth + max(rows)) % slot.vocab_size
         slot.stand_in(depth)
         runs: dict[str, Callable[[], None]] = {str(n): _pass(slot, tokens[depth : depth + n]) for n in rows}
+        trees = [n for n in rows if n > 2] if arguments.trees else []
+        runs |= {f"tree {n}": _pass(slot, tokens[depth : depth + n], comb(n)) for n in trees}
         if arguments.genai:
             length = max(depth, 1) + arguments.pairs + 16
             generator, _model = genai_generator(arguments.genai, arguments.threads, tokens[: max(depth, 1)], length)
@@ -76,12 +81,15 @@ def main() -> None:
             its = open_slot(other.model, reserve=depth + 64)
             its.stand_in(depth)
             runs |= {f"beside {n}": _pass(its, tokens[depth : depth + n]) for n in rows}
-        times = {name: median(ms) for name, ms in alternate(runs, arguments.pairs).items()}
+        turns = alternate(runs, arguments.pairs)
+        times = {name: median(ms) for name, ms in turns.items()}
         found[str(depth)] = {
             "ms": {name: round(ms, 2) for name, ms in times.items()},
             "v": {str(n): round(times[str(n)] / times[str(rows[0])], 2) for n in rows},
             "share_of_bandwidth": _share(runs[str(rows[0])], weights, arguments.threads, bandwidths),
         }
+        if trees:
+            found[str(depth)]["tree_over_chain"] = {str(n): ratio(turns[f"tree {n}"], turns[str(n)]) for n in trees}
         if other:
             found[str(depth)]["v_beside"] = {
                 str(n): round(times[f"beside {n}"] / times[f"beside {rows[0]}"], 2) for n in rows
@@ -130,11 +138,16 @@ def _prefills(engines: list[Engine]) -> list[float]:
     return [PREFILL * 1000 / min(ms) for ms in alternate(runs, 3, warm=1).values()]  # warm: weights come from the disk
 
 
-def _pass(slot: Slot, tokens: Any) -> Callable[[], None]:
+def comb(rows: int) -> NDArray[np.int64]:
+    """Parents [rows]: of two rows each, the first has children."""
+    return np.array([-1, *((row - 1) // 2 * 2 - 1 if row > 2 else 0 for row in range(1, rows))])
+
+
+def _pass(slot: Slot, tokens: Any, parents: NDArray[np.int64] | None = None) -> Callable[[], None]:
     if isinstance(slot, GreedyTarget):
         best = slot.forward_best
-        return lambda: (best(tokens), None)[1]
-    return lambda: (slot.forward(tokens).logits.argmax(-1), None)[1]
+        return lambda: (best(tokens, parents), None)[1]
+    return lambda: (slot.forward(tokens, parents).logits.argmax(-1), None)[1]
 
 
 if __name__ == "__main__":

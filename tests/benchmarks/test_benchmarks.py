@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.rows import comb
 from edgespec.decoding.rows import RowSampler
 from edgespec.engine.sessions import Session
 from edgespec.export.options import ExportOptions
@@ -282,12 +283,15 @@ def test_replay(figures: Run, small: Path, tmp_path: Path) -> None:
 
 
 def test_rows(figures: Run, small: Path) -> None:
-    found = figures("rows", small, "--depths", "0,8", "--rows", "1,2", "--pairs", 2, "--threads", 1)
+    short = ("--depths", "0,8", "--rows", "1,2,8", "--pairs", 2, "--threads", 1, "--trees")
+    found = figures("rows", small, *short)
     assert found["prefill_tokens_per_second"] > 0
     assert set(found["depths"]) == {"0", "8"}
     for depth in found["depths"].values():
-        assert set(depth) == {"ms", "v", "share_of_bandwidth"}
-        assert set(depth["ms"]) == set(depth["v"]) == {"1", "2"}
+        assert set(depth) == {"ms", "v", "share_of_bandwidth", "tree_over_chain"}
+        assert set(depth["ms"]) == {*depth["v"], "tree 8"} == {"1", "2", "8", "tree 8"}
+        assert set(depth["tree_over_chain"]["8"]) == RATIO
+    assert comb(9).tolist() == [-1, 0, 0, 1, 1, 3, 3, 5, 5]
 
 
 def test_rivals(figures: Run, small: Path) -> None:
