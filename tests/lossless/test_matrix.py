@@ -141,8 +141,8 @@ TREES = pytest.mark.parametrize(
         (kind, form, shape)
         for kind, forms in (("native", FORMATS), ("stock", ("int4", "fp32")))
         for at, form in enumerate(forms)
-        for number, shape in enumerate(("comb", "full tree", "heads"))
-        if (kind, form) == ("native", "w8a8") or (at + number) % 3 < 2
+        for number, shape in enumerate(("comb", "full tree", "heads", "siblings"))
+        if (kind, form) == ("native", "w8a8") or (at + number) % 4 < 2
     ],
     indirect=["operators"],
 )
@@ -150,6 +150,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "comb": ("speculative", {"branch": (2,), "gamma": 3}),
     "full tree": ("speculative", {"branch": (3, 2, 1), "gamma": 9}),
     "heads": ("medusa", {"nodes": 12}),
+    "siblings": ("swift", {"branch": (3,), "adaptive": False}),
 }
 
 
