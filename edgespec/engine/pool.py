@@ -119,6 +119,7 @@ class SessionPool:
         nearest = max(lenders, key=lambda one: one.reused, default=None)
         if nearest is not None and nearest.reused >= own + _WORTH:
             session.target.begin_like(nearest.session.target, nearest.common)
+        session.shared = max((one.common for one in lenders), default=0)
         self._busy.append(session)
 
     def add(self, session: Session) -> None:

@@ -102,10 +102,10 @@ class Stream:
         self.reading, self.read_at = True, 0.0
         with self._engine.lock:  # a new drafter's costs are measured with a few passes
             self._engine.require_open()
-            self._session.chunk = self._room.admission.chunk
-            self._session.asked = end_of_question(self.tokens, self._engine.eos)
-            self._foreign = self._session.begin(self.tokens)
-            self.target.mark(ends_of_turns(self.tokens, self._engine.eos), self._room.admission.checkpoints)
+            session, tokens, eos = self._session, self.tokens, self._engine.eos
+            session.chunk, session.asked = self._room.admission.chunk, end_of_question(tokens, eos)
+            self._foreign = session.begin(tokens)
+            self.target.mark([*ends_of_turns(tokens, eos), session.shared], self._room.admission.checkpoints)
             how = settings.gamma, settings.adaptive, settings.fallback
             if settings.proposer is not None:
                 self._drafter = self._session.own(settings.proposer, *how)

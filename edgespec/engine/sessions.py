@@ -44,6 +44,7 @@ class Session:
         target: the slot.
         owner: whose text it holds; None = nobody in particular.
         asked: tokens of the last prompt, up to the end of its last turn.
+        shared: tokens of it that another session's text begins with, too: others are likely to.
         used: when it was given back last, by ``time.monotonic``.
         foreign: why keys and values of its text cannot be vouched for, as a sentence; "" = they were computed here.
         restored: tokens of the text that was taken up with those.
@@ -64,7 +65,7 @@ class Session:
         self.foreign, self.restored = "", 0
         self.target = target or open_slot(model, context=context)
         self.owner: str | None = None
-        self.asked, self.used = 0, 0.0
+        self.asked, self.shared, self.used = 0, 0, 0.0
         self._most_rows = self.target.chunk
         self._drafts: dict[str, tuple[Slot, int]] = {}  # open ones, and the most rows of a prefill's pass
         self._begin_draft: Callable[[Slot], None] | None = None

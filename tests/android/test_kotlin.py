@@ -41,6 +41,9 @@ KINDS = ("lfm2_conv", "qwen3_5_moe_shared", "gemma4_shared", "granite_hybrid_exp
 STORY = "There was nothing left to do but wait. She had"
 # texts that go back: states are read on from where the second left the first, and the fourth the third
 BACK = (STORY * 8, STORY * 3 + STORY[::-1] * 3, STORY * 3 + STORY[2:] * 4, STORY * 3 + "?")
+# two conversations that alternate, and a third that begins like the first: each goes on from where it has been
+OTHER = STORY[::-1]
+TURNS = (STORY * 5, OTHER * 5, STORY * 5 + OTHER, OTHER * 5 + STORY, STORY * 5 + OTHER * 2, STORY * 4 + OTHER * 2)
 RANDOM: tuple[dict[str, Any], ...] = (
     {"method": "ar"}, {"method": "speculative"}, {"method": "speculative", "branch": [2], **SEEDED},
     {"method": "swift"}, {"method": "self-spec", **SEEDED}, {"method": "paradecode", "threshold": 0.05},
@@ -77,7 +80,13 @@ def write_golden(bundles: Callable[..., Path], checkpoint: Callable[[str], Path]
     eagle = [request for request in every if request[0]["method"] == "eagle"]
     made.append(serve(export(path.parent / "eagle", "int8", "stock"), "stock", eagle, LENGTH))
     back: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in BACK]
-    requests = [*back, *((settings, STORY) for settings in RANDOM)]
+    talks: list[tuple[dict[str, Any], str]] = [({"method": "speculative"}, text) for text in TURNS]
+    for operators in OPERATORS:
+        made.append(serve(bundles(operators, "int8"), operators, talks, LENGTH))
+        reused = [case["reused"] for case in made[-1]["cases"]]
+        assert min(reused[2:]) > len(made[-1]["cases"][0]["prompt"]) // 2
+    turns: list[tuple[dict[str, Any], str]] = [({"method": "ar"}, text) for text in TURNS]
+    requests = [*back, *turns, *((settings, STORY) for settings in RANDOM)]
     for name in KINDS:
         made.append(serve(export_random(path.parent / name, str(checkpoint(name))), "native", requests, LENGTH))
         assert made[-1]["cases"][2]["reused"] > len(STORY)

@@ -227,6 +227,13 @@ def test_overhead(figures: Run, small: Path) -> None:
     assert found["run_us"] > 0
 
 
+def test_long_texts(figures: Run, small: Path) -> None:
+    found = figures("long_texts", small, "--tokens", 150, "--repeats", 2, VOCAB=1000, LENGTHS=(64, 128))
+    assert set(found) == CONDITIONS | {"bundle", "threads", "penalty_us", "follow_us", "turns"}
+    assert set(found["penalty_us"]) == set(found["follow_us"]) == {"64", "128"}
+    assert [turn["reused"] for turn in found["turns"]] == [0, 0, 157, 157]
+
+
 def test_plain(figures: Run, small: Path) -> None:
     pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, and a build of the model")
     with pytest.raises(Exception, match="genai_config"):

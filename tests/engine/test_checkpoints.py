@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
@@ -125,6 +126,17 @@ def test_conversations_that_alternate(fresh: Callable[..., Engine], method: str)
             assert reused >= (last[number] if turn else system * number)
             last[number] = length - asked - 1
     assert len(engine.sessions.sessions) == 2
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_where_two_texts_part_a_third_goes_on(fresh: Callable[..., Engine]) -> None:
+    """The end of no turn: states are kept there once it has been seen that texts have it in common."""
+    engine, how = fresh(), Settings(method="ar", max_new_tokens=4, ignore_eos=True)
+    shared = [5 + at * 7 % 100 for at in range(150)]
+    texts = [[*shared, *([token] * 140)] for token in (120, 121, 122)]
+    results = [engine.generate(text, how) for text in texts]
+    assert [result.stats.reused_tokens for result in results] == [0, 0, len(shared)]
+    assert results[2].tokens == fresh().generate(texts[2], how).tokens
 
 
 @pytest.mark.parametrize("name", NAMES[1:])

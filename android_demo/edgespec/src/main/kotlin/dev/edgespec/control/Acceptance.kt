@@ -15,6 +15,17 @@ class Record(prior: Double) {
     var streak = 0 // probes in a row
     var drafting: Boolean? = null // whether it was drafted when last decided on, because it pays
 
+    /** The same, which learns on its own from now on. */
+    fun copy() = Record(rates[0]).also {
+        it.rates.addAll(rates.drop(1))
+        it.seen[0] = seen[0]
+        it.seen.addAll(seen.drop(1))
+        it.wait = wait
+        it.sat = sat
+        it.streak = streak
+        it.drafting = drafting
+    }
+
     /** Whether anything was ever put to the test. */
     val known: Boolean get() = seen[0] > 0
 

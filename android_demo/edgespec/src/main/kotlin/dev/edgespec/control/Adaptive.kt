@@ -27,12 +27,14 @@ private const val STREAK = 6 // probes in a row, while all their guesses are acc
  */
 class Adaptive(
     val inner: Drafter,
-    val cost: CostModel,
+    cost: CostModel,
     private val gammaMax: Int = 8,
     private val fallback: Boolean = true,
     var prior: Double = PRIOR,
 ) : Drafter {
     override val name = inner.name
+    var cost = cost // of the machine: those of other lanes learn it, too
+        private set
     var plain = 0 // rounds without a guess
         private set
     var drafted = 0 // rounds with guesses
@@ -73,6 +75,21 @@ class Adaptive(
             nodesPerDepth = 1.0
         }
         inner.bind(params, noise)
+    }
+
+    /** What is kept from request to request. */
+    private class Learned(val cost: CostModel, val records: Map<Int, Record>, val bucket: Int, val nodesPerDepth: Double)
+
+    override fun learned(): Any = Learned(cost, records.mapValues { it.value.copy() }, lastBucket, nodesPerDepth)
+
+    override fun goOnFrom(learned: Any) {
+        learned as Learned
+        cost = learned.cost
+        costs = cost
+        records.clear()
+        learned.records.mapValuesTo(records) { it.value.copy() }
+        lastBucket = learned.bucket
+        nodesPerDepth = learned.nodesPerDepth
     }
 
     override fun begin(tokens: Tokens) = inner.begin(tokens)

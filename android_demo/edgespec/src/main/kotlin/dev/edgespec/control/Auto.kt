@@ -27,7 +27,8 @@ private const val LOOK = 0.25 // plain steps that looking without a guess is cou
  */
 class Switch(private val candidates: List<Candidate>, private val fallback: Boolean = true) : Drafter {
     private val made = HashMap<Int, Adaptive>()
-    private val learned = fresh()
+    private val inherited = HashMap<Int, Any>() // what those that are not made yet begin with
+    private var learned = fresh()
     private var bandit = learned
     private var drafter: Adaptive? = null // of the candidate in use, once it has begun
     private var control = Control()
@@ -40,6 +41,14 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
     private val rounds = LinkedHashMap<Int, Int>() // rounds with guesses by candidate, in this request
 
     private fun fresh() = Bandit(candidates.map { Arm(it.promise) })
+
+    override fun learned(): Any = learned.copy() to made.mapValues { it.value.learned() }
+
+    override fun goOnFrom(learned: Any) {
+        val (bandit, candidates) = learned as Pair<*, *>
+        this.learned = bandit as Bandit
+        for ((which, known) in candidates as Map<*, *>) inherited[which as Int] = known!!
+    }
 
     // -- the loop
 
@@ -202,7 +211,9 @@ class Switch(private val candidates: List<Candidate>, private val fallback: Bool
 
     /** Load a candidate if it is its first turn, and tell it what it needs to know. */
     private fun enter(which: Int, tokens: Tokens): Adaptive {
-        val mine = made.getOrPut(which) { candidates[which].make() }
+        val mine = made.getOrPut(which) {
+            candidates[which].make().also { drafter -> inherited.remove(which)?.let(drafter::goOnFrom) }
+        }
         mine.watch(control)
         mine.bind(params, noise)
         mine.begin(tokens)

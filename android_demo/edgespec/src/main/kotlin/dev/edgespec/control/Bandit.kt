@@ -29,6 +29,14 @@ class Arm(private val promise: Double) {
     var out = false // it failed in this request
     private var note = "" // why it was left last, in words
 
+    fun copy() = Arm(promise).also {
+        it.gain = gain
+        it.budget = budget
+        it.until = until
+        it.wait = wait
+        it.note = note
+    }
+
     /** Speed to expect: what it gave if that paid, else what was predicted. */
     val expected: Double get() = gain?.takeIf { it >= PAYS } ?: promise
 
@@ -73,6 +81,9 @@ class Bandit(val each: List<Arm>) {
         private set
     var roundsInUse = 0 // its rounds
     private val window = ArrayDeque<Triple<Int, Double, Boolean>>() // tokens, plain steps taken, drafted and no probe
+
+    /** The same between two requests; it learns on its own from now on. */
+    fun copy() = Bandit(each.map { it.copy() }).also { it.now = now }
 
     val rounds: Int get() = window.size
 

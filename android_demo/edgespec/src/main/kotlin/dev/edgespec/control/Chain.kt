@@ -39,6 +39,12 @@ class Compose(private val proposers: List<Drafter>) : Drafter {
         each { _, one -> one.bind(params, noise) }
     }
 
+    override fun learned(): Any = proposers.map { it.learned() }
+
+    override fun goOnFrom(learned: Any) {
+        for ((one, known) in proposers.zip(learned as List<*>)) known?.let(one::goOnFrom)
+    }
+
     override fun begin(tokens: Tokens) = each { _, one -> one.begin(tokens) }
 
     override fun known(tokens: Tokens): Int {

@@ -35,6 +35,12 @@ interface Drafter {
     /** One of several drafters inside has failed: leave it out and go on; false = there is none left. */
     fun lose(why: String): Boolean = false
 
+    /** A copy of what requests have shown of it, for one of its kind that begins elsewhere; null = nothing. */
+    fun learned(): Any? = null
+
+    /** Begin with what another one of its kind has [learned]. */
+    fun goOnFrom(learned: Any) = Unit
+
     /** One draft step, to be timed before the first request; null = there is none. */
     val stepOnce: (() -> Unit)? get() = null
 

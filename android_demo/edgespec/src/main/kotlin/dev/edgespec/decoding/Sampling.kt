@@ -86,9 +86,9 @@ fun adjusted(logits: FloatArray, params: SamplingParams, prefix: List<Int>): Flo
     if (!params.adjusts) return logits
     val row = logits.copyOf()
     for ((token, bias) in params.logitBias) row[token] += bias.toFloat()
-    if (params.repetitionPenalty != 1.0 && prefix.isNotEmpty()) {
+    if (params.repetitionPenalty != 1.0) {
         val factor = params.repetitionPenalty.toFloat()
-        for (token in prefix.toSet()) row[token] = if (row[token] < 0) row[token] * factor else row[token] / factor
+        eachDifferent(prefix) { row[it] = if (row[it] < 0) row[it] * factor else row[it] / factor }
     }
     return row
 }
@@ -262,21 +262,21 @@ class RowSampler(
     override val matching = params.greedy || params.acceptance == "coupled"
     override val block = params.verification == "block"
 
-    /** Committed tokens and the guesses on the path to [row]. */
-    fun prefix(row: Int): List<Int> {
+    /** Committed tokens and the guesses on the path to [row]; no copy of them. */
+    fun prefix(row: Int): Prefix {
         val path = ArrayDeque<Int>()
         var node = row - 1
         while (node >= 0) {
             path.addFirst(proposal.tokens[node])
             node = proposal.parent(node)
         }
-        return tokens + path
+        return Prefix(tokens, path)
     }
 
     override fun position(row: Int): Int =
         tokens.size + if (proposal.parents == null) row else proposal.depth(row - 1)
 
-    // only the repetition penalty reads the prefix; a long one is not copied for nothing
+    // only the repetition penalty reads the prefix
     private fun seen(row: Int): List<Int> = if (params.repetitionPenalty != 1.0) prefix(row) else emptyList()
 
     private fun supportOf(row: Int): Support = support(output.logits.row(row), params, seen(row))

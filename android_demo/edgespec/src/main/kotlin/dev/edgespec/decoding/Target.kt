@@ -84,6 +84,9 @@ interface Target {
     /** Crop the slot to its longest common prefix with [tokens]; returns how many tokens stay. */
     fun follow(tokens: Tokens): Int
 
+    /** Forget the tokens behind the first [length]; returns how many stay, fewer where states go back further. */
+    fun crop(length: Int): Int
+
     /** Append [tokens] to the slot, in chunks, without computing logits. */
     fun prefill(tokens: IntArray)
 

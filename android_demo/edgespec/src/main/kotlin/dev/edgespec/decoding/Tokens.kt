@@ -1,10 +1,16 @@
 package dev.edgespec.decoding
 
+import java.util.BitSet
+
 /** A growing list of token ids without an object for each; as a [List] it is read only. */
 class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAccess {
     private var data = initial.copyOf(maxOf(initial.size, 16))
     override var size = initial.size
         private set
+    private val known = BitSet() // tokens among the first [read]
+    private var ids = IntArray(0) // [at least as many]: the same, in the order of coming
+    private var different = 0
+    private var read = 0
 
     constructor(tokens: List<Int>) : this(IntArray(tokens.size) { tokens[it] })
 
@@ -27,6 +33,36 @@ class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAcces
     /** Keep the first [count] tokens. */
     fun crop(count: Int) {
         size = minOf(size, count)
+        if (size < read) {
+            known.clear()
+            different = 0
+            read = 0
+        }
+    }
+
+    /** Do this with every different token once; only what was appended since the last time is looked at. */
+    inline fun eachDifferent(use: (Int) -> Unit) {
+        val seen = seen()
+        for (at in 0 until seen.second) use(seen.first[at])
+    }
+
+    /** Whether [token] is in it. */
+    fun has(token: Int): Boolean {
+        seen()
+        return known.get(token)
+    }
+
+    /** (ids, how many of them): every different token once. */
+    @PublishedApi
+    internal fun seen(): Pair<IntArray, Int> {
+        while (read < size) {
+            val token = data[read++]
+            if (known.get(token)) continue
+            known.set(token)
+            if (different == ids.size) ids = ids.copyOf(maxOf(64, 2 * different))
+            ids[different++] = token
+        }
+        return ids to different
     }
 
     /** [first, last) as an array. */
@@ -34,10 +70,29 @@ class Tokens(initial: IntArray = IntArray(0)) : AbstractList<Int>(), RandomAcces
 
     fun toIntArray(): IntArray = slice(0)
 
-    /** Length of the longest common prefix with [other]. */
-    fun commonPrefix(other: Tokens): Int {
+    /** Length of the longest common prefix with [other], of which the first [known] are not looked at. */
+    fun commonPrefix(other: Tokens, known: Int = 0): Int {
         val limit = minOf(size, other.size)
-        for (at in 0 until limit) if (data[at] != other.data[at]) return at
+        for (at in minOf(known, limit) until limit) if (data[at] != other.data[at]) return at
         return limit
+    }
+}
+
+/** The tokens before a row: a text and a [path] of guesses; neither is copied, so that both may grow. */
+class Prefix(val text: Tokens, val path: List<Int>) : AbstractList<Int>() {
+    override val size: Int get() = text.size + path.size
+
+    override fun get(index: Int): Int = if (index < text.size) text[index] else path[index - text.size]
+}
+
+/** Do this with every different token of a prefix once; of [Tokens] only what is new is looked at. */
+inline fun eachDifferent(prefix: List<Int>, use: (Int) -> Unit) {
+    when (prefix) {
+        is Tokens -> prefix.eachDifferent(use)
+        is Prefix -> {
+            prefix.text.eachDifferent(use)
+            for (token in prefix.path.toSet()) if (!prefix.text.has(token)) use(token)
+        }
+        else -> for (token in prefix.toSet()) use(token)
     }
 }

@@ -5,6 +5,7 @@ import dev.edgespec.decoding.DRAFT
 import dev.edgespec.decoding.MOST_NODES
 import dev.edgespec.decoding.Matrix
 import dev.edgespec.decoding.Noise
+import dev.edgespec.decoding.Prefix
 import dev.edgespec.decoding.Proposal
 import dev.edgespec.decoding.SamplingParams
 import dev.edgespec.decoding.Support
@@ -49,8 +50,8 @@ fun drawChain(
     if (length < 1) return Proposal.EMPTY
     val sampled = params.rejects
     val stream = streamOf(params, tokens)
-    val prefix = Tokens(tokens.toIntArray())
     val guesses = Tokens()
+    val prefix = Prefix(tokens, guesses)
     val probs = ArrayList<DoubleArray>()
     val least = if (stop > 0) ln(stop) else Double.NEGATIVE_INFINITY
     while (true) {
@@ -73,7 +74,6 @@ fun drawChain(
             if (sampled) probs.add(found.spread(vocab))
         }
         guesses.push(guess)
-        prefix.push(guess)
         if (guesses.size == length || (stop > 0 && logSoftmaxAt(logits, guess) < least)) {
             return Proposal(guesses.toIntArray(), null, if (sampled) probs.toTypedArray() else null)
         }
@@ -126,7 +126,7 @@ fun drawTree(
         val below = Tokens()
         for ((at, node) in expanded.withIndex()) {
             val logits = cut(rows.row(at), vocab)
-            val prefix = if (params.repetitionPenalty != 1.0) tokens + pathTo(node, guesses, parents) else emptyList()
+            val prefix = Prefix(tokens, if (params.repetitionPenalty != 1.0) pathTo(node, guesses, parents) else emptyList())
             val chosen: IntArray
             if (params.greedy) {
                 val scores = adjusted(logits, params, prefix)
@@ -202,7 +202,8 @@ fun drawComb(
     if (length < 1) return Proposal.EMPTY
     val sampled = params.rejects
     val stream = streamOf(params, tokens)
-    val prefix = Tokens(tokens.toIntArray())
+    val chain = Tokens()
+    val prefix = Prefix(tokens, chain)
     val levels = ArrayList<CombLevel>()
     var reach = 1.0 // chance that the chain so far is accepted
     while (levels.size < length) {
@@ -232,7 +233,7 @@ fun drawComb(
             CombLevel(found, chances, chance(found[0]), if (sampled) drawable.spread(vocab) else null)
         }
         levels.add(level)
-        prefix.push(level.tokens[0])
+        chain.push(level.tokens[0])
         reach *= level.sure
         if (level.sure < stop) break
     }

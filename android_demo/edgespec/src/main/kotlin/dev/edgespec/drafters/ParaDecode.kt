@@ -5,6 +5,7 @@ import dev.edgespec.decoding.DRAFT
 import dev.edgespec.decoding.Drafter
 import dev.edgespec.decoding.Noise
 import dev.edgespec.decoding.Pass
+import dev.edgespec.decoding.Prefix
 import dev.edgespec.decoding.Proposal
 import dev.edgespec.decoding.Resume
 import dev.edgespec.decoding.SamplingParams
@@ -99,7 +100,7 @@ class ParaDecode(private val target: Slot, private val exits: List<Int>, private
             logits = whole
         }
         val sampled = params.rejects
-        val prefix = Tokens(tokens.toIntArray()).also { it.push(guesses.toIntArray()) }
+        val prefix = Prefix(tokens, guesses)
         val choice = support(logits, params, prefix)
         // noise of its own for each round, as in drawChain
         guesses.push(choice.draw(noise, prefix.size, if (sampled) DRAFT + tokens.size else TARGET))

@@ -27,6 +27,8 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
     private var params = SamplingParams()
     private var noise = Noise(0)
     private var least = 0 // tokens that are read by pieces; 0 = the slot may hold another text
+    private var text: Tokens? = null // the slot was found to begin with the first [common] of its tokens
+    private var common = 0
     override var caughtUp = true
         private set
 
@@ -43,12 +45,24 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
 
     override fun begin(tokens: Tokens) {
         least = 0
+        text = null
+    }
+
+    /**
+     * Crop the slot to what it has in common with all but the pending token; returns how much that is.  What was common in
+     * the round before still is: a text only grows, and a request has its slots for itself.
+     */
+    private fun follow(tokens: Tokens): Int {
+        val same = model.tokens.commonPrefix(tokens, if (tokens === text) common else 0)
+        common = model.crop(minOf(same, tokens.size - 1))
+        text = tokens
+        return common
     }
 
     /** Read by pieces; what [propose] reads by itself is left to it. */
     override fun prefill(tokens: Tokens, most: Int): Int {
         if (least == 0) {
-            model.follow(Tokens(tokens.slice(0, tokens.size - 1)))
+            follow(tokens)
             least = FEED
         }
         val known = model.tokens.size // refused guesses that it may hold, too, are few
@@ -68,7 +82,7 @@ class DraftModel(private val model: Slot, private val vocabSize: Int, branch: Li
     override fun propose(tokens: Tokens, budget: Int): Proposal {
         val length = minOf(budget, model.context - tokens.size)
         if (length < 1) return Proposal.EMPTY
-        var known = model.follow(Tokens(tokens.slice(0, tokens.size - 1)))
+        var known = follow(tokens)
         // a padding row of the target's vocabulary: the draft has no such
         if (tokens.slice(known).max() >= model.vocabSize) return Proposal.EMPTY
         caughtUp = tokens.size - known <= FEED

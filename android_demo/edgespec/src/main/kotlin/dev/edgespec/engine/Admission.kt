@@ -1,6 +1,7 @@
 package dev.edgespec.engine
 
 import dev.edgespec.decoding.Settings
+import dev.edgespec.decoding.Tokens
 import dev.edgespec.planning.memory.Admission
 
 /* Letting a request in: with the method it wants where that fits the memory, else with a cheaper one. */
@@ -13,17 +14,17 @@ internal fun heaviest(choice: MethodChoice): String {
     return HEAVY.firstOrNull { it in names } ?: names[0]
 }
 
-/** How a request of [prompt] tokens may run. */
-internal fun Engine.admit(wanted: MethodChoice, prompt: Int, settings: Settings): Pair<MethodChoice, Admission> {
-    val tokens = minOf(context, prompt + settings.maxNewTokens)
+/** How a request may run, and its lane, which is to be given back: what was counted of memory is what is taken. */
+internal fun Engine.admit(wanted: MethodChoice, prompt: Tokens, settings: Settings): Triple<MethodChoice, Admission, Lane> {
+    val tokens = minOf(context, prompt.size + settings.maxNewTokens)
     val choice = wanted.among(allowance.together(wanted.candidates.map { it.name }, tokens), "no room in memory")
-    val (busy, idle) = lanes.held()
+    val (busy, idle) = lanes.held(prompt)
     val method = heaviest(choice)
     // what several methods load stays while the request runs
     val beside = allowance.extra(choice.several.map { it.name }.filter { it != method }, tokens)
     val greedy = settings.sampling.greedy && !settings.logprobs
     val admission = allowance.admit(method, tokens, settings.gamma ?: choice.gamma, greedy, busy + beside, idle)
-    if (admission.crowded) lanes.clear()
-    if (admission.method == method) return choice to admission
-    return choice(bundle.manifest, admission.method, admission.reason) to admission
+    val lane = lanes.take(prompt, room = !admission.crowded, spare = admission.spare)
+    val taken = if (admission.method == method) choice else choice(bundle.manifest, admission.method, admission.reason)
+    return Triple(taken, admission, lane)
 }

@@ -11,6 +11,7 @@ import dev.edgespec.decoding.Stats
 import dev.edgespec.decoding.Tokens
 import dev.edgespec.planning.memory.Admission
 import dev.edgespec.runtimes.StreamDecoder
+import dev.edgespec.runtimes.endOfQuestion
 import dev.edgespec.runtimes.endsOfTurns
 
 /** A running request, a round at a time; made, run and closed on the decode thread. */
@@ -28,13 +29,14 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
     private var released = false
 
     init {
-        val (chosen, admitted) = engine.admit(engine.chooseFor(settings), prompt.size, settings)
+        val (chosen, admitted, taken) = engine.admit(engine.chooseFor(settings), Tokens(prompt), settings)
         choice = chosen
         admission = admitted
-        lane = engine.lanes.take(Tokens(prompt))
+        lane = taken
         try {
+            lane.asked = endOfQuestion(prompt, engine.eos)
             lane.chunk = admission.chunk
-            lane.target.mark(endsOfTurns(prompt, engine.eos), admission.checkpoints)
+            lane.target.mark(endsOfTurns(prompt, engine.eos) + lane.shared, admission.checkpoints)
             val own = settings.proposer
             drafter = if (own != null) {
                 lane.own(own, settings.gamma, settings.adaptive, settings.fallback)

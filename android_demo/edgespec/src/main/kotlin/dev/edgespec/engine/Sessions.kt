@@ -22,7 +22,9 @@ import dev.edgespec.runtimes.openSlot
 import java.io.File
 
 private val VERIFY_SIZES = listOf(1, 2, 3, 5)
-private const val MOST_IDLE = 4 // finished conversations whose KV is kept
+internal const val MOST_IDLE = 4 // finished conversations whose KV is kept
+private const val FEW = 16 // tokens: a text of fewer is read again as fast as it is found
+private const val WORTH = 4 // tokens that are worth copying
 private const val MOST_DRAFTERS = 32 // by method and options, that are kept with what they learned
 
 /** The drafters that were asked for last. */
@@ -44,23 +46,26 @@ class Lane(
     cache: File?,
 ) : AutoCloseable {
     val target: Slot = openSlot(model, context)
+    var asked = 0 // tokens of the last prompt, up to the end of its last turn
+    var shared = 0 // tokens of it that another lane's text begins with, too: others are likely to
     private val drafts = HashMap<String, Slot>() // open ones
     private val parts = Parts(bundle.manifest, target, ::openDraft, { verifyCosts(null) }, store, cache)
     private val inner = Latest<Pair<String, DraftOptions>>()
     private val made = Latest<List<Any?>>() // whole drafters, by what they were asked for with
+    private val inherited = HashMap<List<Any?>, Any>() // what drafters that are not made yet begin with
     private var own: Pair<List<Any?>, Drafter>? = null
 
     /** The drafter of a method; with [adaptive] inside the control that drafts as much as pays. */
     fun drafter(choice: MethodChoice, gamma: Int?, adaptive: Boolean, fallback: Boolean, options: DraftOptions): Drafter {
         if (choice.proposers.isNotEmpty()) {
             val names = choice.proposers.map { it.name }
-            return made.getOrPut(listOf("chain", options.copy(proposers = names), gamma, adaptive, fallback)) {
+            return kept(listOf("chain", options.copy(proposers = names), gamma, adaptive, fallback)) {
                 Compose(choice.proposers.map { if (adaptive) loaded(it, gamma, fallback, options) else bare(it, options) })
             }
         }
         if (choice.candidates.isNotEmpty() && adaptive) {
             val promises = choice.candidates.map { it.name to it.promise }
-            return made.getOrPut(listOf("auto", promises, options, gamma, fallback)) {
+            return kept(listOf("auto", promises, options, gamma, fallback)) {
                 verifyCosts(null) // the passes that this times must come before the prompt is read
                 val candidates = choice.candidates.map {
                     Candidate(it.name, it.promise, { loaded(it, gamma, fallback, options) }, it.name == "ngram")
@@ -69,7 +74,16 @@ class Lane(
             }
         }
         if (choice.name == "ar" || !adaptive) return bare(choice, options)
-        return made.getOrPut(listOf(choice.name, options, gamma ?: choice.gamma, fallback)) { loaded(choice, gamma, fallback, options) }
+        return kept(listOf(choice.name, options, gamma ?: choice.gamma, fallback)) { loaded(choice, gamma, fallback, options) }
+    }
+
+    private fun kept(key: List<Any?>, make: () -> Drafter): Drafter =
+        made.getOrPut(key) { make().also { drafter -> inherited.remove(key)?.let(drafter::goOnFrom) } }
+
+    /** Begin with what the drafters of another lane have learned. */
+    fun goOnFrom(other: Lane) {
+        inherited.putAll(other.inherited)
+        for ((key, drafter) in other.made) drafter.learned()?.let { inherited[key] = it }
     }
 
     /** The drafter around a caller's proposer; the last one is kept with what was learned of it. */
@@ -140,15 +154,55 @@ class Lane(
         times.getOrPut(name) { measure(sizes, 3, run) }
 }
 
-/** Hands every request the idle lane that already holds most of its prompt.  Used on the decode thread alone. */
+/** What a [prompt] finds in a lane. */
+private class Found(val lane: Lane, prompt: Tokens) {
+    /** Tokens that its text begins with, too. */
+    val common = lane.target.tokens.commonPrefix(prompt)
+
+    /** Tokens that need not be read again, fewer where states go back to a checkpoint. */
+    val reused = lane.target.cropped(common)
+
+    /**
+     * Whether it goes on from all that was asked, rather than only begins like it.  What was answered last may be left out
+     * (a template without earlier thoughts, another try), and a tokenizer may end the question otherwise.
+     */
+    val goesOn = lane.target.tokens.size - common <= FEW || common > maxOf(FEW, lane.asked - 2)
+}
+
+/**
+ * Hands every request a lane: the one of its conversation, or one that nobody is likely to come back to.  Used on the decode
+ * thread alone.
+ */
 class LanePool(private val make: () -> Lane) {
-    private val idle = ArrayList<Lane>()
+    private val idle = ArrayList<Lane>() // the one that was used last is last
     private val busy = ArrayList<Lane>()
 
-    fun take(prompt: Tokens): Lane {
-        val best = idle.maxByOrNull { it.target.tokens.commonPrefix(prompt) }
-        if (best != null) idle.remove(best)
-        return (best ?: make()).also { busy.add(it) }
+    /**
+     * The idle lane whose text the prompt goes on from; else a new one, where there is [room], else the one not used for
+     * longest.  Of idle lanes as many are freed as hold more than [spare] bytes of KV; null = any number may stay.
+     */
+    fun take(prompt: Tokens, room: Boolean = true, spare: Long? = null): Lane {
+        val found = next(prompt, room)
+        idle.remove(found)
+        while (spare != null && idle.isNotEmpty() && idle.sumOf { it.kvBytes } > spare) idle.removeAt(0).close()
+        val lane = found ?: make().also { lane -> idle.lastOrNull()?.let(lane::goOnFrom) }
+        lane.asked = prompt.size
+        val own = Found(lane, prompt).reused
+        val lenders = idle.map { Found(it, prompt) }
+        val nearest = lenders.maxByOrNull { it.reused }
+        lane.shared = lenders.maxOfOrNull { it.common } ?: 0
+        if (nearest != null && nearest.reused >= own + WORTH) lane.target.beginLike(nearest.lane.target, nearest.common)
+        return lane.also { busy.add(it) }
+    }
+
+    /** An idle lane, for whoever leaves its text as it is, or a new one. */
+    fun any(): Lane = (idle.removeLastOrNull() ?: make()).also { busy.add(it) }
+
+    /** The idle lane to take; null = a new one. */
+    private fun next(prompt: Tokens, room: Boolean): Lane? {
+        val found = idle.map { Found(it, prompt) }
+        val goingOn = found.filter { it.goesOn }.maxByOrNull { it.reused }
+        return goingOn?.lane ?: if (room && idle.size < MOST_IDLE) null else idle.firstOrNull()
     }
 
     fun giveBack(lane: Lane) {
@@ -160,8 +214,11 @@ class LanePool(private val make: () -> Lane) {
     val inUse: Int get() = busy.size
     val kvBytes: Long get() = (idle + busy).sumOf { it.kvBytes }
 
-    /** Bytes of KV of lanes that are in use, and of idle ones but the largest, which the next request may take. */
-    fun held(): Pair<Long, Long> = busy.sumOf { it.kvBytes } to idle.map { it.kvBytes }.sorted().dropLast(1).sum()
+    /** Bytes of KV of lanes that are in use, and of idle ones but the one that [take] would give. */
+    fun held(prompt: Tokens): Pair<Long, Long> {
+        val taken = next(prompt, room = true)
+        return busy.sumOf { it.kvBytes } to idle.filter { it !== taken }.sumOf { it.kvBytes }
+    }
 
     /** Close the idle lanes but the latest [kept]. */
     fun clear(kept: Int = 0) {

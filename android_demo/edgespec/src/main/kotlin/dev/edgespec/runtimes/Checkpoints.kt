@@ -49,6 +49,13 @@ internal class Checkpoints(private val facts: ModelFacts) {
     /** Forget those of more tokens. */
     fun crop(most: Int) = kept.tailMap(most, false).clear()
 
+    /** Keep those of another text that has the first [most] tokens of this one; nobody writes into them. */
+    fun share(other: Checkpoints, most: Int) {
+        kept.clear()
+        kept.putAll(other.kept.headMap(most, true))
+        bound()
+    }
+
     /** Keep at most so many from now on. */
     fun limit(most: Int) {
         this.most = most
@@ -85,3 +92,7 @@ internal fun endsOfTurns(tokens: IntArray, eos: Set<Int>): List<Int> {
     val whole = tokens.size - 1
     return (ends.take(1) + ends.takeLast(1) + if (whole - (ends.lastOrNull() ?: 0) > ASKING) listOf(whole) else emptyList()).distinct()
 }
+
+/** Length of a prompt without what only asks for an answer: up to its last turn's end, else all of it. */
+internal fun endOfQuestion(tokens: IntArray, eos: Set<Int>): Int =
+    (tokens.size downTo maxOf(tokens.size - ASKING, 0) + 1).firstOrNull { tokens[it - 1] in eos } ?: tokens.size

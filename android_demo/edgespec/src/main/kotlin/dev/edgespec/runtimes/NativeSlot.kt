@@ -23,10 +23,9 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
 
     // -- the Target contract
 
-    override fun follow(tokens: Tokens): Int {
-        var same = super.follow(tokens)
-        if ((forgets && furthest - same > LONGEST_PASS) || held().any { it > same }) {
-            // exact keys or states that the next rows would read have been overwritten, or hold more: begin again
+    override fun crop(length: Int): Int {
+        var same = super.crop(length)
+        if (lost(same)) {
             marks.add(same) // what was gone back to once is likely to be gone back to again
             same = restart(same)
         } else {
@@ -34,6 +33,35 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         }
         certain = same
         return same
+    }
+
+    override fun cropped(length: Int): Int {
+        val same = super.cropped(length)
+        return if (lost(same)) checkpoints?.lengths?.lastOrNull { it <= same } ?: 0 else same
+    }
+
+    /** Whether exact keys or states that rows behind so many tokens would read are overwritten, or hold more. */
+    private fun lost(same: Int): Boolean = (forgets && furthest - same > LONGEST_PASS) || held().any { it > same }
+
+    override fun beginLike(other: Slot, length: Int): Int {
+        check(other is NativeSlot)
+        // what is moved by the next pass does not lie where it should yet
+        val same = other.cropped(minOf(length, other.moves.minOfOrNull { it[1] } ?: length))
+        if (same == 0) return crop(0)
+        val back = other.lost(same) // to a checkpoint
+        reserve(same)
+        checkpoints?.crop(0)
+        moves.clear()
+        tokens.crop(0)
+        tokens.push(other.tokens.slice(0, same))
+        certain = same
+        furthest = if (back) same else other.furthest
+        val lent = other.bytes.duplicate()
+        lent.limit(kv.nbytes(facts, same).toInt())
+        lent.position(0)
+        bytes.duplicate().also { it.position(0) }.put(lent)
+        other.checkpoints?.let { checkpoints?.share(it, same) }
+        return if (back) restart(same) else same
     }
 
     override fun mark(lengths: List<Int>, most: Int) {
@@ -69,6 +97,7 @@ class NativeSlot(model: Model, context: Int?, reserve: Int) : NativeRunner(model
         tokens.crop(left)
         moves.clear()
         furthest = left
+        certain = left
         return left
     }
 

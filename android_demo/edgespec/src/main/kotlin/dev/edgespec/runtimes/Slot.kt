@@ -33,11 +33,21 @@ abstract class Slot(val model: Model, context: Int?) : LayeredTarget, ScoringTar
     protected var pending: IntArray = IntArray(0)
     protected var pendingParents: IntArray? = null
 
-    override fun follow(tokens: Tokens): Int {
-        val same = this.tokens.commonPrefix(tokens)
-        this.tokens.crop(same)
-        return same
+    override fun follow(tokens: Tokens): Int = crop(this.tokens.commonPrefix(tokens))
+
+    override fun crop(length: Int): Int {
+        tokens.crop(length)
+        return tokens.size
     }
+
+    /** How many tokens [crop] would leave: at most [length]; fewer where states go back to a checkpoint. */
+    open fun cropped(length: Int): Int = minOf(length, tokens.size)
+
+    /**
+     * Hold the first tokens, at most [length], of what another slot over this model holds, copied without a pass; returns how
+     * many.  The other one stays as it is.
+     */
+    abstract fun beginLike(other: Slot, length: Int): Int
 
     override fun prefill(tokens: IntArray) {
         reserve(this.tokens.size + tokens.size)

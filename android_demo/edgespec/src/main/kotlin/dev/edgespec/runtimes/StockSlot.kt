@@ -80,6 +80,22 @@ class StockSlot(model: Model, context: Int?, reserve: Int) : Slot(model, context
         pendingParents = null
     }
 
+    override fun beginLike(other: Slot, length: Int): Int {
+        check(other is StockSlot)
+        val same = other.cropped(length)
+        reserve(same)
+        tokens.crop(0)
+        tokens.push(other.tokens.slice(0, same))
+        val width = facts.headDim
+        for ((name, bound) in cache) for (head in 0 until facts.kvHeads) {
+            val lent = other.cache.getValue(name).floats.duplicate()
+            lent.limit((head * other.capacity + same) * width)
+            lent.position(head * other.capacity * width)
+            bound.floats.duplicate().also { it.position(head * capacity * width) }.put(lent)
+        }
+        return same
+    }
+
     private fun move(floats: FloatBuffer, row: FloatArray, from: Int, to: Int) {
         val view = floats.duplicate()
         view.position(from)

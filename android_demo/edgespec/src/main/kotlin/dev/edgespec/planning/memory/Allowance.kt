@@ -20,10 +20,11 @@ private val CHEAPER = listOf("ngram", "ar") // methods without memory of their o
  * @property reason what was changed, in words; empty = nothing.
  * @property crowded whether idle KV of earlier requests must go first.
  * @property checkpoints most checkpoints of states.
+ * @property spare bytes of idle KV that may stay; null = any number.
  */
 class Admission(
     val method: String, val chunk: Int, val predicted: Long, val reason: String = "", val crowded: Boolean = false,
-    val checkpoints: Int = CHECKPOINTS,
+    val checkpoints: Int = CHECKPOINTS, val spare: Long? = null,
 )
 
 /** What an engine may take: private bytes beyond what its process has when it is made; [limit] null = no limit. */
@@ -53,7 +54,7 @@ class Allowance(private val manifest: Manifest, use: RunOptions, val limit: Long
             val kept = if (checkpoint > 0) minOf(CHECKPOINTS.toLong(), (limit - takes) / checkpoint).toInt() else 0
             val needs = showBytes(takes(base.copy(method = method, chunk = CHUNKS.last())))
             val reason = if (name == method) "" else "$method needs $needs, and ${showBytes(limit)} are free: $name instead"
-            return Admission(name, chunk, takes + kept * checkpoint, reason, takes + idle > limit, kept)
+            return Admission(name, chunk, takes + kept * checkpoint, reason, takes + idle > limit, kept, limit - takes)
         }
         val least = base.copy(method = "ar", chunk = CHUNKS.last())
         throw BudgetError(
