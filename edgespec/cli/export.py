@@ -245,7 +245,9 @@ def _add_golden(target: Path, manifest: Manifest, text: str, threads: int | None
     from edgespec.export.bundle.writer import save_manifest
     from edgespec.reports.golden import make_golden
 
-    manifest = manifest.model_copy(update={"golden": make_golden(target, text, threads)})
+    vectors, made_by = make_golden(target, text, threads)
+    provenance = manifest.provenance | {"golden": made_by}
+    manifest = manifest.model_copy(update={"golden": vectors, "provenance": provenance})
     save_manifest(target, manifest)
     return manifest
 

@@ -120,7 +120,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
             console.print(f"note: {note}", markup=False)
 
 
-_SHOWN = ("model", "traits", "notes", "text_half_of")  # of the provenance, elsewhere
+_SHOWN = ("model", "traits", "notes", "text_half_of", "golden")  # of the provenance, elsewhere
 
 
 def _devices(manifest: Manifest) -> str:

@@ -26,6 +26,8 @@ from edgespec.cli.common import (
 from edgespec.cli.groups import GroupedCommand
 from edgespec.drafters.registry import AR
 
+_MUST = "the bits are those of the export here, so weights or kernels are others"
+
 
 @click.command("verify", cls=GroupedCommand)
 @bundle_argument
@@ -52,7 +54,9 @@ def command(
     In strict mode every token must be equal.  Without it, or where a difference is found, the two logits are
     compared: a near-tie is named as such.  A graph that optimum made is tried first: where its rows depend on their
     neighbours, near-ties may differ in strict mode too.  With --temperature the proof needs a --seed and --acceptance
-    coupled.  Exits with 1 if a method fails.
+    coupled.  Golden vectors must be reproduced where bits are those of the export: by native operators everywhere, by
+    stock ones on the same processor and version of ONNX Runtime.  Digests of all that runs are taken again, whatever is
+    remembered.  Exits with 1 if something fails.
 
     \b
     edgespec verify demo
@@ -60,8 +64,13 @@ def command(
     edgespec verify demo --temperature 0.8 --seed 1 --acceptance coupled
     """
     from edgespec.cli.prompts import read_prompts
+    from edgespec.planning.memory.budget import show_bytes
+    from edgespec.reports.golden import why_free
     from edgespec.reports.proof import check_golden, prove
+    from edgespec.reports.running import check_running
 
+    if options["no_check"]:
+        raise click.UsageError("--no-check: nothing can be proven of files that were not compared")
     settings = make_settings(None, options)
     settings = settings.changed(ignore_eos=settings.grammar is None)  # one ends where it is complete
     sampling = settings.sampling
@@ -70,6 +79,7 @@ def command(
     if not sampling.greedy and (sampling.seed is None or sampling.acceptance != "coupled"):
         raise click.UsageError("sampled text can be compared only with --seed N and --acceptance coupled")
     engine = open_engine(bundle, options)
+    check_running(engine)  # before the work: a damaged bundle proves nothing
     wanted = list(dict.fromkeys(methods)) or [name for name in engine.methods if name != AR]
     if settings.drafts.proposers and not methods:
         wanted.append("chain")
@@ -81,12 +91,16 @@ def command(
     texts = read_prompts(engine, prompts, limit)
     with progress() as report:
         proofs = prove(engine, texts, settings, wanted, lambda done, of, what: report("verify", done, of, what))
-    golden = check_golden(engine) if engine.strict else (0, 0)
-    passed = all(proof.exact or (not strict and proof.lossless) for proof in proofs)
+    same, of = check_golden(engine) if engine.strict else (0, 0)
+    free = why_free(engine)
+    running = check_running(engine)  # drafts were loaded meanwhile
+    equal = all(proof.exact or (not strict and proof.lossless) for proof in proofs)
+    passed = equal and (same == of or bool(free)) and not running.unproven
     if as_json:
-        found = {"same": golden[0], "of": golden[1]}
+        made: dict[str, Any] = {"bundle": str(bundle), "strict": strict, "passed": passed}
+        golden = {"same": same, "of": of, "required": bool(of) and not free, "reason": free}
         rows = [proof.as_dict() for proof in proofs]
-        emit_json({"bundle": str(bundle), "strict": strict, "passed": passed, "golden": found, "methods": rows})
+        emit_json({**made, "checked": running.as_dict(), "golden": golden, "methods": rows})
     else:
         for proof in proofs:
             near = proof.lossless and not strict
@@ -101,9 +115,13 @@ def command(
                     f"  prompt {item.prompt}, token {item.position}: plain {item.expected}, {proof.method} {item.got}, "
                     f"logits {item.gap:.3g} standard deviations apart: {kind}"
                 )
-        if golden[1]:
-            # other processors round differently: informative, not a failure
-            click.echo(f"golden vectors: {golden[0]} of {golden[1]} reproduced on this machine")
+        if of:
+            note = "" if same == of else f": {free}, so near-ties may differ" if free else f": DIFFERENT: {_MUST}"
+            click.echo(f"golden vectors: {same} of {of} reproduced on this machine{note}")
+        kernels = f"native operators {running.native['version']}" if running.native else "stock operators"
+        click.echo(f"checked: SHA-256 of {running.files} files, {show_bytes(running.bytes)}, {kernels}")
+        for reason in running.unproven:
+            click.echo(f"UNPROVEN: {reason}")
         click.echo("passed" if passed else "FAILED")
     if not passed:
         sys.exit(1)

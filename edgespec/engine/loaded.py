@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
+from edgespec import __version__
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.ngram_store.store import NGramStore
 from edgespec.drafters.proposer import proposer_name
@@ -31,6 +32,7 @@ from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import OperatorChoice, choose_operators
 from edgespec.runtimes.opening import open_draft, open_target, share_target
 from edgespec.runtimes.options import LoadOptions
+from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
@@ -247,6 +249,11 @@ class LoadedBundle:
 
     def unproven(self) -> list[str]:
         """Why it cannot be said that what runs is this bundle, a sentence each; empty = it was checked."""
+        library = native_library()
+        if self.operators.kind == "native" and library.version not in ("", __version__):
+            self.bundle.checked.note(
+                f"the native operators are of version {library.version}, and this is {__version__}"
+            )
         return self.bundle.checked.unproven()
 
     # -- memory, and losing it ---------------------------------------------------------------------------------------

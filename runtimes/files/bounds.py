@@ -56,6 +56,9 @@ def _texts(provenance: dict[str, Any]) -> dict[str, Any]:
         lines = provenance.get(name, [])
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError(f"{name}: expected a list of texts")
+    golden = provenance.get("golden", {})
+    if not isinstance(golden, dict) or not all(isinstance(value, str) for value in golden.values()):
+        raise ValueError("golden: expected an object of texts")
     for name in ("model", "draft", "drafter", "text_half_of"):
         if not isinstance(provenance.get(name, ""), str):
             raise ValueError(f"{name}: expected a text")

@@ -262,5 +262,9 @@ EDGESPEC_EXPORT edgespec::abi::Status* RegisterCustomOps(edgespec::abi::SessionO
   return slot<Status* (*)(SessionOptions*, Domain*)>(g_api, kAddCustomOpDomain)(options, domain);
 }
 
+#ifndef EDGESPEC_VERSION  // built without CMake
+#define EDGESPEC_VERSION ""
+#endif
+EDGESPEC_EXPORT const char* edgespec_version() { return EDGESPEC_VERSION; }
 EDGESPEC_EXPORT const char* edgespec_isa() { return edgespec::kernels().name; }
 EDGESPEC_EXPORT const char* edgespec_isa_error() { return edgespec::kernels_error(); }

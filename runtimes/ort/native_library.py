@@ -23,11 +23,13 @@ class NativeLibrary:
         path: the library; None if it cannot be used.
         isa: the instruction set it uses here: avx512, avxvnni, avx2, i8mm, neon or scalar.
         reason: why it is used, or why not, in words.
+        version: of edgespec that it was built from; "" = it does not say.
     """
 
     path: Path | None
     isa: str
     reason: str
+    version: str = ""
 
 
 @cache
@@ -49,7 +51,16 @@ def native_library() -> NativeLibrary:
     if refused := _refused(path):
         return NativeLibrary(None, "", f"no native operators: {refused}")
     note = f" ({error.decode()})" if error else ""
-    return NativeLibrary(path, isa, f"native operators, {isa} kernels{note}")
+    return NativeLibrary(path, isa, f"native operators, {isa} kernels{note}", _version(library))
+
+
+def _version(library: ctypes.CDLL) -> str:
+    try:
+        said = library.edgespec_version
+    except AttributeError:  # of before it said so
+        return ""
+    said.restype = ctypes.c_char_p
+    return str(said().decode())
 
 
 def _refused(path: Path) -> str:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from edgespec import __version__
 from edgespec.decoding.accept import Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.rows import Rows
-from tests.cli.conftest import Command
+from edgespec.reports import running
+from edgespec.runtimes.files import checked
+from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.ort.native_library import native_library
+from tests.cli.conftest import Command, export
+from tests.conftest import TARGET
 
 QUICK = ("--limit", 3, "--max-new-tokens", 32)
 PROOF = {"method", "prompts", "tokens", "equal", "exact", "lossless", "differences"}
@@ -34,15 +43,18 @@ def test_a_good_bundle_passes(command: Command, demo: Path) -> None:
     assert result.code == 0
     lines = result.out.splitlines()
     assert lines[:3] == [f"{name}: exact: 8 of 8 prompts equal, 320 tokens compared" for name in DRAFTING]
-    assert lines[3:] == ["golden vectors: 8 of 8 reproduced on this machine", "passed"]
+    assert lines[3] == "golden vectors: 8 of 8 reproduced on this machine"
+    assert lines[4].startswith("checked: SHA-256 of ")
+    assert lines[5:] == ["passed"]
     assert result.err.startswith("verify: ")
 
 
 def test_json(command: Command, demo: Path) -> None:
     made = command("verify", demo, *QUICK, "--json").json
-    assert made.keys() == {"bundle", "strict", "passed", "golden", "methods"}
+    assert list(made) == ["bundle", "strict", "passed", "checked", "golden", "methods"]
+    assert list(made["checked"]) == ["files", "bytes", "onnxruntime", "native", "unproven"]
     assert (made["bundle"], made["strict"], made["passed"]) == (str(demo), True, True)
-    assert made["golden"] == {"same": 8, "of": 8}
+    assert made["golden"] == {"same": 8, "of": 8, "required": True, "reason": ""}
     assert [proof["method"] for proof in made["methods"]] == DRAFTING
     for proof in made["methods"]:
         assert proof.keys() == PROOF
@@ -64,7 +76,7 @@ def test_sampling_without_coupling_cannot_be_compared(command: Command, demo: Pa
 def test_without_strict_only_near_ties_may_differ(command: Command, demo: Path) -> None:
     made = command("verify", demo, "--max-new-tokens", 32, "--no-strict", "--json").json
     assert (made["strict"], made["passed"]) == (False, True)
-    assert made["golden"] == {"same": 0, "of": 0}
+    assert (made["golden"]["same"], made["golden"]["of"]) == (0, 0)
 
 
 @pytest.fixture
@@ -116,20 +128,95 @@ def test_a_text_that_only_ends_early_is_caught(command: Command, demo: Path, los
         json.loads(result.out)
 
 
-def test_golden_vectors_that_are_not_reproduced_are_reported_only(command: Command, demo: Path, tmp_path: Path) -> None:
-    other = Path(shutil.copytree(demo, tmp_path / "other"))
-    manifest = json.loads((other / "edgespec.json").read_text("utf-8"))
+def altered(folder: Path, demo: Path, change: Callable[[dict[str, Any], Path], None]) -> Path:
+    """A bundle made anew: something is changed, and all hashes are those of what is there."""
+    other = Path(shutil.copytree(demo, folder / "other"))
+    file = other / "edgespec.json"
+    manifest = json.loads(file.read_text("utf-8"))
+    change(manifest, other)
+    for name in manifest["files"]:
+        manifest["files"][name] = {"size": (other / name).stat().st_size, "sha256": sha256(other / name)}
+    file.write_text(json.dumps(manifest), "utf-8")
+    return other
+
+
+def other_weights(_: dict[str, Any], folder: Path) -> None:
+    content = bytearray((folder / "model.data").read_bytes())
+    content[: len(content) // 3] = bytes(value ^ 0x11 for value in content[: len(content) // 3])
+    (folder / "model.data").write_bytes(content)
+
+
+def other_golden(manifest: dict[str, Any], _: Path) -> None:
     manifest["golden"][0]["tokens"][-1] += 1
-    (other / "edgespec.json").write_text(json.dumps(manifest), "utf-8")
-    result = command("verify", other, *QUICK, "--method", "ngram")
+
+
+def of_another_processor(manifest: dict[str, Any], _: Path) -> None:
+    other_golden(manifest, _)
+    manifest["provenance"]["golden"] = {"operators": "stock", "processor": "another", "onnxruntime": "0"}
+
+
+@pytest.mark.parametrize("layout", ["native", "stock"])
+@pytest.mark.parametrize("change", [other_weights, other_golden])
+def test_golden_vectors_that_are_not_reproduced_fail(
+    command: Command, bundles: Callable[..., Path], tmp_path: Path, layout: str, change: Any, native: None
+) -> None:
+    """Of a bundle that was made anew nothing else can say that it is another one."""
+    made = export(tmp_path / "made", TARGET, "--operators", layout)
+    assert command("verify", made, *QUICK, "--operators", layout).code == 0
+    other = altered(tmp_path, made, change)
+    result = command("verify", other, *QUICK, "--operators", layout)
+    assert result.code == 1
+    assert " of 8 reproduced on this machine: DIFFERENT: the bits are those of the export here, so" in result.out
+    assert result.out.endswith("FAILED\n")
+    told = json.loads(command("verify", other, *QUICK, "--operators", layout, "--json").out)
+    assert (told["passed"], told["golden"]["required"]) == (False, True)
+    assert told["golden"]["same"] < told["golden"]["of"] == 8
+
+
+def test_golden_vectors_of_another_processor_are_reported_only(command: Command, demo: Path, tmp_path: Path) -> None:
+    """ONNX Runtime's operators round by processor and version."""
+    other = altered(tmp_path, demo, of_another_processor)
+    result = command("verify", other, *QUICK, "--method", "ngram", "--operators", "stock")
     assert result.code == 0
-    assert "golden vectors: 7 of 8 reproduced" in result.out
+    assert "they were made with processor another, and this is " in result.out
+
+
+def test_files_are_read_again_whatever_is_remembered(
+    command: Command, demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that changes a byte, and no time."""
+    other = Path(shutil.copytree(demo, tmp_path / "other"))
+    taken = checked.take_digest
+    monkeypatch.setattr(checked, "QUIET", -60.0)
+    command("info", other)
+    monkeypatch.setattr(checked, "take_digest", lambda path: taken(path)._replace(sha256="0" * 64))
+    monkeypatch.setattr(checked, "_keeps_times", lambda _: True)
+    command("verify", other, *QUICK).refused(1, "altered", "hint: ")
+
+
+def test_what_was_not_checked_is_not_proven(command: Command, demo: Path, tmp_path: Path) -> None:
+    command("verify", demo, "--no-check").refused(2, "nothing can be proven of files that were not compared")
+    other = Path(shutil.copytree(demo, tmp_path / "other"))
+    (other / "chat_template.jinja").write_text("x", "utf-8")
+    result = command("verify", other, *QUICK, "--method", "ngram")
+    assert result.code == 1
+    assert "UNPROVEN: chat_template.jinja is in the folder, but the manifest does not list it" in result.out
+
+
+@pytest.mark.parametrize("version", ["", "0.0.1"])
+def test_native_operators_of_another_version_fail(
+    command: Command, demo: Path, monkeypatch: pytest.MonkeyPatch, native: None, version: str
+) -> None:
+    library = replace(native_library(), version=version)
+    monkeypatch.setattr(running, "native_library", lambda: library)
+    shown = f"native operators of version {version or 'unknown'}: expected {__version__}"
+    command("verify", demo, *QUICK, "--operators", "native").refused(1, shown, "install edgespec again")
 
 
 def test_golden_vectors_that_do_not_fit_are_left_out(command: Command, demo: Path, tmp_path: Path) -> None:
     (tmp_path / "p.txt").write_text("My\n", "utf-8")
     wanted = ("verify", demo, "--prompts", tmp_path / "p.txt", "--max-new-tokens", 4)
-    assert command(*wanted, "--context", 12, "--json").json["golden"] == {"same": 0, "of": 0}
+    assert command(*wanted, "--context", 12, "--json").json["golden"]["of"] == 0
     assert "golden" not in command(*wanted, "--context", 12).out
 
 

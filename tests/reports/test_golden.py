@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
 from edgespec.reports import golden
 from edgespec.reports.proof import check_golden
 from edgespec.runtimes.files.manifest import GoldenVector
@@ -20,7 +21,8 @@ TEXT = "First line of the text here\n\nok\n" + "".join(f"This is line number {n}
 
 
 def test_golden_vectors_are_what_plain_decoding_writes(bundle: Callable[..., Path], engine: Get) -> None:
-    vectors = golden.make_golden(bundle("int4"), TEXT, THREADS)
+    vectors, made_by = golden.make_golden(bundle("int4"), TEXT, THREADS)
+    assert made_by == golden.made_by(load(bundle("int4"), threads=THREADS))
     assert len(vectors) == golden.PROMPTS
     lines = [engine().codec.encode(line) for line in TEXT.splitlines()]
     for vector in vectors:
@@ -30,7 +32,7 @@ def test_golden_vectors_are_what_plain_decoding_writes(bundle: Callable[..., Pat
         for method in ("ar", "ngram", "self-spec", "speculative"):
             made = engine().generate(vector.prompt, method=method, max_new_tokens=golden.NEW_TOKENS)
             assert made.tokens == vector.tokens
-    assert golden.make_golden(bundle("int4"), TEXT, THREADS) == vectors
+    assert golden.make_golden(bundle("int4"), TEXT, THREADS)[0] == vectors
 
 
 @pytest.mark.parametrize("text, count", [("a\nb\n" * 40, 8), ("word " * 400, 1), ("x", 1)])
