@@ -28,12 +28,14 @@ __version__ = "0.1.0"
 __all__ = [
     "EdgespecError",
     "Engine",
+    "ExportOptions",
     "Grammar",
     "LoadOptions",
     "Result",
     "SamplingParams",
     "Settings",
     "__version__",
+    "export",
     "load",
 ]
 
@@ -45,10 +47,13 @@ if TYPE_CHECKING:
     from edgespec.engine.loading import load
     from edgespec.engine.result import Result
     from edgespec.errors import EdgespecError
+    from edgespec.export.front import export
+    from edgespec.export.options import ExportOptions
     from edgespec.runtimes.options import LoadOptions
 
 _WHERE = {
     "Engine": "edgespec.engine.engine",
+    "ExportOptions": "edgespec.export.options",
     "Grammar": "edgespec.decoding.constraint",
     "LoadOptions": "edgespec.runtimes.options",
     "Result": "edgespec.engine.result",
@@ -59,10 +64,16 @@ _WHERE = {
 }
 
 
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Import public names on first use: `edgespec --help` must not wait for numpy or ONNX Runtime."""
-    if name in _WHERE:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name == "export":
+        return import_module("edgespec.export")  # a package that can be called
+    if name in _WHERE:
         return getattr(import_module(_WHERE[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,6 +6,8 @@ with 1; it never shows a traceback for one of these.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class EdgespecError(Exception):
     """Base of all errors raised on purpose.
@@ -27,6 +29,16 @@ class EdgespecError(Exception):
 def first_line(error: BaseException) -> str:
     """What a library's error says, in a line."""
     return next(iter(str(error).splitlines()), type(error).__name__)
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> InvalidRequest:
+    """Make the error of a name that is none of ``known``: it suggests the nearest one, or lists all."""
+    from difflib import get_close_matches
+
+    names = sorted(known)
+    near = get_close_matches(name, names, 1)
+    hint = f"did you mean {near[0]!r}?" if near else f"there are: {', '.join(names)}"
+    return InvalidRequest(f"unknown {what} {name!r}", hint)
 
 
 class ExportError(EdgespecError):

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, fields, replace
 from typing import Any, SupportsIndex, get_args
 
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, unknown_name
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
 from edgespec.runtimes.files.kv import CHECKPOINTS
@@ -81,7 +81,7 @@ class LoadOptions:
         """
         known = {field.name for field in fields(self)}
         if unknown := changes.keys() - known:
-            raise InvalidRequest(f"unknown load option {min(unknown)!r}", f"options: {', '.join(sorted(known))}")
+            raise unknown_name("load option", min(unknown), known)
         return replace(self, **changes)
 
     def resolve(self, manifest: Manifest) -> RunOptions:

@@ -28,12 +28,14 @@ ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
     "EdgespecError",
     "Engine",
+    "ExportOptions",
     "Grammar",
     "LoadOptions",
     "Result",
     "SamplingParams",
     "Settings",
     "__version__",
+    "export",
     "load",
 ]
 

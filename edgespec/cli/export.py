@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shlex
 import time
-from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,16 +147,15 @@ def command(
     edgespec export ./Llama-3.2-3B --recipe laptop-3b-chat --draft ./Llama-3.2-1B
     edgespec export ./model --dry-run --json
     """
-    from edgespec.export.bundle.writer import staged_folder
+    from edgespec.export.front import write_bundle
     from edgespec.export.options import ExportOptions
     from edgespec.export.pipeline import Exporter
 
     target = output or default_output(model)
     if target.resolve() == Path.cwd():
         raise click.UsageError("the bundle cannot take the place of the current folder: name another with -o")
-    search = target.parent / f".{target.name}.search"  # kept when interrupted: the next try goes on from there
     recipe, name = None, rest.pop("recipe")
-    asked: dict[str, Any] = {"model": model, "output": target, "format": form, "keep_search": search, **rest}
+    asked: dict[str, Any] = {"model": model, "output": target, "format": form, **rest}
     if name is not None:
         recipe, asked = with_recipe(name, model, asked)
     if asked["target_size"] is not None:
@@ -170,15 +167,7 @@ def command(
         return
     start = time.perf_counter()
     with progress() as report:
-        exporter = Exporter(options, report)
-        with staged_folder(target, options.overwrite) as folder:  # the bundle's name appears when all of it is there
-            exporter.options = replace(options, output=folder)
-            manifest = exporter.run()
-            report("golden", 0, 1, "plain decoding of the test prompts")
-            manifest = _add_golden(folder, manifest, exporter.text, options.threads)
-            report("golden", 1, 1, "done")
-    with suppress(OSError):  # another search is in there
-        search.rmdir()
+        manifest = write_bundle(options, report)
     seconds = time.perf_counter() - start
     if (warning := _low_agreement(manifest)) is not None:
         click.echo(warning, err=True)
@@ -239,17 +228,6 @@ def _explain(manifest: Manifest) -> None:
                 f"at acceptance {part.measured[0].acceptance[0]:.2f}"
                 + ("" if part.predicted_speedup >= WORTH else ": hardly worth it here")
             )
-
-
-def _add_golden(target: Path, manifest: Manifest, text: str, threads: int | None) -> Manifest:
-    from edgespec.export.bundle.writer import save_manifest
-    from edgespec.reports.golden import make_golden
-
-    vectors, made_by = make_golden(target, text, threads)
-    provenance = manifest.provenance | {"golden": made_by}
-    manifest = manifest.model_copy(update={"golden": vectors, "provenance": provenance})
-    save_manifest(target, manifest)
-    return manifest
 
 
 def _show_plan(plan: dict[str, Any], as_json: bool) -> None:

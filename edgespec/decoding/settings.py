@@ -10,7 +10,7 @@ from edgespec.decoding.accept import EXACT, Accept
 from edgespec.decoding.constraint import Grammar
 from edgespec.decoding.drafter import Proposer
 from edgespec.decoding.sampling import SamplingParams
-from edgespec.errors import InvalidRequest
+from edgespec.errors import InvalidRequest, unknown_name
 
 MAX_NEW_TOKENS = 128  # of a text that nothing ends
 MOST_CYCLES = 16
@@ -149,8 +149,7 @@ class Settings:
         """
         mine, sampling, drafts = (set(of.__dataclass_fields__) for of in (Settings, SamplingParams, DraftOptions))
         if unknown := [name for name in changes if name not in mine | sampling | drafts]:
-            known = ", ".join(sorted(mine | sampling | drafts))
-            raise InvalidRequest(f"unknown setting {unknown[0]!r}", f"settings: {known}")
+            raise unknown_name("setting", unknown[0], mine | sampling | drafts)
         if isinstance(changes.get("stop"), str):
             changes["stop"] = (changes["stop"],)
         if isinstance(changes.get("accept"), str):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from edgespec.decoding.request import Round
 from edgespec.decoding.stats import Stats
 
+SHOWN = 60  # characters of a text in a representation
 Finish = Literal["eos", "length", "context", "stop", "cancelled"]
 
 
@@ -18,9 +19,9 @@ def of_all(claims: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """What a request gave.
+    """What a request gave; ``str`` of it is its text.
 
     Attributes:
         text: the new text, without stop string and special tokens.
@@ -64,6 +65,14 @@ class Result:
     predicted_bytes: int = 0
     model_sampling: dict[str, float] = field(default_factory=dict)
     unproven: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return self.text
+
+    def __repr__(self) -> str:
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        how = f"{len(self.tokens)} tokens, finish={self.finish!r}, method_used={self.method_used!r}"
+        return f"<Result {text!r}, {how}, exact={self.exact}>"
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; the keys are stable."""

@@ -71,7 +71,14 @@ def resolve(model: str, revision: str | None = None, weights: bool = True) -> Pa
     if model.startswith(BUILTIN):
         name = model.removeprefix(BUILTIN)
         if name not in (*builtin_names(), *builtin_heads(), *builtin_drafters()):
-            known = f"embedded models: {', '.join(builtin_names())}; heads: {', '.join(builtin_heads())}"
+            known = "; ".join(
+                f"{kind}: {', '.join(names)}"
+                for kind, names in (
+                    ("embedded models", builtin_names()),
+                    ("drafters", builtin_drafters()),
+                    ("heads", builtin_heads()),
+                )
+            )
             raise ExportError(f"no embedded model {name!r}", known)
         return Path(str(resources.files("edgespec") / "builtin" / name))
     path = Path(model).expanduser()

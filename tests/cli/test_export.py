@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import edgespec.reports.golden
 from edgespec.cli.export import FORMATS, QUANTIZERS
 from edgespec.errors import InvalidRequest
 from edgespec.export.quantization import quantizers
@@ -179,7 +178,7 @@ def test_a_bundle_appears_only_with_its_golden_vectors(
 
     old = export(elsewhere / "old", TARGET)
     before = sorted((path.name, path.stat().st_mtime_ns) for path in old.iterdir())
-    monkeypatch.setattr(edgespec.reports.golden, "make_golden", fail)
+    monkeypatch.setattr("edgespec.export.front.make_golden", fail)
     for more in (("-o", "new"), ("-o", "old", "--overwrite")):
         result = command("export", TARGET, *more)
         assert (result.code, result.out) == (130 if isinstance(error, KeyboardInterrupt) else 1, "")

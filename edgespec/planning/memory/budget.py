@@ -17,7 +17,7 @@ from edgespec.errors import InvalidRequest
 UNITS = {"": 1, "b": 1} | {
     prefix + ending: base**power
     for power, prefix in enumerate("kmgt", 1)
-    for ending, base in (("b", 1000), ("ib", 1024))
+    for ending, base in (("", 1024), ("b", 1000), ("ib", 1024))  # 1G is 1GiB, as for systemd, Docker and the JVM
 }
 _NUMBER = re.compile(r"([0-9]{1,30}(?:\.[0-9]{1,30})?|\.[0-9]{1,30})\s*([A-Za-z]{0,3})")
 
@@ -35,7 +35,7 @@ def parse_bytes(text: str | int) -> int:
         shown = str(text) if len(str(text)) < 80 else f"{str(text)[:77]}..."
         raise InvalidRequest(
             f"{shown!r} is no amount of memory: expected a positive number of bytes",
-            "write it like 1.5GiB, 900MB or 2000000000; units are B, KB, MB, GB, TB and KiB, MiB, GiB, TiB",
+            "write it like 1.5GiB, 900MB or 2000000000; units are B, KB, MB, GB, TB and KiB, MiB, GiB, TiB; 1G is 1GiB",
         )
     return found
 

@@ -1,0 +1,97 @@
+"""The front door of an export: a model in, a whole bundle out, golden vectors included."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, get_args
+
+from edgespec.errors import ExportError, InvalidRequest, unknown_name
+from edgespec.export.bundle.source_model import Progress
+from edgespec.export.bundle.writer import save_manifest, staged_folder
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
+from edgespec.planning.memory.budget import parse_bytes
+from edgespec.reports.golden import make_golden
+from edgespec.runtimes.files.manifest import Format, Manifest
+
+
+def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:
+    """Write the bundle that the options ask for; its name appears when all of it is there.
+
+    Args:
+        options: what to export, and where to.
+        progress: is told stage, steps done, all steps, and what is done.
+
+    Raises:
+        ExportError: anything about the source, the options or the disk; nothing is left behind.
+    """
+    if options.output.resolve() == Path.cwd():
+        raise ExportError("the bundle cannot take the place of the current folder", "name another one")
+    # kept when interrupted: the next try goes on from there
+    search = options.keep_search or options.output.parent / f".{options.output.name}.search"
+    exporter = Exporter(replace(options, keep_search=search), progress)
+    with staged_folder(options.output, options.overwrite) as folder:
+        exporter.options = replace(exporter.options, output=folder)
+        manifest = exporter.run()
+        progress("golden", 0, 1, "plain decoding of the test prompts")
+        vectors, made_by = make_golden(folder, exporter.text, options.threads)
+        provenance = manifest.provenance | {"golden": made_by}
+        manifest = manifest.model_copy(update={"golden": vectors, "provenance": provenance})
+        save_manifest(folder, manifest)
+        progress("golden", 1, 1, "done")
+    with suppress(OSError):  # another search is in there
+        search.rmdir()
+    return manifest
+
+
+def export(
+    model: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    options: ExportOptions | None = None,
+    *,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Path:
+    """Export a model, as ``edgespec export`` does; ``edgespec.load`` opens what it returns.
+
+    Args:
+        model: folder, .gguf file, hub id or ``builtin:NAME``.
+        output: the bundle's folder.
+        options: how.
+        progress: is told stage, steps done, all steps, and what is done.
+        **changes: fields of ``ExportOptions`` (methods, format, draft, context, overwrite, ...), set on top.
+
+    Returns:
+        the bundle's folder.
+
+    Raises:
+        ExportError: anything about the source, the options or the disk; nothing is left behind.
+        InvalidRequest: an unknown option, or one of another type.
+    """
+    for name, value in (("model", model), ("output", output)):
+        if not isinstance(value, (str, os.PathLike)):
+            raise InvalidRequest(f"{name} is {value!r}: expected a name or a folder")
+    known = {field.name for field in fields(ExportOptions)} - {"model", "output"}
+    if unknown := changes.keys() - known:
+        raise unknown_name("export option", min(unknown), known)
+    for name in ("methods", "heads", "attention", "devices", "device_precisions"):
+        if isinstance(changes.get(name), str):
+            changes[name] = (changes[name],)
+    for name in ("calibration", "skip_set", "keep_search"):
+        if isinstance(changes.get(name), str):
+            changes[name] = Path(changes[name])
+    if isinstance(changes.get("target_size"), str):
+        changes["target_size"] = parse_bytes(changes["target_size"])
+    if (form := changes.get("format", "int4")) not in get_args(Format):
+        raise InvalidRequest(f"format {form!r}: expected one of {', '.join(get_args(Format))}")
+    folder = Path(output)
+    base = options or ExportOptions(os.fspath(model), folder)
+    write_bundle(replace(base, model=os.fspath(model), output=folder, **changes), progress or _silent)
+    return folder
+
+
+def _silent(stage: str, done: int, of: int, detail: str) -> None:
+    pass
