@@ -187,3 +187,21 @@ def test_a_device_is_refused(bundle: Callable[[Format], Path]) -> None:
         choice = choose_method(engine.bundle.manifest, "eagle")
         with pytest.raises(InvalidRequest, match="hidden states"):
             check_device("webgpu", choice)
+
+
+def test_conversations_keep_their_entries(bundle: Callable[[Format], Path], operators: Operators) -> None:
+    """A drafter lives on its session: neither it nor the target reads the text of the other conversation again."""
+    prompts = [[5 + (at * step) % 200 for at in range(150)] for step in (3, 7)]
+    written: list[tuple[list[int], list[int]]] = []
+    with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
+        for turn in range(3):
+            for at, prompt in enumerate(prompts):
+                found = engine.generate(prompt, GREEDY, method="eagle")
+                assert found.stats.dropped_reason is None
+                assert found.stats.drafted > 0
+                assert found.stats.reused_tokens >= (len(prompt) - 20 if turn else 0)  # of 232 and more
+                written.append((prompt, found.tokens))
+                prompts[at] = [*prompt, *found.tokens, *prompt[:9]]
+        for prompt, tokens in written:
+            engine.sessions.clear()
+            assert engine.generate(prompt, GREEDY, method="ar").tokens == tokens

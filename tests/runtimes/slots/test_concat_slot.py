@@ -263,3 +263,23 @@ def test_what_the_graph_cannot_do_is_refused(opened: Opened, wrong: Callable[[Sl
 def test_the_proto_and_the_session_say_the_same(opened: Opened, tmp_path: Path) -> None:
     source = write_export(tmp_path, CONFIG, hf.SEEDS[NAME])
     assert ForeignGraph(source / "model.onnx").ports == ConcatPorts.of_session(opened().model.session)
+
+
+@pytest.mark.parametrize("graph", GRAPHS)
+@pytest.mark.parametrize("length", [0, 1, 20, 40])
+def test_a_slot_begins_like_another(opened: Opened, graph: str, length: int) -> None:
+    lender, other, fresh = (opened("fp32", graph) for _ in range(3))
+    tokens, guesses = text(30), np.array([3, 4, 5])
+    other.prefill(text(12, 1))
+    lender.prefill(tokens)
+    lender.forward(guesses)
+    lender.keep([])
+    assert other.begin_like(lender, length) == min(length, 30)
+    fresh.prefill(tokens[:length])
+    for slot in (other, fresh):
+        slot.forward(guesses)
+        slot.keep([0, 1])
+    assert other.tokens == fresh.tokens
+    assert lender.tokens == tokens
+    for name, kept in fresh.snapshot().items():
+        np.testing.assert_array_equal(other.snapshot()[name], kept)
