@@ -21,6 +21,7 @@ import os
 import sys
 import time
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,7 +86,12 @@ def _keeps_times(handle: int) -> bool:
     if sys.platform != "linux":
         return False
     found = (ctypes.c_long * 64)()
-    return ctypes.CDLL(None).fstatfs(handle, found) == 0 and found[0] & 0xFFFFFFFF in _KEEPS_TIMES
+    return _libc().fstatfs(handle, found) == 0 and found[0] & 0xFFFFFFFF in _KEEPS_TIMES
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _written_back(handle: int) -> bool:

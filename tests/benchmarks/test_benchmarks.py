@@ -53,6 +53,14 @@ def test_attention(figures: Run) -> None:
     assert set(found["speed_over_onnxruntime"]) == {"f16"}
 
 
+def test_checking(figures: Run, bundles: Callable[..., Path]) -> None:
+    found = figures("checking", bundles("stock"), "--operators", "stock", "--threads", 1, "--pairs", 2)
+    assert set(found["load_ms"]) == {"without", "remembered", "taken"}
+    assert set(found["share"]) == set(found["over_without"]) == {"remembered", "taken"}
+    assert found["bytes"] > 0
+    assert found["read"] >= 0
+
+
 def test_wide_heads(figures: Run, tmp_path: Path) -> None:
     source = hf.write_checkpoint(tmp_path / "source", wide_config(256, positions=128), seed=1)
     Exporter(ExportOptions(str(source), tmp_path / "out", ["ngram"], "int4", operators="stock")).run()

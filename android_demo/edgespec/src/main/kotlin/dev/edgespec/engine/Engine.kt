@@ -66,6 +66,10 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
     private val library = options.library
     private val wantedOperators = options.operators
     val strict: Boolean = options.strict
+
+    /** Why nothing is certain of what runs, a sentence each; empty = all files were compared with their SHA-256. */
+    val unproven: List<String> =
+        if (options.check) emptyList() else listOf("the files were not compared with their SHA-256 (no check)")
     val context: Int = options.context ?: manifest.target.facts.context
     val operators: OperatorChoice = chooseOperators(options.operators, manifest.target, options.library)
     val attention: AttentionChoice

@@ -117,8 +117,9 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             methodRequested = settings.method,
             methodUsed = used,
             reason = reason(),
-            lossless = settings.accept.lossless,
-            exact = engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact()),
+            lossless = said(settings.accept.lossless),
+            exact = said(engine.strict && rounds.keepsText && (used == "ar" || engine.rowsExact())),
+            unproven = engine.unproven,
             approximations = engine.approximations + settings.accept.approximations,
             operators = engine.operators.kind,
             draftAttention = draftAttention,
@@ -127,6 +128,9 @@ internal class Request(private val engine: Engine, private val prompt: IntArray,
             modelSampling = keptOfModel(engine.defaults.sampling, settings.sampling),
         )
     }
+
+    /** A claim, where what ran was checked. */
+    private fun said(claim: Boolean): Boolean? = claim.takeUnless { claim && engine.unproven.isNotEmpty() }
 
     /** The coarser keys that this request's drafts read. */
     private val draftAttention: String?

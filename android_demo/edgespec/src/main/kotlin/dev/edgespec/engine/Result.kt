@@ -3,6 +3,9 @@ package dev.edgespec.engine
 import dev.edgespec.decoding.Round
 import dev.edgespec.decoding.Stats
 
+/** Whether all of these hold: false where one does not, else null where one cannot be said. */
+internal fun ofAll(claims: List<Boolean?>): Boolean? = if (false in claims) false else if (null in claims) null else true
+
 /** What a request gave; fields and their meaning are those of the Python side. */
 class Result(
     val text: String,
@@ -12,14 +15,15 @@ class Result(
     val methodRequested: String?,
     val methodUsed: String,
     val reason: String,
-    val lossless: Boolean,
-    val exact: Boolean,
+    val lossless: Boolean?, // null: see [unproven]
+    val exact: Boolean?,
     val approximations: List<String>,
     val operators: String,
     val draftAttention: String? = null,
     val logprobs: DoubleArray? = null,
     val predictedBytes: Long = 0,
     val modelSampling: Map<String, Double> = emptyMap(),
+    val unproven: List<String> = emptyList(), // why those two cannot be said, a sentence each: something was not checked
 ) {
     val device = "cpu"
 
@@ -27,6 +31,7 @@ class Result(
     fun asMap(): Map<String, Any?> = linkedMapOf(
         "text" to text, "tokens" to tokens.toList(), "finish" to finish, "method_requested" to methodRequested,
         "method_used" to methodUsed, "reason" to reason, "lossless" to lossless, "exact" to exact,
+        "unproven" to unproven,
         "approximations" to approximations, "operators" to operators, "device" to device,
         "stats" to stats.asMap() + ("predicted_bytes" to predictedBytes),
     ).apply {

@@ -3,6 +3,7 @@ package dev.edgespec.reports
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Engine
 import dev.edgespec.engine.Result
+import dev.edgespec.engine.ofAll
 import java.util.Locale
 import java.util.Random
 import kotlin.math.roundToInt
@@ -33,8 +34,8 @@ class MethodFigures(val method: String) {
             "pairs" to ratios.size,
             "tokens_per_round" to if (rounds > 0) results.sumOf { it.stats.tokens }.toDouble() / rounds else 0.0,
             "acceptance_rate" to if (drafted > 0) results.sumOf { it.stats.accepted }.toDouble() / drafted else 0.0,
-            "lossless" to results.all { it.lossless },
-            "exact" to results.all { it.exact },
+            "lossless" to ofAll(results.map { it.lossless }),
+            "exact" to ofAll(results.map { it.exact }),
             "same_text" to sameText,
             "runs" to results.size,
             "reason" to results.last().reason,

@@ -95,6 +95,16 @@ class RobustnessTest {
     }
 
     @Test
+    fun `nothing is called exact where nothing was checked`() {
+        for (check in listOf(true, false)) {
+            val result = loadNative(check = check).use { it.generate("ROMEO:", Settings(method = "ngram", maxNewTokens = 8)) }
+            assertEquals(if (check) true else null, result.exact)
+            assertEquals(if (check) true else null, result.lossless)
+            assertEquals(check, result.unproven.isEmpty())
+        }
+    }
+
+    @Test
     fun `a graph that is none is refused even where nothing is checked`() = withCopy { folder ->
         val file = File(folder, "model.native.onnx").takeIf { it.isFile } ?: folder.walk().first { it.name.contains("native") && it.extension == "onnx" }
         file.writeBytes(ByteArray(file.length().toInt()) { 7 })
