@@ -182,6 +182,7 @@ class Jobs:
                 text = choice.add(event)
                 left -= event.result is not None
                 yield choice, text, event
+                await asyncio.sleep(0)  # many events may wait already: others are to be answered between them
         finally:
             job.cancel()
 

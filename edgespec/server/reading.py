@@ -25,6 +25,7 @@ from edgespec.decoding.loop import check_prompt
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.errors import EdgespecError, InvalidRequest
+from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.server.requests import IGNORED, MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
@@ -33,6 +34,7 @@ Kind = Literal["completion", "chat"]
 COMPLETION_TOKENS = 16  # what the API writes where a completion does not say how much
 MEMORY = 3 << 29  # bytes that the process may have
 _KINDS = ("str", "int", "list", "dict")
+TRIM_EVERY = 5.0  # seconds between two times that what large requests took goes back to the system
 STARTING = 60  # seconds of processor time to open a tokenizer
 
 
@@ -240,6 +242,7 @@ def serve(known: Known) -> None:
             found, prompts = reader.read("chat" if chat else "completion", body)
             told |= found
         _write(stdout, told, prompts)
+        trim_memory(TRIM_EVERY)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import signal
 import socket
 import sys
@@ -95,6 +96,7 @@ class Server(uvicorn.Server):
             timeout_graceful_shutdown=round(limits.grace) + 10,  # texts end by themselves before
         )
         super().__init__(config)
+        logging.getLogger("asyncio").setLevel(logging.ERROR)  # clients that leave are no news
         self._socket, self._limits, self._say, self._started = sock, limits, say, started
         self._scheduler: Scheduler = app.state.scheduler
         self._accepting: asyncio.Task[None] | None = None

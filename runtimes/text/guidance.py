@@ -119,7 +119,7 @@ class Guidance:
         if len(grammar.text) > MOST:
             raise InvalidRequest(f"a grammar of {len(grammar.text)} characters: expected at most {MOST}")
         try:
-            matcher = LLMatcher(self._tokenizer, _translated(grammar))
+            matcher = LLMatcher(self._tokenizer, _translated(grammar), log_level=0)  # it would write on stderr
             problem = matcher.get_error()
         except ValueError as error:
             problem = str(error)

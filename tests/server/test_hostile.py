@@ -12,7 +12,8 @@ import pytest
 
 from tests.fuzz.http import try_all
 from tests.server.conftest import Served, start, stop
-from tests.stress.hostile import ATTACKS, Place, attack
+from tests.stress.attacks import ATTACKS, Place
+from tests.stress.hostile import attack
 
 SECONDS = 6.0
 EXAMPLES = 25

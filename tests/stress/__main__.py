@@ -17,7 +17,7 @@ from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.process import one_arena
 from tests.conftest import DRAFT, HEAD_METHODS, OPERATORS, TARGET
 from tests.server.conftest import start, stop
-from tests.stress import hostile
+from tests.stress import attacks, hostile
 from tests.stress.jobs import JOBS
 from tests.stress.kills import EVENTS, Place, disturb
 from tests.stress.life import Life, live, open_and_close
@@ -80,7 +80,7 @@ def attacked(work: Path, seconds: float, threads: int, seed: int) -> tuple[dict[
     served = start(bundle(work / "native", "native"), "--name", "demo", "--arrive", "10", threads=threads)
     try:
         host, _, port = served.url.removeprefix("http://").partition(":")
-        found = hostile.attack(hostile.Place(host, int(port), "demo"), seconds, served.process.pid, seed)
+        found = hostile.attack(attacks.Place(host, int(port), "demo"), seconds, served.process.pid, seed)
     finally:
         said = stop(served)
     bad = [*found.bad, *(["a traceback in the log"] if "Traceback" in said else [])]

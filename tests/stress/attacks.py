@@ -1,0 +1,186 @@
+"""What clients that mean harm do to a server: eight kinds of them.
+
+Each is one round, which yields what it was answered.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import httpx
+
+WAIT = 60.0  # seconds after which a client gives up
+
+
+@dataclass(frozen=True)
+class Place:
+    """A server.
+
+    Attributes:
+        host, port: where.
+        model: its name.
+        key: that it asks for.
+    """
+
+    host: str
+    port: int
+    model: str
+    key: str = "none"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.host}:{self.port}"
+
+    def head(self, path: str, *headers: str) -> bytes:
+        """Line and headers of a request."""
+        lines = [f"POST {path} HTTP/1.1", f"Host: {self.host}:{self.port}", "Content-Type: application/json"]
+        return "\r\n".join([*lines, f"Authorization: Bearer {self.key}", *headers, "", ""]).encode()
+
+    @contextmanager
+    def connected(self) -> Iterator[socket.socket]:
+        with socket.create_connection((self.host, self.port), timeout=WAIT) as sock:
+            yield sock
+
+
+Attack = Callable[[Place, Random], Iterator[str]]  # yields what it was answered
+
+
+def _posted(place: Place, path: str, body: bytes) -> str:
+    headers = {"Authorization": f"Bearer {place.key}", "Content-Type": "application/json"}
+    return str(httpx.post(f"{place.url}{path}", content=body, headers=headers, timeout=WAIT).status_code)
+
+
+def _completion(place: Place, **change: Any) -> str:
+    asked = {"model": place.model, "prompt": "x", "max_tokens": 2} | change
+    return _posted(place, "/v1/completions", json.dumps(asked).encode())
+
+
+def _answer(sock: socket.socket) -> str:
+    """Status of what comes, read to its end."""
+    found = b""
+    with suppress(ConnectionError):
+        while piece := sock.recv(1 << 16):
+            found = (found + piece)[:64]
+    status = re.match(rb"HTTP/1.1 (\d+)", found)
+    return status[1].decode() if status else "closed"
+
+
+def large_prompts(place: Place, random: Random) -> Iterator[str]:
+    """A prompt, or very many, of nearly a MiB."""
+    yield _completion(place, prompt="a b " * 250_000)
+    yield _completion(place, prompt=["x"] * 200_000)
+    yield _completion(place, prompt=["word " * 6000] * 32, n=16)
+    yield _completion(place, prompt=[random.randrange(300) for _ in range(180_000)])
+
+
+def heavy_grammars(place: Place, random: Random) -> Iterator[str]:
+    """Schemas and expressions that take long to compile, each another one."""
+    own = random.randrange(10**6)
+    for count in (20_000, 5000, 500):
+        shape = {
+            "type": "object",
+            "properties": {f"{own}{number:x}" if count < 5000 else f"{number:x}": {} for number in range(count)},
+        }
+        form = {"type": "json_schema", "json_schema": {"schema": shape | {"title": str(own)}}}
+        yield _completion(place, response_format=form)
+    yield _completion(place, edgespec={"regex": f"((a{{1,100}}){{1,100}}){{1,100}}{own}"})
+    yield _completion(
+        place, edgespec={"lark": "start: " + " | ".join(f'"{own} {number}" start' for number in range(3000))}
+    )
+
+
+def deep_and_wide(place: Place, random: Random) -> Iterator[str]:
+    """Messages and tools that nest, or are many; JSON without an end."""
+    chat = {"model": place.model, "max_tokens": 2}
+    nested: Any = "x"
+    for _ in range(random.randrange(100, 900)):
+        nested = [nested]
+    said = [{"role": "user", "content": "x"}]
+    for change in (
+        {"messages": [{"role": "user", "content": nested}]},
+        {"messages": said, "tools": [{"deep": nested}]},
+        {
+            "messages": said,
+            "tools": [{"type": "function", "function": {"name": f"f{number}"}} for number in range(15_000)],
+        },
+        {"messages": said * 20_000},
+        {"messages": [{"role": "user", "content": "x y " * 200_000}]},
+    ):
+        yield _posted(place, "/v1/chat/completions", json.dumps(chat | change).encode())
+    yield _posted(place, "/v1/completions", b"[" * 500_000)
+
+
+def many_fields(place: Place, random: Random) -> Iterator[str]:
+    """Very many stop strings and biases, endless names."""
+    yield _completion(place, stop=["ab"] * 150_000)
+    yield _completion(place, logit_bias={str(number): -100 for number in range(60_000)})
+    yield _completion(place, **{f"field{number}": random.random() for number in range(30_000)})
+    yield _completion(place, model="x" * 900_000)
+
+
+def small_pieces(place: Place, random: Random) -> Iterator[str]:
+    """A body that comes a byte at a time, each in a chunk of its own."""
+    with place.connected() as sock:
+        sock.sendall(place.head("/v1/completions", "Transfer-Encoding: chunked"))
+        with suppress(OSError):
+            for _ in range(50):
+                sock.sendall(b"1\r\n \r\n" * 40_000)
+        yield _answer(sock)
+
+
+def half_requests(place: Place, random: Random) -> Iterator[str]:
+    """Connections without a request, and requests without an end."""
+    with ExitStack() as stack:
+        socks = []
+        for _ in range(100):
+            sock = stack.enter_context(place.connected())
+            sock.sendall(random.choice([b"", b"GET", place.head("/v1/completions", "Content-Length: 99")]))
+            socks.append(sock)
+        yield "opened"
+        for sock in socks[:2]:
+            yield _answer(sock)
+
+
+def behind_a_running_one(place: Place, random: Random) -> Iterator[str]:
+    """Requests sent behind one that is running, without waiting for its answer."""
+    body = json.dumps({"model": place.model, "prompt": "x", "max_tokens": 200, "n": 2}).encode()
+    with place.connected() as sock:
+        sock.sendall(place.head("/v1/completions", f"Content-Length: {len(body)}") + body)
+        with suppress(OSError):
+            for _ in range(200):
+                sock.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2000)
+        yield _answer(sock)
+
+
+def no_readers(place: Place, random: Random) -> Iterator[str]:
+    """Streams that nobody reads, and that are left in the middle."""
+    body = json.dumps(
+        {"model": place.model, "prompt": "x", "max_tokens": 200, "n": 8, "stream": True, "logprobs": 1}
+    ).encode()
+    with place.connected() as sock:
+        sock.sendall(place.head("/v1/completions", f"Content-Length: {len(body)}") + body)
+        time.sleep(0.5)
+        yield "left"
+
+
+ATTACKS: dict[str, Attack] = {
+    one.__name__.replace("_", " "): one
+    for one in (
+        large_prompts,
+        heavy_grammars,
+        deep_and_wide,
+        many_fields,
+        small_pieces,
+        half_requests,
+        behind_a_running_one,
+        no_readers,
+    )
+}
