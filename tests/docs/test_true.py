@@ -1,0 +1,49 @@
+"""What pages say of the program is what the program does, where a table or a file of it can tell."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from edgespec.cli.app import EXTRAS, cli
+from edgespec.drafters.registry import needing, searching
+from tests.docs.conftest import ROOT, section, text_of
+
+DEMO = {"ar", "ngram", "speculative", "auto"}  # what the bundle of README and Getting started holds
+
+
+def test_the_help_begins_with_the_readmes_export() -> None:
+    (line,) = re.findall(r"edgespec export .*", cli.help or "")
+    assert f"&& {line} " in text_of("README.md")
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/start.md", "docs/guides/run.md"])
+def test_methods_of_the_first_bundle(page: str) -> None:
+    for line in re.findall(r"^edgespec (?:run|bench) demo .*", text_of(page), re.M):
+        assert set(re.findall(r"--method (\S+)", line)) <= DEMO, line
+
+
+def test_an_export_on_a_page_looks_as_it_does() -> None:
+    code = (ROOT / "edgespec/cli/export.py").read_text("utf-8")
+    shown = re.search(r"^against the source: .*", text_of("docs/start.md"), re.M)
+    assert shown is not None
+    for word in ("top-1 agreement", "perplexity", "divergence", "nats"):
+        assert word in code
+        assert word in shown[0]
+
+
+def test_what_devices_cannot_run() -> None:
+    (said,) = re.findall(r"^Methods: .*?\.$|Methods: (all but .*?)\.", text_of("docs/devices.md"), re.S)
+    assert set(re.findall(r"`([\w-]+)`", said)) == {*searching(), *needing("drafter")}
+
+
+def test_the_report_names_its_extra() -> None:
+    assert f"edgespec[{EXTRAS['matplotlib']}]" in text_of("docs/guides/choose.md")
+
+
+def test_instruction_sets() -> None:
+    files = {path.stem.removeprefix("isa_") for path in (ROOT / "runtimes/native").glob("isa_*.cpp")}
+    (row,) = re.findall(r"^\| `EDGESPEC_ISA` \|.*", text_of("CONTRIBUTING.md"), re.M)
+    assert set(re.findall(r"`(\w+)`", row)) - {"EDGESPEC_ISA"} == files
+    assert section("CONTRIBUTING.md", "The native library")
