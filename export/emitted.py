@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.deviations import approximations, remedies
 from edgespec.export.architectures.traits import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
@@ -58,6 +59,11 @@ class EmittedModel:
     def source(self) -> Checkpoint:
         """Its tensors, with those of heads."""
         return self.arch.source
+
+    @property
+    def remedies(self) -> list[str]:
+        """See the base."""
+        return remedies(self.arch)
 
     def limit(self, context: int) -> None:
         self.arch.facts = self.facts.model_copy(update={"context": min(context, self.facts.context)})
@@ -114,7 +120,7 @@ class EmittedModel:
         return add_device_graphs(folder, self.arch, part, device, skip, writing.prefix, precision, writing.choice.fine)
 
     def provenance(self) -> dict[str, Any]:
-        return {"traits": traits(self.arch), "text_half_of": self.arch.text_half_of or None}
+        return {"traits": traits(self.arch), "approximations": approximations(self.arch) or None}
 
 
 def _layout(operators: WantedOperators) -> Layout:

@@ -76,7 +76,9 @@ class Exporter:
         self.mix: Mix | None = None  # of the target
         self.path = resolve(options.model, options.revision)
         self.target = self._open_target()
-        self.notes = list(self.target.source.notes)
+        self.notes = [*self.target.source.notes, *self.target.remedies]
+        for warning in self.target.remedies:  # at once: what to do about it is another option
+            self.progress("warning", 1, 1, warning)
         check_layers(self.methods, self.target.facts)
         check_operators(self.target.facts, options.operators)
         self.codec = open_codec(self.target.source.path)

@@ -16,6 +16,7 @@ from edgespec.drafters.registry import ASSISTANT, DFLASH, EAGLE, MTP, SELF_SPEC,
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.beyond_text import NotText
+from edgespec.export.architectures.deviations import approximations, remedies
 from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.traits import traits
 from edgespec.export.bundle.genai import GENAI, genai_config
@@ -178,11 +179,11 @@ def planned_bundle(
             "model": path.resolve().name if path.exists() and Path(name).exists() else name,
             "planned": True,
             "assumed": assumed,
-            "notes": list(arch.source.notes),
+            "notes": [*arch.source.notes, *remedies(arch)],
             "traits": traits(arch),
         }
         | ({} if draft is None else {"draft": draft})
-        | ({"text_half_of": arch.text_half_of} if arch.text_half_of else {}),
+        | ({"approximations": deviations} if (deviations := approximations(arch)) else {}),
         files=entries(files),
     )
 

@@ -169,8 +169,8 @@ def command(
     with progress() as report:
         manifest = write_bundle(options, report)
     seconds = time.perf_counter() - start
-    if (warning := _low_agreement(manifest)) is not None:
-        click.echo(warning, err=True)
+    if (low := _low_agreement(manifest)) is not None:
+        click.echo(low, err=True)
     if as_json:
         emit_json({"bundle": str(target), "seconds": seconds, "manifest": manifest.model_dump(mode="json")})
         return

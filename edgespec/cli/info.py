@@ -64,6 +64,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
             f"vocabulary {facts.vocab}",
         ),
         *(("", trait) for trait in manifest.provenance.get("traits", [])),
+        *(("differs", line) for line in manifest.provenance.get("approximations", [])),
         ("format", _format(manifest.target)),
         ("context", f"{facts.context} tokens"),
         ("size", show_bytes(sum(entry.size for entry in manifest.files.values()))),
@@ -120,7 +121,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
             console.print(f"note: {note}", markup=False)
 
 
-_SHOWN = ("model", "traits", "notes", "text_half_of", "golden")  # of the provenance, elsewhere
+_SHOWN = ("model", "traits", "notes", "approximations", "golden")  # of the provenance, elsewhere
 
 
 def _devices(manifest: Manifest) -> str:

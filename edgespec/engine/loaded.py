@@ -109,8 +109,7 @@ class LoadedBundle:
         self._process = os.getpid()
         self._drafts: dict[str, Model] = {}
         self.approximations = [] if target.format == "fp32" else [f"{target.format} weights", "8-bit activations"]
-        if half := manifest.provenance.get("text_half_of"):
-            self.approximations.append(f"text alone: the source model also reads {half}")
+        self.approximations += manifest.provenance.get("approximations", [])
         if isinstance(model, DeviceModel):
             self.approximations += model.approximations
         elif run.operators == "native":

@@ -68,6 +68,11 @@ class Writing:
 class SourceModel(DescribedModel, Protocol):
     """A target or a draft on its way into a bundle."""
 
+    @property
+    def remedies(self) -> list[str]:
+        """What to warn of before an export: where it differs from the source, and what to do about it."""
+        ...
+
     def limit(self, context: int) -> None:
         """Serve no more tokens than these."""
         ...

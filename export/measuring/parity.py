@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
+from edgespec.export.architectures.deviations import as_used_for
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.slots.slot import Slot
@@ -27,7 +28,7 @@ def parity_report(
     """Compare the graph with the float32 source on one text.
 
     Args:
-        arch: the source, streamed layer by layer.
+        arch: the source, streamed layer by layer, as transformers runs it on a text of this length.
         errors: squared errors of the stored matrices.
         slot: the written model.
         tokens: the text.
@@ -37,7 +38,7 @@ def parity_report(
     """
     tokens = list(tokens)
     rows = np.unique(np.linspace(0, len(tokens) - 2, ROWS).astype(np.int64))  # [R]
-    exact = reference_logits(arch, tokens, rows.tolist(), progress)  # [R, vocab]
+    exact = reference_logits(as_used_for(arch, len(tokens)), tokens, rows.tolist(), progress)  # [R, vocab]
     own = arch.tensors
     return {
         "positions": len(rows),

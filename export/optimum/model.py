@@ -130,6 +130,10 @@ class ForeignModel:
             total += 4 * int(np.prod(shape))
         return total, 0
 
+    @property
+    def remedies(self) -> list[str]:
+        return []
+
     def limit(self, context: int) -> None:
         self.facts = self.facts.model_copy(update={"context": min(context, self.facts.context)})
 

@@ -52,14 +52,14 @@ def _sizes(memory: dict[str, Any]) -> dict[str, Any]:
 
 
 def _texts(provenance: dict[str, Any]) -> dict[str, Any]:
-    for name in ("notes", "traits", "assumed"):
+    for name in ("notes", "traits", "assumed", "approximations"):
         lines = provenance.get(name, [])
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise ValueError(f"{name}: expected a list of texts")
     golden = provenance.get("golden", {})
     if not isinstance(golden, dict) or not all(isinstance(value, str) for value in golden.values()):
         raise ValueError("golden: expected an object of texts")
-    for name in ("model", "draft", "drafter", "text_half_of"):
+    for name in ("model", "draft", "drafter"):
         if not isinstance(provenance.get(name, ""), str):
             raise ValueError(f"{name}: expected a text")
     return provenance

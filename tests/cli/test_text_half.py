@@ -85,7 +85,7 @@ def test_a_bundle_of_a_text_half_says_so(command: Command, whole: Callable[[str]
     made = command("export", folder, "-o", bundle, "--text-only", "--threads", 1)
     assert made.code == 0
     assert "note: the text half alone: the model itself reads images" in made.out
-    assert read_manifest(bundle).provenance["text_half_of"] == "images"
+    assert read_manifest(bundle).provenance["approximations"] == ["text alone: the source model also reads images"]
     assert "text half alone of a model that reads images" in " ".join(command("info", bundle).out.split())
     with load(bundle, threads=1) as engine:
         assert (

@@ -197,8 +197,8 @@ class Engine internal constructor(folder: File, options: LoadOptions) : AutoClos
         get() {
             val form = manifest.target.format
             val found = if (form == "fp32") emptyList() else listOf("$form weights", "8-bit activations")
-            val half = manifest.provenance["text_half_of"]?.asString?.let { listOf("text alone: the source model also reads $it") }
-            return found + (half ?: emptyList()) + (attention.kv?.approximations ?: emptyList())
+            val source = manifest.provenance["approximations"]?.asJsonArray?.map { it.asString }
+            return found + (source ?: emptyList()) + (attention.kv?.approximations ?: emptyList())
         }
 
     /** The method for a request, with the reason. */
