@@ -29,18 +29,22 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     """
     from edgespec.drafters.registry import needing
     from edgespec.drafters.skip_search.store import forget_sets, stored_sets
+    from edgespec.engine.stock_rows import tried_rows
     from edgespec.runtimes.files.bundle import Bundle
     from edgespec.runtimes.files.operators import choose_operators
     from edgespec.runtimes.files.repack import repacked_bytes
+    from edgespec.runtimes.ort.session import default_threads
 
     opened = Bundle.open(bundle, check=not no_check)
     manifest = opened.manifest
     if forget_skip_sets:
         click.echo(f"skip sets of swift: {forget_sets(manifest)} files deleted", err=True)
     choice = choose_operators("auto", manifest.target)
+    tried = tried_rows(opened, default_threads()) if manifest.target.origin == "edgespec" else None
     operators = {
         "active": choice.kind,
         "reason": choice.reason,
+        "exact_rows": True if choice.kind == "native" else tried,
         "layout": manifest.target.layout,
         "repacked_bytes": sum(repacked_bytes(bundle, part, opened.checked) for part in manifest.models),
         "graphs": {name: graph.operators for name, graph in manifest.target.graphs.items()},
@@ -72,6 +76,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
         *([("sampling", _sampling(manifest.sampling))] if manifest.sampling else []),
         *([("states", f"{show_bytes(state_bytes(facts))}, at every length")] if facts.convolutions else []),
         ("operators", f"{choice.kind} ({choice.reason})"),
+        *([("rows", _ROWS[tried])] if choice.kind == "stock" and manifest.target.origin == "edgespec" else []),
         ("devices", _devices(manifest)),
         *(("attention", line) for line in attention_lines(manifest.target.attention)),
         *(("swift", f"found so far: {file}") for file in stored_sets(manifest)),
@@ -121,6 +126,11 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
             console.print(f"note: {note}", markup=False)
 
 
+_ROWS = {
+    True: "exact: the same bits in every pass on this machine",
+    False: "approximate: bits differ from pass to pass on this machine, so texts may differ at near-ties",
+    None: "tried when it is first opened here",
+}
 _SHOWN = ("model", "traits", "notes", "approximations", "golden")  # of the provenance, elsewhere
 
 

@@ -19,6 +19,7 @@ from edgespec.engine.pace import Pace
 from edgespec.engine.places import Places
 from edgespec.engine.pool import SessionPool
 from edgespec.engine.sessions import Session, Times
+from edgespec.engine.stock_rows import stock_rows_exact
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
 from edgespec.planning.expectations import predictions
@@ -119,6 +120,9 @@ class LoadedBundle:
         self.device_lost: str | None = None
         self._off_device: LoadedBundle | None = None
         self._rows_exact: bool | None = None
+        self._stock = on_cpu and self.operators.kind == "stock" and target.origin == "edgespec"
+        if self._stock and self.strict and model.graph.padded:
+            self._rows_exact = stock_rows_exact(bundle, model)
         self._times: Times = {}
         self.paces = Pace(), Pace()
 
@@ -242,9 +246,11 @@ class LoadedBundle:
     def exact_rows(self) -> bool:
         """Whether methods must write plain decoding's very text: strict mode, on graphs that were made for it.
 
-        Of a graph that optimum made only the probe can say it; where it does not, near-ties may differ.
+        Of ONNX Runtime's operators on the CPU, and of a graph that optimum made, only the probe can say it; where it
+        does not, near-ties may differ.
         """
-        return self.strict and (self.bundle.manifest.target.origin == "edgespec" or self.rows_exact())
+        tried = self._stock or self.bundle.manifest.target.origin != "edgespec"
+        return self.strict and (not tried or self.rows_exact())
 
     def unproven(self) -> list[str]:
         """Why it cannot be said that what runs is this bundle, a sentence each; empty = it was checked."""

@@ -29,9 +29,11 @@ KINDS = {
     "tokenizers": "tokenizers/*",
     "devices": "devices.json",
     "digests": "digests/*",
+    "rows": "rows.json",
 }
 """What is kept, and where: weights converted for other operators, profiles of ``edgespec calibrate``, skip sets of
-swift, tokenizers that were tried, devices whose golden step was right, digests of files that were checked."""
+swift, tokenizers that were tried, devices whose golden step was right, digests of files that were checked, whether
+rows of stock operators have the same bits in every pass."""
 _LIMIT, ORIGIN = "limit", "origin.json"
 _IN_USE = 60.0  # seconds after its last use in which a conversion may just be being opened
 

@@ -7,12 +7,16 @@ import hashlib
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
+from edgespec.runtimes.slots.stock import StockSlot
 
 SIZES = (2, 3, 5)  # rows of the passes that are compared
 PREFIX = 24  # fewest tokens of context
-# nothing is known of a graph that optimum made: more is tried
-FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 80
+# nothing is known of a graph that optimum made: more is tried, and across 64 tokens, where sums of wide heads change
+FOREIGN_SIZES, FOREIGN_PREFIX = (2, 3, 5, 9), 62
+DEPTHS = (14, 30, 62, 126, 254, 510)  # tokens before passes of stock operators that cross a power of two
+_MOST_BYTES = 8 << 20  # of keys and values for that
 
 
 def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
@@ -44,6 +48,31 @@ def rows_exact(slot: Slot, sizes: tuple[int, ...] | None = None) -> bool:
     finally:
         slot.follow(held)
         slot.revocable = False
+
+
+def depths_exact(model: Model) -> bool:
+    """Whether rows of a strict graph of stock operators have the same bits alone and among others, at several depths.
+
+    Keys and values before the rows are random, so nothing is prefilled: 8 passes of 15 rows in all for each depth, and
+    fewer depths where those take more than 8 MiB.
+    """
+    facts, random, longest = model.facts, np.random.default_rng(7), max(SIZES)
+    most = max(72, min(facts.context, _MOST_BYTES // (8 * facts.layers * facts.kv_heads * facts.head_dim)))
+    depths = [depth for depth in DEPTHS if depth + longest <= min(most, facts.context)] or [0]
+    tokens = random.integers(0, facts.vocab, depths[-1] + longest).tolist()
+    slot = StockSlot(model, reserve=len(tokens))
+    for depth in depths:
+        for array in slot.take_up(tokens[:depth], depth):  # [kv_heads, depth, head_dim]
+            array[:] = random.standard_normal(array.shape, np.float32)
+        text, plain = np.array(tokens[depth : depth + longest], np.int64), []
+        for at in range(longest):
+            plain.append(_digest(slot.forward(text[at : at + 1]).logits[0]))
+            slot.keep([0])
+        for size in SIZES:
+            slot.follow(tokens[:depth])
+            if [_digest(row) for row in slot.forward(text[:size]).logits] != plain[:size]:
+                return False
+    return True
 
 
 def _tree_exact(slot: Slot, prefix: list[int], text: NDArray[np.int64], plain: list[bytes]) -> bool:

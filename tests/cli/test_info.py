@@ -18,7 +18,7 @@ def test_json(command: Command, demo: Path) -> None:
     made = result.json
     assert result.err == ""
     assert made.keys() == {"bundle", "operators", "manifest"}
-    assert made["operators"].keys() == {"active", "reason", "layout", "repacked_bytes", "graphs"}
+    assert made["operators"].keys() == {"active", "reason", "exact_rows", "layout", "repacked_bytes", "graphs"}
     assert made["operators"]["layout"] == "native"
     assert made["operators"]["graphs"] == {"gated": "stock", "plain": "stock", "native": "native"}
     assert made["manifest"].keys() == set(Manifest.model_fields)

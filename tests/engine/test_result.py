@@ -75,7 +75,8 @@ def test_exact_is_claimed_only_where_it_holds(engine: Get, fresh: Get) -> None:
 
 
 def test_exact_is_not_claimed_where_the_probe_fails(fresh: Get, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.engine.loaded.rows_exact", lambda slot: False)
+    for probe in ("rows_exact", "stock_rows_exact"):
+        monkeypatch.setattr(f"edgespec.engine.loaded.{probe}", lambda *given: False)
     made = fresh("int4")
     assert not ask(made, method="ngram", max_new_tokens=4).exact
     assert ask(made, method="ar", max_new_tokens=4).exact

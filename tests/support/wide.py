@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.options import ExportOptions
+from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.manifest import Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
@@ -45,6 +47,15 @@ def stock_model(folder: Path, head_dim: int, form: Format, threads: int, positio
     made.mkdir()
     part = write_model(made, open_model(source, None), form, layout="stock").part
     return Model(made, part, "strict", threads)
+
+
+def wide_bundle(folder: Path) -> Path:
+    """A bundle for stock operators of a model with heads of 256; the draft is the model itself."""
+    folder.mkdir()
+    source = str(hf.write_checkpoint(folder / "source", wide_config(256, layers=3, positions=512), seed=5))
+    options = ExportOptions(source, folder / "bundle", ["speculative"], "int4", draft=source, operators="stock")
+    Exporter(options).run()
+    return options.output
 
 
 class Depths:

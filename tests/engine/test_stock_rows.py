@@ -1,0 +1,94 @@
+"""Stock operators say whether rows have the same bits in every pass here: tried at the first open, then known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edgespec.engine.engine import Engine
+from edgespec.engine.loading import load
+from edgespec.export.graphs import pieces
+from edgespec.planning.profile.machine import this_machine
+from edgespec.runtimes.slots.probe import depths_exact
+from edgespec.runtimes.slots.shared import Model
+from tests.support.wide import stock_model, wide_bundle
+
+PROMPT = "There was nothing left to do but wait. She had"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    with monkeypatch.context() as patch:
+        patch.setattr(pieces, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
+        return wide_bundle(tmp_path / "older")
+
+
+def opened(folder: Path, **options: object) -> Engine:
+    return load(folder, threads=1, operators="stock", **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("head_dim", [64, 256])
+def test_the_probe_agrees_with_every_pass(tmp_path: Path, head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert depths_exact(stock_model(tmp_path, head_dim, "fp32", 1))
+    monkeypatch.setattr(pieces, "WHOLE_SUM", 1 << 20)
+    (tmp_path / "without").mkdir()
+    assert depths_exact(stock_model(tmp_path / "without", head_dim, "fp32", 1)) == (head_dim == 64)
+
+
+def test_contexts_shorter_than_any_depth(tmp_path: Path) -> None:
+    assert depths_exact(stock_model(tmp_path, 256, "fp32", 1, positions=4))
+
+
+def test_an_older_bundle_calls_itself_approximate(older: Path) -> None:
+    with opened(older) as engine:
+        assert not engine.exact_rows
+        result = engine.generate(PROMPT, method="speculative", max_new_tokens=20, fallback=False)
+        assert (result.exact, result.lossless) == (False, True)
+        assert engine.generate(PROMPT, method="ar", max_new_tokens=4).exact
+
+
+def test_one_of_today_is_exact_and_is_tried_once(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = wide_bundle(tmp_path / "today")
+    tried: list[int] = []
+
+    def counted(model: Model) -> bool:
+        tried.append(1)
+        return depths_exact(model)
+
+    monkeypatch.setattr("edgespec.engine.stock_rows.depths_exact", counted)
+    (own_cache / "rows.json").unlink(missing_ok=True)
+    for _ in range(2):
+        with opened(folder) as engine:
+            assert engine.exact_rows
+            assert engine.generate(PROMPT, method="speculative", max_new_tokens=20, fallback=False).exact
+    assert len(tried) == 1
+    with opened(folder, strict=False) as engine:
+        assert not engine.exact_rows
+    with load(folder, threads=2, operators="stock") as engine:  # several threads are another matter
+        assert engine.exact_rows
+    assert len(tried) == 2
+    other = this_machine().model_copy(update={"onnxruntime": "another version"})
+    monkeypatch.setattr("edgespec.engine.stock_rows.this_machine", lambda: other)
+    opened(folder).close()
+    assert len(tried) == 3
+
+
+def test_a_record_of_somebody_else_is_no_record(older: Path, own_cache: Path) -> None:
+    opened(older).close()
+    file = own_cache / "rows.json"
+    known = json.loads(file.read_text("utf-8"))
+    forged = {key: True if value is False else value for key, value in known.items()}
+    assert forged != known
+    file.write_text(json.dumps(forged), "utf-8")
+    with opened(older) as engine:
+        assert not engine.exact_rows
