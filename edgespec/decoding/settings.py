@@ -128,6 +128,10 @@ class Settings:
             raise InvalidRequest(f"batch {self.batch}: expected at least one sequence at once")
         if self.shadow is not None and (not isinstance(self.shadow, int) or self.shadow < 0):
             raise InvalidRequest(f"shadow {self.shadow!r}: expected a number of rounds, or 0 for no comparison")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise InvalidRequest(
+                f"max_new_tokens {self.max_new_tokens}: expected at least 1", "None goes on until the answer ends"
+            )
         if self.gamma is not None and self.gamma < 1:
             raise InvalidRequest(
                 f"gamma {self.gamma}: expected at least 1", "use method ar for decoding without drafts"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.graphs.pieces import least_length
+from edgespec.export.graphs.wide_heads import least_length
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS, converted_name

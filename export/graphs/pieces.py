@@ -13,18 +13,11 @@ from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.graphs.formats import LINEAR
 from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder
 from edgespec.export.graphs.vectors import stacked_bias, vector
+from edgespec.export.graphs.wide_heads import least_length
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.storage.plan import StoragePlan, stacked_name
 
 FLOAT, INT64, INT32, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL
-# ONNX Runtime's matrix product (MLAS, sgemm.cpp) sums up to 128 terms in one piece.  Longer sums, as of a query and a
-# key of a wide head, are cut at places that follow from the number of columns up to 64, and at every 128 beyond.
-WHOLE_SUM, FIXED_FROM = 128, 65
-
-
-def least_length(head_dim: int) -> int:
-    """Fewest tokens, dummies included, that attention over such heads needs for rows of the same bits in every pass."""
-    return FIXED_FROM if head_dim > WHOLE_SUM else 0
 
 
 class GraphPieces:

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.engine.loading import load
 from tests.cli.conftest import Command
-from tests.conftest import THREADS
+from tests.conftest import PROMPTS, THREADS
 from tests.support import hf
 
 SHORT = ("--max-new-tokens", 24)
@@ -76,7 +76,7 @@ def test_a_system_message_is_computed_once(command: Command, chatty: Path, tmp_p
 
 
 def test_a_prompt_finds_its_session(command: Command, demo: Path, tmp_path: Path) -> None:
-    file, asked = tmp_path / "prompt.session", ("run", demo, "--prompt", "ROMEO:", *SHORT, "--json", "--session")
+    file, asked = tmp_path / "prompt.session", ("run", demo, "--prompt", PROMPTS[1], *SHORT, "--json", "--session")
     first, second = command(*asked, file).json, command(*asked, file).json
     assert first["tokens"] == second["tokens"]
     assert first["stats"]["reused_tokens"] == 0 < second["stats"]["reused_tokens"]

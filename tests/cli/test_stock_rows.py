@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.export.graphs import pieces
+from edgespec.export.graphs import wide_heads
 from tests.cli.conftest import Command
 from tests.support.wide import wide_bundle
 
@@ -22,7 +22,7 @@ def test_an_older_bundle_with_wide_heads(command: Command, tmp_path: Path, monke
     monkeypatch.setenv("EDGESPEC_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGESPEC_NATIVE", "0")
     with monkeypatch.context() as patch:
-        patch.setattr(pieces, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
+        patch.setattr(wide_heads, "WHOLE_SUM", 1 << 20)  # as in versions that knew nothing of wide heads
         older = wide_bundle(tmp_path / "older")
     (tmp_path / "cache" / "rows.json").unlink(missing_ok=True)  # an export opens what it wrote
     assert "tried when it is first opened here" in command("info", older).out
