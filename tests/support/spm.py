@@ -28,6 +28,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "bpe_trimmed": {"model_type": "bpe", "normalization_rule_name": "identity"},
     "bpe_nfkc": {"model_type": "bpe", "byte_fallback": True, "normalization_rule_name": "nmt_nfkc"},
     "unigram": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc"},
+    "unigram_folded": {"model_type": "unigram", "normalization_rule_name": "nmt_nfkc_cf"},
     "unigram_bytes": {"model_type": "unigram", "byte_fallback": True, **IDENTITY},
     "unigram_across_words": {"model_type": "unigram", "byte_fallback": True, "split_by_whitespace": False, **IDENTITY},
 }
