@@ -156,4 +156,8 @@ def _end(code: int, kind: str, message: str, hint: str | None = None) -> NoRetur
 
         with suppress(OSError):  # whoever read us has gone
             emit_json({"error": {"type": kind, "message": message, "hint": hint}})
+    try:
+        sys.stdout.flush()
+    except OSError:  # what could not be written would be tried again at the very end, and change the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

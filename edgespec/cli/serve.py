@@ -98,18 +98,18 @@ def command(
     limits = Limits(parallel, queue, most_tokens, most_body, seconds, grace, connections, arrive, idle)
     keys = api_key or ((os.environ[KEY],) if KEY in os.environ else ())
     access = Access(keys, (*allow_host, host), allow_origin, share_prefixes)
-    socket = listen(host, port)
-    engine = open_engine(bundle, how)
-    engine.allowance.set_aside(SERVER)
-    engine.allowance.admit_bundle(how.get("context"))
-    model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
-    app = make_app(engine, model, limits, access)
-    if not keys and not is_local(host):
-        click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
+    with listen(host, port) as socket:
+        engine = open_engine(bundle, how)
+        engine.allowance.set_aside(SERVER)
+        engine.allowance.admit_bundle(how.get("context"))
+        model, url = name or bundle.resolve().name, f"http://{host}:{socket.getsockname()[1]}/v1"
+        app = make_app(engine, model, limits, access)
+        if not keys and not is_local(host):
+            click.echo(f"warning: whoever reaches {host} may use this server; --api-key asks for a key", err=True)
 
-    def started() -> None:
-        click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
-        if as_json:
-            emit_json({"model": model, "url": url, "methods": engine.methods, "context": engine.context})
+        def started() -> None:
+            click.echo(f"{model} at {url} (Ctrl-C stops)", err=True)
+            if as_json:
+                emit_json({"model": model, "url": url, "methods": engine.methods, "context": engine.context})
 
-    Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()
+        Server(app, socket, limits, lambda text: click.echo(text, err=True), started).run()

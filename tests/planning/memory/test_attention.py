@@ -53,7 +53,7 @@ def engine(folder: Path) -> Callable[..., Engine]:
     def get(attention: str | None, draft: str | None = None) -> Engine:
         if (attention, draft) not in made:
             made[attention, draft] = load(
-                folder, threads=THREADS, check=False, operators="native", attention=attention, draft_attention=draft
+                folder, threads=THREADS, operators="native", attention=attention, draft_attention=draft
             )
         return made[attention, draft]
 

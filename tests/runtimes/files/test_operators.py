@@ -236,6 +236,7 @@ def test_info_says_what_runs_and_why(bundles: Bundles, command: Command, monkeyp
     assert found == {
         "active": "native",
         "reason": native_library().reason,
+        "exact_rows": True,
         "layout": "native",
         "repacked_bytes": found["repacked_bytes"],
         "graphs": {"gated": "stock", "plain": "stock", "native": "native"},
