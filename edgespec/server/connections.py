@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from asyncio import TimerHandle
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, ClassVar
@@ -218,8 +219,9 @@ class Connection(HttpToolsProtocol):
         self.pipeline.clear()
         self._leave()
         self.flow.resume_reading()
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
+        with suppress(OSError):  # the client has gone, which the loop will be told of later
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         self._unset_keepalive_if_required()
         self.loop.call_later(LINGER, self.transport.abort)
 

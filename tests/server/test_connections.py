@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
 import re
 import socket
@@ -13,7 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from edgespec.server.connections import with_limits
+from edgespec.server.limits import Limits
 from tests.server.conftest import Served, start, stop
 
 MOST = 16  # connections
@@ -201,3 +207,32 @@ def test_requests_whose_clients_left_are_counted(small: Served) -> None:
         time.sleep(0.05)
     assert ended() == before + 12
     assert figure(small, 'edgespec_requests_total{end="cancelled"}') > cancelled
+
+
+def test_a_client_that_left_as_it_was_refused() -> None:
+    """The socket is no longer connected when the answer's end is sent, and the loop does not know it yet."""
+
+    async def serve() -> tuple[bool, list[dict[str, Any]]]:
+        def gone() -> None:
+            raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+        loop, failures = asyncio.get_running_loop(), list[dict[str, Any]]()
+        loop.set_exception_handler(lambda _, context: failures.append(context))
+        kind, _ = with_limits(Limits(arrive=0.05))
+        config = uvicorn.Config(lambda *_: None, http=kind, log_config=None)
+        config.load()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            transport, made = await loop.connect_accepted_socket(
+                lambda: kind(config=config, server_state=ServerState(), app_state={}, _loop=loop), ours
+            )
+            setattr(transport, "write_eof", gone)  # noqa: B010  the loop does not know yet that it is closed
+            theirs.sendall(b"POST / HTTP/1.1\r\n")  # half a request, which is late soon
+            while not (made.cut or failures):
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
+            return made.cut, failures
+
+    cut, failures = asyncio.run(serve())
+    assert failures == []
+    assert cut
