@@ -26,6 +26,7 @@ from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import Settings
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.runtimes.process import trim_memory
+from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
 from edgespec.server.requests import IGNORED, MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
@@ -229,14 +230,14 @@ def serve(known: Known) -> None:
     """Answer until there is nobody to ask."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to answer
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    _limit(STARTING)
+    limit_request(1 + STARTING, MEMORY)
     with _told() as told:
         reader = Reader(known)
     _write(stdout, told, [])
     while (head := stdin.read(13)) and len(head) == 13:
         seconds, chat, size = int.from_bytes(head[:4], "little"), bool(head[4]), int.from_bytes(head[5:], "little")
         body = stdin.read(size)
-        _limit(seconds)
+        limit_request(1 + seconds, MEMORY)
         prompts: list[array[int]] = []
         with _told() as told:
             found, prompts = reader.read("chat" if chat else "completion", body)
@@ -273,23 +274,6 @@ def _write(stream: IO[bytes], told: dict[str, Any], prompts: list[array[int]]) -
     head = json.dumps(told | {"lengths": [len(prompt) for prompt in prompts]}).encode()
     stream.write(len(head).to_bytes(8, "little") + head + b"".join(prompt.tobytes() for prompt in prompts))
     stream.flush()
-
-
-def _limit(seconds: int) -> None:
-    """The limits of one request; past that of time the process is killed."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limits = (
-        (resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + 1 + seconds),
-        (resource.RLIMIT_AS, MEMORY),
-        (resource.RLIMIT_CORE, 0),
-    )
-    for kind, most in limits:
-        hard = resource.getrlimit(kind)[1]
-        resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 def command(known: Known) -> list[str]:

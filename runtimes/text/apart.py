@@ -163,7 +163,7 @@ def _serve() -> None:
     stdin, stdout = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     while (asked := _read(stdin)) is not None:
         seconds, kind, *given = marshal.loads(asked)
-        _limit(seconds)
+        limit_request(seconds, MEMORY)
         try:
             answer = {"text": _render(*given) if kind == "render" else _probe(*given)}
         except ApartError as error:
@@ -202,8 +202,13 @@ def _probe(path: str) -> str:
     return ""
 
 
-def _limit(seconds: int) -> None:
-    """The limits of one request; past that of time the process is killed."""
+def limit_request(seconds: int, memory: int) -> None:
+    """Limit what one request of this process may take; past the limit of time the process is killed.
+
+    Args:
+        seconds: of processor time from now on.
+        memory: bytes of address space.
+    """
     try:
         import resource
     except ImportError:  # Windows
@@ -211,7 +216,7 @@ def _limit(seconds: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
     limits = (
         (resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + seconds),
-        (resource.RLIMIT_AS, MEMORY),
+        (resource.RLIMIT_AS, memory),
         (resource.RLIMIT_CORE, 0),
     )
     for kind, most in limits:
