@@ -27,6 +27,7 @@ from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
 from tests.support.heads import make_heads
+from tests.support.same_text import caches_of
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had")
 TOKENS = 40
@@ -166,14 +167,7 @@ def test_architectures_keep_their_cache(made: tuple[str, Engine], model_type: st
             continue
         result = engine.generate(PROMPTS[0], method=method, max_new_tokens=40, ignore_eos=True, fallback=False)
         tokens = engine.codec.encode(PROMPTS[0]) + result.tokens
-        session = engine.sessions.take(tokens)
-        try:
-            assert session.target.tokens == tokens[:-1]
-            held = session.target.snapshot()
-        finally:
-            engine.sessions.give_back(session)
-        fresh.follow([])
-        fresh.prefill(tokens[:-1])
-        for key, expected in fresh.snapshot().items():  # [kv_heads, tokens, head_dim]
+        held, written = caches_of(engine, fresh, tokens)
+        for key, expected in written.items():  # [kv_heads, tokens, head_dim]
             wrong = np.linalg.norm(held[key] - expected, axis=(0, 2)) / np.linalg.norm(expected, axis=(0, 2))
             assert wrong.max() < 0.05, f"{method}: row {wrong.argmax()} of {key} differs by {wrong.max():.1%}"

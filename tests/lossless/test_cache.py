@@ -12,6 +12,7 @@ from edgespec.engine.engine import Engine
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from tests.conftest import OPERATORS, PROMPTS, use_operators
+from tests.support.same_text import caches_of
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "ar": {},
@@ -49,15 +50,7 @@ def test_the_cache_is_that_of_a_prefill(engine: Callable[..., Engine], operators
         assert result.stats.dropped_reason is None
         accepted += result.stats.accepted
         tokens = made.codec.encode(prompt) + result.tokens
-        session = made.sessions.take(tokens)
-        try:
-            assert session.target.tokens == tokens[:-1]
-            held = session.target.snapshot()
-        finally:
-            made.sessions.give_back(session)
-        fresh.follow([])
-        fresh.prefill(tokens[:-1])
-        expected = fresh.snapshot()
+        held, expected = caches_of(made, fresh, tokens)
         assert set(held) == set(expected)
         for part, values in held.items():
             np.testing.assert_allclose(values, expected[part], rtol=0, atol=error, err_msg=part)

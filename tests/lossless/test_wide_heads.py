@@ -26,6 +26,7 @@ from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators
 from tests.lossless.test_matrix import CHAINS, plain_greedy
 from tests.support import hf
 from tests.support.heads import make_heads
+from tests.support.same_text import caches_of
 from tests.support.wide import wide_config
 
 PROMPTS = ("the boat that", "There was nothing left to do but wait. She had heard it before")
@@ -109,15 +110,8 @@ def test_the_cache_is_that_of_a_prefill(maker: Made, operators: Operators) -> No
     for method in ("ar", "self-spec", "medusa", "paradecode"):
         result = engine.generate(PROMPTS[0], PLAIN, method=method, **CHAINS.get(method, {}))
         tokens = engine.codec.encode(PROMPTS[0]) + result.tokens
-        session = engine.sessions.take(tokens)
-        try:
-            assert session.target.tokens == tokens[:-1]
-            held = session.target.snapshot()
-        finally:
-            engine.sessions.give_back(session)
-        fresh.follow([])
-        fresh.prefill(tokens[:-1])
-        for part, values in fresh.snapshot().items():
+        held, expected = caches_of(engine, fresh, tokens)
+        for part, values in expected.items():
             np.testing.assert_array_equal(held[part], values, err_msg=f"{method}: {part}")
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
+from edgespec.runtimes.slots.slot import Slot
 
 
 def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how: Settings) -> None:
@@ -21,3 +25,19 @@ def assert_plain_text(engine: Engine, method: str, prompts: Sequence[str], *how:
             assert result.exact
             offered, accepted = offered + result.stats.drafted, accepted + result.stats.accepted
     assert 0 < accepted < offered
+
+
+Snapshot = Mapping[str, NDArray[Any]]  # by name
+
+
+def caches_of(engine: Engine, fresh: Slot, tokens: Sequence[int]) -> tuple[Snapshot, Snapshot]:
+    """What an engine's session holds of a text that it has just written, and what a prefill of it leaves in a slot."""
+    session = engine.sessions.take(tokens)
+    try:
+        assert session.target.tokens == tokens[:-1]
+        held = session.target.snapshot()
+    finally:
+        engine.sessions.give_back(session)
+    fresh.follow([])
+    fresh.prefill(tokens[:-1])
+    return held, fresh.snapshot()
