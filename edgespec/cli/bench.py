@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 import sys
 from pathlib import Path
@@ -148,7 +147,7 @@ def command(
             "prompts": len(texts),
             "max_new_tokens": settings.max_new_tokens,
             "batch": sequences,
-            "others": None if math.isnan(others) else others,
+            "others": others,
             "busy": busy,
         }
         emit_json(

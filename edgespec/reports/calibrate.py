@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -139,7 +138,7 @@ class Calibrator:
             prefill=prefill,
             bandwidth=weights / (plain[depths[0]] / 1000),
             spread=self.spread,
-            others=0.0 if math.isnan(others := watch.others()) else others,
+            others=watch.others() or 0.0,
             rows_exact=exact,
             process_bytes=process,
             seconds=self.clock() - self.begun,

@@ -8,7 +8,6 @@ are scored first, and the greedy sets they suggest warm-start the search.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -115,7 +114,7 @@ def _time_steps(slot: Slot, gamma: int, larger: Sequence[int], repeats: int) -> 
         mlp=saved[1],
         verify=verify,
         spread=median(map(spread, (*drafts.values(), *passes.values()))),
-        others=0.0 if math.isnan(others) else others,
+        others=others or 0.0,
     )
 
 

@@ -26,12 +26,17 @@ def check_threads(threads: int | None) -> None:
         raise InvalidRequest(f"threads {threads}: expected 1 to {MOST_THREADS}")
 
 
+def processors() -> set[int]:
+    """The processors that this process may use."""
+    try:
+        return os.sched_getaffinity(0)
+    except AttributeError:  # not on macOS or Windows
+        return set(range(os.cpu_count() or 1))
+
+
 def default_threads() -> int:
     """Threads a session gets when none are asked for: the processors this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # not on macOS or Windows
-        return os.cpu_count() or 1
+    return len(processors())
 
 
 def make_session(path: Path, threads: int | None = None, native: bool = False) -> onnxruntime.InferenceSession:
