@@ -29,7 +29,7 @@ from edgespec.server.jobs import Jobs
 from edgespec.server.limits import Limits
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
-from edgespec.server.reading import Kind, Known, Refusal
+from edgespec.server.reading import Kind, Known
 
 TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
 RETRY = {"Retry-After": "1"}
@@ -142,7 +142,7 @@ class _Routes:
             read = await self.readers.read(client, kind, await request.body())
             job = await jobs.start(kind, read, client)
         except EdgespecError as error:
-            jobs.metrics.refused("invalid" if failed(error)[0] < 429 else "refused")
+            jobs.metrics.refused("invalid" if failure(error)[0] < 429 else "refused")
             raise
         if not read.stream:
             return await jobs.whole(job, request)
@@ -191,7 +191,6 @@ def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Ac
         )
     middleware.append(Middleware(BodyLimit, limits.body))
     handlers = {
-        Refusal: _failed,
         EdgespecError: _failed,
         ClientDisconnect: _gone,
         HTTPException: _refused,
@@ -207,16 +206,8 @@ def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Ac
     return app
 
 
-def failed(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body for an error."""
-    if isinstance(error, Refusal):
-        own = {"message": str(error), "type": error.kind, "param": error.param, "code": error.code}
-        return error.status, {"error": own}
-    return failure(error)
-
-
 async def _failed(_: Request, error: Exception) -> Response:
-    status, body = failed(error)
+    status, body = failure(error)
     return JSONResponse(body, status, headers=RETRY if status in (429, 503) else None)
 
 

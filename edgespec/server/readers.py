@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from edgespec.errors import EdgespecError
-from edgespec.server.errors import Busy, Stopped
+from edgespec.server.errors import Busy, Refusal, Stopped
 from edgespec.server.fair import FairQueue
-from edgespec.server.reading import MEMORY, Kind, Known, Read, Refusal, command, understood
+from edgespec.server.reading import MEMORY, Kind, Known, Read, command, understood
 
 SMALL = 1 << 14  # bytes of a small request
 QUICK, SLOW = 2, 6  # seconds of processor time for a small one, and for others

@@ -29,6 +29,7 @@ from edgespec.runtimes.process import trim_memory
 from edgespec.runtimes.text.apart import limit_request
 from edgespec.runtimes.text.codec import TextCodec
 from edgespec.runtimes.text.guidance import Guidance
+from edgespec.server.errors import Refusal, failure
 from edgespec.server.requests import IGNORED, MOST_LEVELS, MOST_TEXTS, Asked, ChatRequest, CompletionRequest
 
 Kind = Literal["completion", "chat"]
@@ -86,25 +87,6 @@ class Read:
         if self.seed is None:
             return [self.settings] * self.choices
         return [self.settings.changed(seed=self.seed + at) for at in range(self.choices)]
-
-
-class Refusal(EdgespecError):
-    """A request that cannot be answered.
-
-    Args:
-        message: why.
-        status: of HTTP.
-        kind: of the error, as the API names it.
-        param: the field.
-        code: of the error, as the API names it.
-    """
-
-    def __init__(
-        self, message: str, status: int = 400, kind: str = "", param: str | None = None, code: str | None = None
-    ) -> None:
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code
-        self.kind = kind or "invalid_request_error"
 
 
 class Reader:
@@ -252,8 +234,6 @@ def _told() -> Iterator[dict[str, Any]]:
     told: dict[str, Any] = {}
     try:
         yield told
-    except Refusal as error:
-        told["refused"] = [str(error), error.status, error.kind, error.param, error.code]
     except ValidationError as error:
         found = error.errors(include_url=False, include_context=False, include_input=False)
         first = max(found, key=lambda one: len(one["loc"]))  # of several kinds a field may have: what is nearest
@@ -261,11 +241,9 @@ def _told() -> Iterator[dict[str, Any]]:
         where = ".".join(str(part)[:80] for part in parts[:8])
         told["refused"] = [f"{where or 'request'}: {first['msg'][:1000]}", 400, "", where or None, None]
     except EdgespecError as error:
-        from edgespec.server.errors import failure
-
         status, body = failure(error)
         said = body["error"]
-        told["refused"] = [said["message"][:4000], status, said["type"], None, said["code"]]
+        told["refused"] = [said["message"][:4000], status, said["type"], said["param"], said["code"]]
     except (MemoryError, RecursionError) as error:
         told["refused"] = [f"reading this request failed: {type(error).__name__}", 400, "", None, None]
 

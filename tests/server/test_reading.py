@@ -18,9 +18,9 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.server import readers as module
-from edgespec.server.errors import Busy
+from edgespec.server.errors import Busy, Refusal
 from edgespec.server.readers import Readers
-from edgespec.server.reading import Known, Read, Reader, Refusal, parsed
+from edgespec.server.reading import Known, Read, Reader, parsed
 from edgespec.server.requests import (
     MOST_BIASES,
     MOST_CHOICES,
