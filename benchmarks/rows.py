@@ -117,12 +117,15 @@ def main() -> None:
     )
 
 
-def _share(step: Callable[[], None], weights: int, threads: int, bandwidths: list[float]) -> dict[str, Any]:
-    """GB/s of a step over those of a read in the same turn; adds the latter to ``bandwidths``."""
+def _share(step: Callable[[], None], weights: int, threads: int, bandwidths: list[float]) -> dict[str, Any] | None:
+    """GB/s of a step over those of a read in the same turn; adds the latter to ``bandwidths``.
+
+    None = without the native library nothing can be read like that.
+    """
     read: list[float] = []
     turns = alternate({"step": step, "read": lambda: read.append(read_bandwidth(threads, 4, 512, 1))}, 11, warm=0)
     bandwidths += read
-    return ratio([weights / ms / 1e6 for ms in turns["step"]], read)
+    return ratio([weights / ms / 1e6 for ms in turns["step"]], read) if all(read) else None
 
 
 def _prefills(engines: list[Engine]) -> list[float]:

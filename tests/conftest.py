@@ -276,14 +276,16 @@ def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def bundles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Path]:
     """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock.
 
-    All processes of a run share it: nobody may change it.
+    All processes of a run share it: nobody may change it.  A test that asks for native operators needs them.
     """
     place = common(tmp_path_factory)
 
     def get(operators: Operators, form: Format = "int4", target: str = TARGET, draft: str = DRAFT) -> Path:
+        if operators == "native":
+            request.getfixturevalue("native")
         names = [operators, form, *(Path(name).name.replace(":", "-") for name in (target, draft))]
         folder = place / "-".join(["bundle", *names])
         folder.mkdir(exist_ok=True)

@@ -32,7 +32,7 @@ def opened(bundle: Path, operators: Operators, budget: str | int | None) -> Engi
     return load(bundle, operators=operators, threads=THREADS, budget=budget, check=False)
 
 
-@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 def test_a_request_within_its_budget_is_as_without_one(demo: Path, operators: Operators) -> None:
     free = opened(demo, operators, "off").generate(PROMPTS[1], method="speculative", max_new_tokens=NEW)
     engine = opened(demo, operators, "2GiB")
@@ -44,7 +44,7 @@ def test_a_request_within_its_budget_is_as_without_one(demo: Path, operators: Op
     assert bound.as_dict()["stats"]["predicted_bytes"] == bound.predicted_bytes
 
 
-@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 def test_a_method_that_does_not_fit_gives_way(demo: Path, operators: Operators) -> None:
     tokens = 64 * 4
     limit = peak(demo, "ngram", operators, tokens, chunk=CHUNKS[-1]).peak + (64 << 10)
@@ -58,7 +58,7 @@ def test_a_method_that_does_not_fit_gives_way(demo: Path, operators: Operators) 
     assert result.tokens == plain.tokens
 
 
-@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 def test_prefills_are_cut_smaller_where_that_makes_room(
     demo: Path, operators: Operators, monkeypatch: pytest.MonkeyPatch
 ) -> None:

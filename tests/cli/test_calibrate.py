@@ -84,6 +84,7 @@ def test_what_people_see(command: Command, demo: Path, tmp_path: Path) -> None:
     assert "calibrating again: asked for" in forced.err
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.usefixtures("calibrated")
 def test_another_setting_is_measured_again(command: Command, demo: Path) -> None:
     other = command("calibrate", demo, *SHORT[:-1], str(THREADS + 1), "--json").json
@@ -174,6 +175,7 @@ def test_what_cannot_be_written_is_said_before_measuring(command: Command, demo:
     assert not list(profile_cache.profile_folder().glob("*"))
 
 
+@pytest.mark.usefixtures("native")
 def test_bad_input(command: Command, demo: Path, tmp_path: Path) -> None:
     command("calibrate", tmp_path / "none").refused(1, "expected a bundle")
     command("calibrate", demo, "--context", str(10**9)).refused(1, "what the bundle was exported for")

@@ -54,6 +54,7 @@ def methods(found: dict[str, Any]) -> set[str]:
     return {candidate["method"] for candidate in found["candidates"]}
 
 
+@pytest.mark.usefixtures("native")
 def test_a_bundle(command: Command, demo: Path) -> None:
     found = command("plan", demo, "--budget", "1GiB", "--json").json
     assert list(found) == KEYS
@@ -81,6 +82,7 @@ def test_weights_of_no_bytes_are_refused(command: Command, demo: Path, tmp_path:
         command(name, bundle).refused(1, "at least", "model.data has 0", "hint: ")
 
 
+@pytest.mark.usefixtures("native")
 def test_what_people_see(command: Command, demo: Path) -> None:
     shown = command("plan", demo, "--budget", "1GiB")
     assert shown.code == 0

@@ -26,7 +26,7 @@ METHODS = ("ar", "ngram", "self-spec", "speculative")
 PROMPT = "ROMEO:"
 SHORT = ("--max-new-tokens", 24)
 SUMMARY = re.compile(
-    r"(plain decoding|(\d+\.\dx plain decoding|\d+\.\d tokens a pass), (same text|lossless)), "
+    r"(plain decoding|nothing was guessed|(\d+\.\dx plain decoding|\d+\.\d tokens a pass), (same text|lossless)), "
     r"\d+ tokens at \d+\.\d a second, (auto: )?[a-z-]+\n(note: cut after \d+ tokens: .+\n)?$"
 )
 RESULT = {

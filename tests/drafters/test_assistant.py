@@ -215,6 +215,7 @@ def test_what_is_not_for_this_model_is_refused(
         read_drafter(folder, arch)
 
 
+@pytest.mark.usefixtures("native")
 def test_another_model_method_and_operators_are_refused(tmp_path: Path, opened: Callable[[str], Made]) -> None:
     made = opened("random")
     with pytest.raises(ExportError, match="an assistant of Gemma 4"):

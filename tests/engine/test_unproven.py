@@ -33,6 +33,15 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
+def other(operators: Operators, request: pytest.FixtureRequest) -> Operators:
+    """Those that the bundle's weights are converted for."""
+    found = OTHER[operators]
+    if found == "native":
+        request.getfixturevalue("native")
+    return found
+
+
+@pytest.fixture
 def copied(bundle: Callable[..., Path], own: Path) -> Path:
     """A bundle that a test may change, in the layout of this test's operators."""
     return Path(shutil.copytree(bundle("int4"), own / "bundle"))
@@ -101,10 +110,7 @@ def converted() -> Path:
     return found
 
 
-def test_changed_weights_in_the_cache_are_made_again(copied: Path, operators: Operators) -> None:
-    other = OTHER[operators]
-    if other == "native" and load(copied, threads=1).operators.kind == "stock":
-        pytest.skip("no native operators")
+def test_changed_weights_in_the_cache_are_made_again(copied: Path, operators: Operators, other: Operators) -> None:
     good = ask(load(copied, threads=1, operators=other))
     assert claims(good) == (True, True)
     weights = converted() / f"model.{other}.data"
@@ -117,9 +123,10 @@ def test_changed_weights_in_the_cache_are_made_again(copied: Path, operators: Op
         assert (result.tokens, claims(result)) == (good.tokens, (True, True))
 
 
-def test_weights_and_record_of_another_bundle_are_not_used(copied: Path, operators: Operators) -> None:
+def test_weights_and_record_of_another_bundle_are_not_used(
+    copied: Path, operators: Operators, other: Operators
+) -> None:
     """An older cache that was copied back under the name of the newer one."""
-    other = OTHER[operators]
     load(copied, threads=1, operators=other).close()
     folder = converted()
     sound = (folder / f"model.{other}.data").read_bytes()
@@ -130,8 +137,7 @@ def test_weights_and_record_of_another_bundle_are_not_used(copied: Path, operato
     assert (folder / f"model.{other}.data").read_bytes() == sound
 
 
-def test_a_graph_in_the_cache_is_the_bundles(copied: Path, operators: Operators) -> None:
-    other = OTHER[operators]
+def test_a_graph_in_the_cache_is_the_bundles(copied: Path, operators: Operators, other: Operators) -> None:
     engine = load(copied, threads=1, operators=other)
     graph = converted() / engine.model.graph.file
     sound = graph.read_bytes()
@@ -141,12 +147,11 @@ def test_a_graph_in_the_cache_is_the_bundles(copied: Path, operators: Operators)
 
 
 def test_without_a_key_converted_weights_run_and_say_so(
-    copied: Path, operators: Operators, own: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Path, operators: Operators, other: Operators, own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where there is no home that can be written; whoever converted them knows what they are."""
     (own / "blocked").write_text("in the way", "utf-8")
     monkeypatch.setenv("EDGESPEC_KEY", str(own / "blocked" / "key"))
-    other = OTHER[operators]
     assert claims(ask(load(copied, threads=1, operators=other))) == (True, True)
     result = ask(load(copied, threads=1, operators=other))
     assert claims(result) == (None, None)

@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SEED, COUNT = 20, 40
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.skipif(sys.platform != "linux", reason="the judge counts processor time and memory as Linux does")
 def test_mutants_of_bundles_and_sources() -> None:
     command = [sys.executable, "-m", "tests.fuzz", "--cases", "--seed", str(SEED), "--count", str(COUNT)]

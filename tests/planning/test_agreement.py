@@ -21,6 +21,7 @@ GOOD = trial(tokens=270, accepted=170, drafted=190, offered=[95, 95], accepted_a
 BAD = trial(tokens=105, accepted=5, drafted=100, offered=[50, 50], accepted_at=[4, 1], speedup=0.8)
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("best", ["speculative", "self-spec", "medusa"])
 def test_the_method_that_is_clearly_best(best: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = manifest(methods=METHODS)

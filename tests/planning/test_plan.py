@@ -20,6 +20,8 @@ from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.manifests import SIZES, manifest
 from tests.support.profiles import profile
 
+pytestmark = pytest.mark.usefixtures("native")  # plans are for native operators
+
 MIB = 1 << 20
 BASE = 50 * MIB
 KV = 12288  # bytes a token in float16; int8 takes half

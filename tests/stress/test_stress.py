@@ -28,6 +28,7 @@ def stress(*arguments: object, timeout: float) -> dict[str, Any]:
     return report
 
 
+@pytest.mark.usefixtures("native")
 @linux
 def test_killed_or_without_a_disk(tmp_path: Path) -> None:
     jobs = ("--job", "conversion", "--job", "ngram build")

@@ -105,7 +105,9 @@ def build(folder: Path, compiler: str, isas: tuple[str, ...], flags: tuple[str, 
 
 @cache
 def host_compiler() -> str | None:
-    return os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+    if named := os.environ.get("CXX"):
+        return shutil.which(named)
+    return shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
 def knows(compiler: str, isa: str) -> bool:

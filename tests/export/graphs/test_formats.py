@@ -161,7 +161,9 @@ class StoredOps(NumpyOps):
 @BOTH
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", [*NAMES, "builtin:shakespeare"])
-def test_a_model_computes_with_what_is_stored(written: Write, name: str, form: Format) -> None:
+def test_a_model_computes_with_what_is_stored(
+    written: Write, request: pytest.FixtureRequest, name: str, form: Format
+) -> None:
     """With the stored weights, and activations rounded as each format does, numpy gets the same logits.
 
     Mostly to 1e-6 of their spread.  An activation just between two levels may round the other way, though, and that
@@ -181,6 +183,8 @@ def test_a_model_computes_with_what_is_stored(written: Write, name: str, form: F
     for graph, about in made.part.graphs.items():
         if graph == "standard":  # no slot drives it: tests/export/bundle/test_standard.py
             continue
+        if about.operators == "native":
+            request.getfixturevalue("native")
         expected = by_size[64 if form == "int4-64" and about.operators == "native" else 32]
         # a float16 cache would be an error of its own
         model = Model(made.folder, made.part, graph, 1, ATTENTION["f32"])

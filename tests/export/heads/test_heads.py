@@ -330,7 +330,7 @@ def test_a_draft_with_a_cut_vocabulary(tmp_path: Path) -> None:
     assert result.stats.accepted > 0
 
 
-@pytest.mark.parametrize("operators", ["native", "stock"])
+@pytest.mark.parametrize("operators", ["native", "stock"], indirect=True)
 def test_a_cut_head_keeps_its_biases(checkpoint: Callable[[str], Path], tmp_path: Path, operators: Operators) -> None:
     source = str(checkpoint("phi_half"))  # the draft is the model: its guesses are right unless something is lost
     bundle = tmp_path / "bundle"

@@ -135,6 +135,7 @@ def test_a_goal_of_divergence_is_reached_with_few_bytes() -> None:
     assert set(mixer.down_to(1e-9).facts["int8"]) == set(mixer.parts)  # as near as it gets
 
 
+@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("head", [None, "int8"])
 def test_a_bundle_is_what_was_chosen(tmp_path: Path, head: Any) -> None:
     """Mixed weights run on both operators, with every method's text that of plain decoding."""

@@ -77,7 +77,7 @@ def peak(bundle: Path, method: str, operators: Operators, context: int, batch: i
     return memory_of(read_manifest(bundle), use).peak
 
 
-@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 def test_a_run_within_the_limit_takes_a_cheaper_method_and_finishes(bundle: Path, operators: Operators) -> None:
     fits, too_much = peak(bundle, "ngram", operators, 128), peak(bundle, "speculative", operators, 128)
     limit = fits + RESERVED
@@ -95,7 +95,7 @@ def test_a_run_within_the_limit_takes_a_cheaper_method_and_finishes(bundle: Path
     assert "Traceback" not in unplanned.stderr
 
 
-@pytest.mark.parametrize("operators", OPERATORS)
+@pytest.mark.parametrize("operators", OPERATORS, indirect=True)
 def test_a_batch_within_the_limit_is_decoded_by_fewer_at_a_time(bundle: Path, operators: Operators) -> None:
     two, three, six = (peak(bundle, "ar", operators, PROMPT + NEW, batch) for batch in (2, 3, 6))
     limit, budget = two + RESERVED, (two + three) // 2

@@ -42,11 +42,13 @@ MIB = 1 << 20
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Path]:
     """(format, operators) -> a small bundle with a draft and heads."""
     made: dict[tuple[Format, Operators], Path] = {}
 
     def get(form: Format = "int4", operators: Operators = "native") -> Path:
+        if operators == "native":
+            request.getfixturevalue("native")
         if (form, operators) not in made:
             folder = tmp_path_factory.mktemp("bundle")
             skip = folder / "skip.json"
