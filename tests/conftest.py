@@ -39,8 +39,7 @@ from tests.support.alone import alone, common
 
 settings.register_profile("edgespec", deadline=None)  # no test asserts a time
 settings.load_profile("edgespec")
-# tests share their processors: whatever they time is a busy machine's
-quiet.BUSY = quiet.OTHERS = math.inf
+quiet.BUSY = quiet.OTHERS = math.inf  # tests share their processors: what they time is a busy machine's
 
 OPERATORS: tuple[Operators, ...] = ("stock", "native")
 COMPILERS = ("c++", "g++", "clang++", "cl")
@@ -279,7 +278,7 @@ def arm_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bundles(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Callable[..., Path]:
     """(operators, format, target, draft) -> a bundle with every method; its skip set depends on no clock.
 
-    All processes of a run share it: nobody may change it.  A test that asks for native operators needs them.
+    All processes of a run share it: nobody may change it.
     """
     place = common(tmp_path_factory)
 

@@ -51,8 +51,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRe
             request.getfixturevalue("native")
         if (form, operators) not in made:
             folder = tmp_path_factory.mktemp("bundle")
-            skip = folder / "skip.json"
-            skip.write_text(json.dumps({"attention": [1], "mlp": [2]}), "utf-8")
+            (skip := folder / "skip.json").write_text(json.dumps({"attention": [1], "mlp": [2]}), "utf-8")
             options = ExportOptions(TIED, folder / "bundle", ["speculative", "self-spec", "medusa"], form, draft=UNTIED,
                                     skip_set=skip, threads=1, operators=operators)  # fmt: skip
             Exporter(options).run()
@@ -182,7 +181,6 @@ def test_rows_that_a_text_looks_up() -> None:
 # -- keys and values, scratch ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("native")
 @pytest.mark.parametrize("context", [100, 512, 1000])
 @pytest.mark.parametrize("operators", OPERATORS)
 def test_kv_is_what_a_slot_allocates(exported: Callable[..., Path], operators: Operators, context: int) -> None:
