@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +93,9 @@ class Target:
         self.device = device
         name = source.arch.outer_names.get(FINAL_NORM, FINAL_NORM).rsplit(".", 1)[-1]
         self.norm = getattr(self.model.base_model, name)
+        # transformers 5.24 gave the argument another name
+        known = inspect.signature(self.model.base_model.forward).parameters
+        self._cache = "cache" if "cache" in known else "past_key_values"
 
     @property
     def lm_head(self) -> Tensor:  # [vocab, hidden]
@@ -102,6 +106,12 @@ class Target:
     def hidden(self, tokens: Tensor) -> Tensor:
         """Hidden states after the final norm, [B, T, hidden], of tokens [B, T]."""
         return self.model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+
+    @torch.no_grad()
+    def follow(self, tokens: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Read tokens [B, T] after those of a cache -> ``hidden`` [B, T, hidden] and the cache with them."""
+        output = self.model.base_model(input_ids=tokens, use_cache=True, **{self._cache: cache})
+        return output.last_hidden_state, output.past_key_values
 
     @torch.no_grad()
     def exits(self, tokens: Tensor, layers: Sequence[int]) -> tuple[Tensor, list[Tensor]]:

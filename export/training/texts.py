@@ -77,9 +77,8 @@ def _continued(target: Target, begin: Tensor, length: int, choose: Callable[[Ten
     ended = torch.zeros(len(tokens), dtype=torch.bool, device=tokens.device)
     past, fresh = None, begin
     while tokens.shape[1] < length and not bool(ended.all()):
-        output = target.model.base_model(input_ids=fresh, past_key_values=past, use_cache=True)
-        past = output.past_key_values
-        fresh = choose(target.logits(output.last_hidden_state[:, -1]), tokens.shape[1])[:, None]
+        hidden, past = target.follow(fresh, past)
+        fresh = choose(target.logits(hidden[:, -1]), tokens.shape[1])[:, None]
         tokens = torch.cat([tokens, fresh], 1)
         ended |= torch.isin(fresh[:, 0], ends)
     rows = tokens.cpu().tolist()
