@@ -108,7 +108,7 @@ class Recipe(_Part):
         name: of the recipe, and of its file.
         summary: a line for people.
         goal: what it is best at.
-        reason: why these choices; figures are those of docs/measurements.md.
+        reason: why these choices; figures are those of docs/project/measurements.md.
     """
 
     name: str

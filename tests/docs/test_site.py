@@ -59,7 +59,7 @@ def test_links(page: str) -> None:
 
 
 def test_speed_ups_of_the_readme_are_measured() -> None:
-    measured = text_of("docs/measurements.md")
+    measured = text_of("docs/project/measurements.md")
     found = set(re.findall(r"\b(\d+\.\d\d?)x", text_of("README.md")))
     assert found, "the README promises no speed"
     for figure in found:

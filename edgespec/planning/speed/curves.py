@@ -1,7 +1,7 @@
 """Verify curves where nothing was measured: v(n), the time of a pass over n rows over that of one row.
 
-Measured on the machines of docs/measurements.md and docs/planning.md ("Seconds"), 2 threads, short contexts: what reads
-the keys and values of a long one is added to them.  Whoever uses them says so.
+Measured on the machines of docs/project/measurements.md and docs/planning.md, 2 threads, short contexts: what reads the
+keys and values of a long one is added to them.  Whoever uses them says so.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ CURVES: Mapping[Operators, Mapping[Format, Mapping[int, float]]] = {
     },
 }
 # what a byte of weights takes over one of int4's: a row of int4-64 takes as long as one of int4, .95 to 1.06
-# (docs/measurements.md), though it reads 17 bytes for 32 weights and int4 18
+# (docs/project/measurements.md), though it reads 17 bytes for 32 weights and int4 18
 STEP: Mapping[Format, float] = {"int4-64": 18 / 17}
-STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/measurements.md)
+STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/project/measurements.md)
 # what a byte of weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
-# (docs/measurements.md) for 20 and 18 bytes of 32 weights
+# (docs/project/measurements.md) for 20 and 18 bytes of 32 weights
 STOCK_STEP: Mapping[Format, float] = {"int4": 1.7, "int4-64": 1.7}
