@@ -176,8 +176,8 @@ def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
         slot, sizes = measured.opened(f"{kind} {rows}", arch, HeadPlan(), rows)
         whole, hidden = sum(sizes.values()), target.facts.hidden
         fused = sizes[FUSE] if kind == "eagle" else 0  # which mtp runs in every step
-        given = np.ones((OWED, arch.given), np.float32)
-        own = np.ones((1, arch.given), np.float32)
+        given = np.ones((OWED, arch.input_width), np.float32)
+        own = np.ones((1, arch.input_width), np.float32)
         own[:, 2 * hidden :] = 0
         said = f"{kind}, head of {rows}"
         for owed in (1, OWED):
@@ -187,7 +187,7 @@ def _drafters(measured: _Measured, target: Architecture, rows: int) -> None:
     blocks = assumed_blocks(target)[0]
     slot, sizes = measured.opened(f"dflash {rows}", blocks, HeadPlan(), rows)
     whole = sum(sizes.values()) - sizes[FUSE]
-    given = np.ones((OWED, blocks.given), np.float32)
+    given = np.ones((OWED, blocks.input_width), np.float32)
 
     def absorb() -> None:
         slot.absorb_given(given)

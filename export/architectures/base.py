@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import ShapeOps
@@ -50,8 +50,8 @@ class Architecture:
         head_bias: the LM head has a bias.
         drafts: the method that it is a drafter of; None = it is a model.
         block, mask: of a drafter of blocks: rows that it was trained with, and the token that stands for a guess.
-        given: columns of the rows that a drafter's passes are given; 0 = passes begin with tokens.
-        lent: sizes of heads of the target's layers, for a drafter that reads their keys and values.
+        input_width: width of the float rows that a drafter's passes read; 0 = they read token ids.
+        borrowed_kv_dims: sizes of heads of the target's layers, for a drafter that reads their keys and values.
         reads: which of them each layer reads.
         target: the model that a drafter is for, where it is given embeddings that it does not norm.
         text_half_of: what the whole model reads beside text, as in "images"; "" = it is a model of text.
@@ -85,8 +85,8 @@ class Architecture:
     drafts: ClassVar[DrafterKind | None] = None
     block: int | None = None
     mask: int | None = None
-    given: int = 0
-    lent: tuple[int, ...] = ()
+    input_width: int = 0
+    borrowed_kv_dims: tuple[int, ...] = ()
     reads: tuple[int, ...] = ()
     target: Architecture | None = None
     text_half_of: str = ""
@@ -138,23 +138,23 @@ class Architecture:
 
     # -- the decoder -----------------------------------------------------------------------------------------------
 
-    def build(self, ops: Ops[X]) -> X:
+    def build(self, ops: Ops) -> Value:
         """The whole decoder, embedding to logits."""
         x = self.embed(ops)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)
         return ops.head(x, self.final_norm, self.head)
 
-    def embed(self, ops: Ops[X]) -> X:
+    def embed(self, ops: Ops) -> Value:
         """The residual stream before the first layer."""
         return ops.embed(self.embedding)
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         """One layer: attention, then MLP."""
         x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
         return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer))
 
-    def parallel_layer(self, ops: Ops[X], x: X, layer: int, mlp_norm: str | None) -> X:
+    def parallel_layer(self, ops: Ops, x: Value, layer: int, mlp_norm: str | None) -> Value:
         """A layer whose MLP reads what its attention read; normed by ``mlp_norm``, or with the attention's norm."""
         if mlp_norm is None:
             h = self.normed(ops, x, layer, self.attention_norm)
@@ -164,23 +164,23 @@ class Architecture:
             x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
         return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, h, layer))
 
-    def attention(self, ops: Ops[X], x: X, layer: int) -> X:
+    def attention(self, ops: Ops, x: Value, layer: int) -> Value:
         """One attention sub-layer without its residual."""
         y = self.attend(ops, self.normed(ops, x, layer, self.attention_norm), layer)
         return self.normed(ops, y, layer, self.after_attention)
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         """Attention without norms."""
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
         (y,) = ops.linear(ops.attention(q, k, v, self.rule(layer)), self.linear(layer, ATTENTION.format("o")))
         return y
 
-    def mlp(self, ops: Ops[X], x: X, layer: int) -> X:
+    def mlp(self, ops: Ops, x: Value, layer: int) -> Value:
         """One MLP sub-layer without its residual."""
         y = self.transform(ops, self.normed(ops, x, layer, self.mlp_norm), layer)
         return self.normed(ops, y, layer, self.after_mlp)
 
-    def transform(self, ops: Ops[X], h: X, layer: int) -> X:
+    def transform(self, ops: Ops, h: Value, layer: int) -> Value:
         """The MLP without norms."""
         if self.gated_mlp:
             gate, up = ops.linear(h, *(self.linear(layer, MLP.format(name)) for name in ("gate", "up")))
@@ -191,7 +191,7 @@ class Architecture:
         (y,) = ops.linear(inner, self.linear(layer, MLP.format("down")))
         return y
 
-    def normed(self, ops: Ops[X], x: X, layer: int, module: str | None) -> X:
+    def normed(self, ops: Ops, x: Value, layer: int, module: str | None) -> Value:
         """x behind a norm of a layer; x itself if there is no such norm."""
         return x if module is None else ops.norm(x, self.norm(f"{LAYERS}.{layer}.{module}"))
 

@@ -1,7 +1,7 @@
 """Command R: sub-layers side by side behind one norm, layer norms without biases, scaled logits."""
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import LogitsRule, Ops, X
+from edgespec.export.architectures.ops import LogitsRule, Ops, Value
 
 
 class Cohere(Architecture):
@@ -21,7 +21,7 @@ class Cohere(Architecture):
     def bias(self, module: str) -> bool:
         return module.startswith("self_attn") and super().bias(module)
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         return self.parallel_layer(ops, x, layer, None)
 
     @property

@@ -10,7 +10,7 @@ import numpy as np
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.architectures.ops import ExpertsRule, Ops, X
+from edgespec.export.architectures.ops import ExpertsRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Columns, Floats, Joined, Own
 from edgespec.export.source.extended import Extra
@@ -115,7 +115,7 @@ class MixtureOfExperts(Architecture):
         """What a mixture's output is multiplied by."""
         return 1.0
 
-    def transform(self, ops: Ops[X], h: X, layer: int) -> X:
+    def transform(self, ops: Ops, h: Value, layer: int) -> Value:
         if self.facts.experts is None or layer not in self.facts.experts.layers:
             return super().transform(ops, h, layer)
         at = f"{LAYERS}.{layer}.mlp"

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.fused import unfused
-from edgespec.export.architectures.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
@@ -49,7 +49,7 @@ class Falcon(Architecture):
     def bias(self, module: str) -> bool:
         return self.settings.flag("bias")
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         if self.settings.flag("new_decoder_architecture") or self.settings.flag("parallel_attn", True):
             return self.parallel_layer(ops, x, layer, self.mlp_norm if self.two_norms else None)
         return super().layer(ops, x, layer)

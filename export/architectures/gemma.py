@@ -1,7 +1,7 @@
 """Gemma: embeddings times the root of their size, norms by 1 + weight, GELU (arXiv 2403.08295)."""
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Activation, Ops, X
+from edgespec.export.architectures.ops import Activation, Ops, Value
 
 
 class Gemma(Architecture):
@@ -18,5 +18,5 @@ class Gemma(Architecture):
         # the first release says "gelu" under hidden_act and means the approximation
         self.activation: Activation = "gelu_tanh" if self.activation == "gelu" else self.activation
 
-    def embed(self, ops: Ops[X]) -> X:
+    def embed(self, ops: Ops) -> Value:
         return ops.embed(self.embedding, scale=self.facts.hidden**0.5)

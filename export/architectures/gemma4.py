@@ -9,7 +9,7 @@ import numpy as np
 from edgespec.export.architectures.base import ATTENTION, LAYERS
 from edgespec.export.architectures.gemma2 import Gemma2
 from edgespec.export.architectures.gemma4_config import Gemma4Config
-from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, Value
 from edgespec.export.architectures.proportional import proportional, turned_first, turned_rows
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Affine, Own, Rows
@@ -38,19 +38,19 @@ class Gemma4(Gemma4Config, Gemma2):
         full = proportional(self.rotation("full_attention", 1e6, scaled=False), self.wide)
         return {"rope": self.rotation("sliding_attention", 1e4, scaled=False), "rope_full": full}
 
-    def embed(self, ops: Ops[X]) -> X:
+    def embed(self, ops: Ops) -> Value:
         # a second time, because the stream changes under the layers that read this
         scale = self.facts.hidden**0.5
         x = ops.embed(self.embedding, scale=scale)
-        self._embedded: Any = ops.embedded(self.embedding, scale)
+        self._embedded: Any = ops.token_embeddings(self.embedding, scale)
         return x
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         x = super().layer(ops, x, layer)
         name = f"{LAYERS}.{layer}.layer_scalar"
         return ops.sublayer("embedding", layer, x, lambda x: self.own(ops, x, layer), scale=name)
 
-    def own(self, ops: Ops[X], x: X, layer: int) -> X:
+    def own(self, ops: Ops, x: Value, layer: int) -> Value:
         """What a layer's own embedding of the tokens adds."""
         size, layers = self.facts.layer_embedding, self.facts.layers
         (gate,) = ops.linear(x, self.linear(layer, "per_layer_input_gate"))
@@ -60,7 +60,7 @@ class Gemma4(Gemma4Config, Gemma2):
         (y,) = ops.linear(inner, self.linear(layer, "per_layer_projection"))
         return self.normed(ops, y, layer, "post_per_layer_input_norm")
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         if layer < self.owners:
             return super().attend(ops, h, layer)
         (q,) = ops.linear(h, self.linear(layer, ATTENTION.format("q")), joined=True)

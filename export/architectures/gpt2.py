@@ -6,7 +6,7 @@ from typing import ClassVar
 import numpy as np
 
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, Ops, Value
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Own, Rows, Transposed
 from edgespec.export.source.extended import Extra
@@ -51,7 +51,7 @@ class Gpt2(Architecture):
     def rule(self, layer: int) -> AttentionRule:
         return AttentionRule(layer, self.facts.head_dim**-0.5 if self.settings.flag("scale_attn_weights", True) else 1)
 
-    def embed(self, ops: Ops[X]) -> X:
+    def embed(self, ops: Ops) -> Value:
         return ops.embed(self.embedding, positions=self.positions)
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:

@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.fused import unfused
-from edgespec.export.architectures.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, Value
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
@@ -37,7 +37,7 @@ class GptNeoX(Architecture):
     def bias(self, module: str) -> bool:
         return module.startswith("mlp") or self.settings.flag("attention_bias", True)
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         if self.settings.flag("use_parallel_residual", True):
             return self.parallel_layer(ops, x, layer, self.mlp_norm)
         return super().layer(ops, x, layer)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, LogitsRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, LogitsRule, Ops, Value
 from edgespec.export.source.derived import Affine, Own
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -15,7 +15,7 @@ class Granite(Architecture):
     example = "granite-3.3-2b-instruct"
     features = "multipliers of embedding, scores, sub-layers, logits"
 
-    def embed(self, ops: Ops[X]) -> X:
+    def embed(self, ops: Ops) -> Value:
         return ops.embed(self.embedding, scale=self.settings.number("embedding_multiplier", 1.0))
 
     def rule(self, layer: int) -> AttentionRule:

@@ -8,7 +8,7 @@ from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.fused import stacked
 from edgespec.export.architectures.granitemoe import GraniteMoe
 from edgespec.export.architectures.mamba import Mamba
-from edgespec.export.architectures.ops import AttentionRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, Ops, Value
 from edgespec.export.source.derived import Affine
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -36,7 +36,7 @@ class GraniteHybrid(Mamba, GraniteMoe):
     def slides(self, layer: int) -> bool:
         return False
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         if self.facts.experts is None:
             return super().layer(ops, x, layer)
         x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))

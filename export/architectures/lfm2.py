@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, ConvolutionRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, ConvolutionRule, Ops, Value
 from edgespec.export.source.derived import Own, Taps
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
@@ -62,7 +62,7 @@ class Lfm2(Architecture):
         q_norm, k_norm = self.norm(f"{at}.q_layernorm"), self.norm(f"{at}.k_layernorm")
         return replace(super().rule(layer), layer=layer - before, q_norm=q_norm, k_norm=k_norm)
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         if layer not in self.facts.convolutions:
             return super().attend(ops, h, layer)
         taps, at = f"{LAYERS}.{layer}.conv.taps", self.facts.convolutions.index(layer)

@@ -8,7 +8,7 @@ from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS
 from edgespec.export.architectures.experts import first_of
 from edgespec.export.architectures.lfm2 import Lfm2
-from edgespec.export.architectures.ops import AttentionRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, Ops, Value
 from edgespec.export.architectures.proportional import proportional, rotations_by_kind, turned_first, turned_rows
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Own
@@ -69,17 +69,17 @@ class Lfm3(Lfm2):
         q_norm, k_norm = self.norm(f"{at}.q_norm"), self.norm(f"{at}.k_norm")
         return replace(super().rule(layer), rotary=rotary, q_norm=q_norm, k_norm=k_norm)
 
-    def normed(self, ops: Ops[X], x: X, layer: int, module: str | None) -> X:
+    def normed(self, ops: Ops, x: Value, layer: int, module: str | None) -> Value:
         around = module in (self.after_attention, self.after_mlp)
         absent = around and not self.settings.flag("use_sandwich_norm", True)
         return super().normed(ops, x, layer, None if absent else module)
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         if self.kinds[layer] == "conv" or not self.gated:
             return super().attend(ops, h, layer)
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
         (gate,) = ops.linear(h, self.linear(layer, GATE))
-        y = ops.opened(ops.attention(q, k, v, self.rule(layer)), gate)
+        y = ops.sigmoid_gate(ops.attention(q, k, v, self.rule(layer)), gate)
         return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:

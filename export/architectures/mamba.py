@@ -7,7 +7,7 @@ import numpy as np
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Exponential, Own, Rows, Taps
 from edgespec.export.source.extended import Extra
@@ -52,7 +52,7 @@ class Mamba(Architecture):
         before = sum(other < layer for other in self.facts.convolutions)
         return replace(super().rule(layer), layer=layer - before)
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         if layer not in self.facts.convolutions:
             return super().attend(ops, h, layer)
         at = f"{LAYERS}.{layer}.linear_attn"

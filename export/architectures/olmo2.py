@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
-from edgespec.export.architectures.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, Value
 
 
 class Olmo2(Architecture):
@@ -16,7 +16,7 @@ class Olmo2(Architecture):
     after_attention: ClassVar[str | None] = "post_attention_layernorm"
     after_mlp: ClassVar[str | None] = "post_feedforward_layernorm"
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         at = f"{LAYERS}.{layer}.self_attn"
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"))
         q, k = ops.norm(q, self.norm(f"{at}.q_norm")), ops.norm(k, self.norm(f"{at}.k_norm"))

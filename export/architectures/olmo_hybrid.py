@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from edgespec.export.architectures.base import LAYERS, Architecture
 from edgespec.export.architectures.olmo2 import Olmo2
-from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, Value
 from edgespec.export.architectures.qwen3_5 import Qwen35
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Exponential, Joined, Own, Taps
@@ -48,13 +48,13 @@ class OlmoHybrid(Qwen35):
         twice = 2.0 if self.settings.flag("linear_allow_neg_eigval", True) else 1.0
         return replace(super().delta_rule(layer), times=twice, eps=EPS)
 
-    def attention(self, ops: Ops[X], x: X, layer: int) -> X:
+    def attention(self, ops: Ops, x: Value, layer: int) -> Value:
         if layer in self.facts.convolutions:
             return Architecture.attention(self, ops, x, layer)
         y = Olmo2.attend(self, ops, x, layer)  # type: ignore[arg-type]
         return self.normed(ops, y, layer, Olmo2.after_attention)
 
-    def mlp(self, ops: Ops[X], x: X, layer: int) -> X:
+    def mlp(self, ops: Ops, x: Value, layer: int) -> Value:
         if layer in self.facts.convolutions:
             return super().mlp(ops, x, layer)
         return self.normed(ops, self.transform(ops, x, layer), layer, Olmo2.after_mlp)

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias
 
-X = TypeVar("X")
+Value: TypeAlias = Any  # an activation [1, T, width]: a value name in a graph, an array in numpy
 Kind = Literal["attention", "mlp", "embedding"]
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu", "relu2", "xielu"]
 
@@ -186,10 +186,10 @@ class LogitsRule:
     cap: float = 0.0
 
 
-class Ops(Protocol[X]):
-    """The operations.  ``X`` is an activation [1, T, width]: a value name in a graph, an array in numpy."""
+class Ops(Protocol):
+    """The operations."""
 
-    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> X:
+    def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Value:
         """Rows of the embedding matrix for the ids of this pass, times ``scale`` -> [1, T, hidden].
 
         Args:
@@ -197,15 +197,15 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def embedded(self, weight: str, scale: float) -> X:
+    def token_embeddings(self, weight: str, scale: float) -> Value:
         """The same rows once more -> [1, T, hidden]: those of the ids, whatever the stream began with."""
         ...
 
-    def norm(self, x: X, norm: Norm) -> X:
+    def norm(self, x: Value, norm: Norm) -> Value:
         """Over the last dimension.  Outside a sub-layer it is computed at once, of x as it stands there."""
         ...
 
-    def linear(self, x: X, *parts: Linear, joined: bool = False) -> tuple[X, ...]:
+    def linear(self, x: Value, *parts: Linear, joined: bool = False) -> tuple[Value, ...]:
         """x @ weight.T + bias for every part.
 
         Parts given together share their input, which an operator may use (one quantization of x, one fused kernel).
@@ -215,7 +215,7 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def attention(self, q: X, k: X | None, v: X | None, rule: AttentionRule) -> X:
+    def attention(self, q: Value, k: Value | None, v: Value | None, rule: AttentionRule) -> Value:
         """Norms of heads, rotary positions, then causal grouped attention over the layer's KV.
 
         Args:
@@ -228,11 +228,11 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def convolution(self, x: X, rule: ConvolutionRule) -> X:
+    def convolution(self, x: Value, rule: ConvolutionRule) -> Value:
         """Causal, over the tokens before a row: x [1, T, 3 * hidden] = b, c, v -> c * conv(b * v), [1, T, hidden]."""
         ...
 
-    def delta(self, x: X, z: X, a: X, b: X, rule: DeltaRule) -> X:
+    def delta(self, x: Value, z: Value, a: Value, b: Value, rule: DeltaRule) -> Value:
         """A gated delta rule, or a state space, over the tokens before a row.
 
         Args:
@@ -245,30 +245,32 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def opened(self, x: X, gate: X) -> X:
+    def sigmoid_gate(self, x: Value, gate: Value) -> Value:
         """x * sigmoid(gate), for x that attention gives; a gate [1, T, heads] is that of whole heads."""
         ...
 
-    def gated(self, gate: X, up: X, activation: Activation) -> X:
+    def gated(self, gate: Value, up: Value, activation: Activation) -> Value:
         """activation(gate) * up."""
         ...
 
-    def activate(self, x: X, activation: Activation, numbers: str | None = None) -> X:
+    def activate(self, x: Value, activation: Activation, numbers: str | None = None) -> Value:
         """activation(x); ``numbers`` [3]: those of ``xielu``."""
         ...
 
-    def experts(self, h: X, rule: ExpertsRule, activation: Activation) -> X:
+    def experts(self, h: Value, rule: ExpertsRule, activation: Activation) -> Value:
         """The weighted sum of what a row's experts make of it: down(activation(gate h) * up h), [1, T, hidden].
 
         The sizes are the model's (``facts.experts``).
         """
         ...
 
-    def layer_embedding(self, gate: X, given: X, rule: LayerEmbedding, activation: Activation) -> X:
+    def layer_embedding(self, gate: Value, given: Value, rule: LayerEmbedding, activation: Activation) -> Value:
         """activation(gate) * (given + the ids' rows of the layer), [1, T, width] each."""
         ...
 
-    def sublayer(self, kind: Kind, layer: int, x: X, body: Callable[[X], X], scale: str | None = None) -> X:
+    def sublayer(
+        self, kind: Kind, layer: int, x: Value, body: Callable[[Value], Value], scale: str | None = None
+    ) -> Value:
         """(x + body(x)) * scale; in a gated graph all of it can be left out, pass by pass.
 
         The body ends in a matrix, or in the norm of what a matrix gave.  It may use values made before it.  An
@@ -280,30 +282,30 @@ class Ops(Protocol[X]):
         """
         ...
 
-    def head(self, x: X, norm: Norm, head: Linear) -> X:
+    def head(self, x: Value, norm: Norm, head: Linear) -> Value:
         """Final norm and LM head on the rows asked for, by the architecture's ``logits`` -> [1, R, vocab]."""
         ...
 
 
-class DrafterOps(Ops[X], Protocol[X]):
+class DrafterOps(Ops, Protocol):
     """What decoders conditioned on another model's hidden states need beside."""
 
-    def given(self, first: int, width: int) -> X:
+    def input_slice(self, first: int, width: int) -> Value:
         """Columns of the rows that a drafter's pass is given -> [1, T, width]."""
         ...
 
-    def either(self, fused: Callable[[], X], recycled: Callable[[], X]) -> X:
+    def select_input(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
         """A drafter's residual stream: from hidden states of the target, or from its own -> [1, T, hidden]."""
         ...
 
-    def before(self, context: Callable[[], None]) -> None:
+    def prefill_context(self, context: Callable[[], None]) -> None:
         """What a pass over hidden states of the target does, of which nothing is guessed: entries for later ones."""
         ...
 
-    def append(self, q: X, k: X, v: X, rule: AttentionRule) -> None:
+    def append(self, q: Value, k: Value, v: Value, rule: AttentionRule) -> None:
         """Keys and values as ``attention`` makes them, which nothing reads yet."""
         ...
 
-    def join(self, *parts: X) -> X:
+    def join(self, *parts: Value) -> Value:
         """Norms side by side -> [1, T, sum of their widths]."""
         ...

@@ -3,7 +3,7 @@
 from typing import ClassVar
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, Value
 
 
 class Phi(Architecture):
@@ -29,5 +29,5 @@ class Phi(Architecture):
     def bias(self, module: str) -> bool:
         return True
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         return self.parallel_layer(ops, x, layer, None)

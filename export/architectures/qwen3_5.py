@@ -7,7 +7,7 @@ import numpy as np
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, DeltaRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Exponential, Own, Rows, Taps
 from edgespec.export.source.extended import Extra
@@ -60,11 +60,11 @@ class Qwen35(Architecture):
         q_norm, k_norm = self.norm(f"{at}.q_norm"), self.norm(f"{at}.k_norm")
         return replace(super().rule(layer), layer=layer - before, q_norm=q_norm, k_norm=k_norm)
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         if layer not in self.facts.convolutions:
             q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
             (gate,) = ops.linear(h, self.linear(layer, GATE))
-            y = ops.opened(ops.attention(q, k, v, self.rule(layer)), gate)
+            y = ops.sigmoid_gate(ops.attention(q, k, v, self.rule(layer)), gate)
             return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
         x, z, a, b = ops.linear(h, *(self.linear(layer, f"linear_attn.in_proj_{part}") for part in ("qkv", *"zab")))
         y = ops.delta(x, z, a, b, self.delta_rule(layer))

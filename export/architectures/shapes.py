@@ -46,14 +46,14 @@ class ShapeOps:
             self.found[positions] = self.facts.context, self.facts.hidden
         return self.facts.hidden
 
-    def given(self, first: int, width: int) -> int:
+    def input_slice(self, first: int, width: int) -> int:
         return width
 
-    def either(self, fused: Callable[[], int], recycled: Callable[[], int]) -> int:
+    def select_input(self, fused: Callable[[], int], recycled: Callable[[], int]) -> int:
         fused()
         return recycled()
 
-    def before(self, context: Callable[[], None]) -> None:
+    def prefill_context(self, context: Callable[[], None]) -> None:
         context()
 
     def append(self, q: int, k: int, v: int, rule: AttentionRule) -> None:
@@ -62,7 +62,7 @@ class ShapeOps:
     def join(self, *parts: int) -> int:
         return sum(parts)
 
-    def embedded(self, weight: str, scale: float) -> int:
+    def token_embeddings(self, weight: str, scale: float) -> int:
         return self.facts.hidden
 
     def norm(self, x: int, norm: Norm) -> int:
@@ -95,7 +95,7 @@ class ShapeOps:
         self.found |= {name: (sizes.get(key, a),) for key, name in rule.vectors.items()}
         return z
 
-    def opened(self, x: int, gate: int) -> int:
+    def sigmoid_gate(self, x: int, gate: int) -> int:
         return x
 
     def gated(self, gate: int, up: int, activation: Activation) -> int:

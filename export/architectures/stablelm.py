@@ -1,7 +1,7 @@
 """StableLM 2 and 3: layer norms, a part of each head is rotated; some have both sub-layers side by side."""
 
 from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.ops import Ops, X
+from edgespec.export.architectures.ops import Ops, Value
 
 
 class StableLm(Architecture):
@@ -18,7 +18,7 @@ class StableLm(Architecture):
     def bias(self, module: str) -> bool:
         return self.settings.flag("use_qkv_bias") and module in (f"self_attn.{name}_proj" for name in "qkv")
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         if self.settings.flag("use_parallel_residual"):
             return self.parallel_layer(ops, x, layer, None)
         return super().layer(ops, x, layer)

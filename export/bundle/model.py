@@ -63,7 +63,7 @@ def write_model(
         progress: called with (bytes of weights written, of) as it grows.
     """
     plans = storage_plans(arch, form, head, plan, fine, layout)
-    hidden = bool(arch.given or (plan and not draft))
+    hidden = bool(arch.input_width or (plan and not draft))
     graphs = stock_graphs(arch, gated, draft, hidden, prefix, layout)
     for name, graph in graphs.items():
         kind = StandardOps if name == STANDARD else GraphOps

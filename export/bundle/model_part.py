@@ -141,7 +141,7 @@ def stock_graphs(
     least = least_length(arch.facts.head_dim) or None
     strict = Graph(file=prefix + STRICT, gated=gated, padded=True, least_length=least, hidden=hidden)
     found = {"gated" if gated else "strict": strict, "plain": Graph(file=prefix + PLAIN)}
-    return found | ({STANDARD: Graph(file=prefix + MAIN)} if layout == "stock" and not arch.given else {})
+    return found | ({STANDARD: Graph(file=prefix + MAIN)} if layout == "stock" and not arch.input_width else {})
 
 
 def counted(arch: Architecture) -> ModelFacts:
@@ -169,7 +169,7 @@ def model_part(
         if head_vocab is not None:  # a drafter is told by what it scores, whatever its checkpoint did
             less = prod(arch.tensors[arch.head.weight]) - head_vocab.size * facts.hidden
             facts = facts.model_copy(update={"parameters": facts.parameters - less})
-        decoder = DecoderPart(kind=arch.drafts, columns=arch.given, block=arch.block, mask=arch.mask,
+        decoder = DecoderPart(kind=arch.drafts, columns=arch.input_width, block=arch.block, mask=arch.mask,
                               reads=list(arch.reads))  # fmt: skip
     native = Graph(file=prefix + NATIVE, gated=True, hidden=True, operators="native")
     return ModelPart(

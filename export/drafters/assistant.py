@@ -22,7 +22,7 @@ from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Archite
 from edgespec.export.architectures.checked import check_tensors
 from edgespec.export.architectures.gemma4 import Gemma4
 from edgespec.export.architectures.gemma4_config import ROTATIONS
-from edgespec.export.architectures.ops import DrafterOps, Linear, LogitsRule, Ops, X
+from edgespec.export.architectures.ops import DrafterOps, Linear, LogitsRule, Ops, Value
 from edgespec.export.architectures.proportional import rotations_by_kind
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.heads.description import FUSE
@@ -53,7 +53,7 @@ class Assistant(Gemma4):
     def __init__(self, source: Checkpoint, target: Gemma4) -> None:
         self.target = target
         super().__init__(source)
-        self.given, self.lent = 2 * target.facts.hidden, tuple(target.facts.dims)
+        self.input_width, self.borrowed_kv_dims = 2 * target.facts.hidden, tuple(target.facts.dims)
         self.reads = tuple(map(self.source_of, range(self.facts.layers)))
         for name, rotary in self.rotaries.items():  # queries meet keys that the target has turned
             own, its = (each.tables(2, self.facts.context) for each in (rotary, target.rotaries[name]))
@@ -97,27 +97,27 @@ class Assistant(Gemma4):
     def logits(self) -> LogitsRule:
         return LogitsRule()
 
-    def build(self, ops: Ops[X]) -> X:
+    def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, size = cast(DrafterOps[X], ops), self.target.facts.hidden
+        ops, size = cast(DrafterOps, ops), self.target.facts.hidden
 
-        def entered(state: X) -> X:
-            return ops.linear(ops.join(ops.given(0, size), state), Linear(FUSE))[0]
+        def entered(state: Value) -> Value:
+            return ops.linear(ops.join(ops.input_slice(0, size), state), Linear(FUSE))[0]
 
-        def recycled() -> X:
-            y = ops.norm(ops.given(size, self.facts.hidden), self.final_norm)
+        def recycled() -> Value:
+            y = ops.norm(ops.input_slice(size, self.facts.hidden), self.final_norm)
             return entered(ops.linear(y, Linear(NEXT))[0])
 
-        def first() -> X:
-            state = ops.given(size, size)
+        def first() -> Value:
+            state = ops.input_slice(size, size)
             return entered(state if self.raw else ops.norm(state, self.norm(TARGET_NORM)))
 
-        x = ops.either(first, recycled)
+        x = ops.select_input(first, recycled)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)
         return ops.head(x, self.final_norm, self.head)
 
-    def layer(self, ops: Ops[X], x: X, layer: int) -> X:
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
         x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
         scale = f"{LAYERS}.{layer}.layer_scalar"
         return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer), scale=scale)

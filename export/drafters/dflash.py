@@ -17,7 +17,7 @@ from typing import Any, cast
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter, check_size, with_head_norms
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
@@ -46,7 +46,7 @@ class DFlash(Architecture):
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context})
-        self.given = (1 + tapped) * self.facts.hidden
+        self.input_width = (1 + tapped) * self.facts.hidden
         self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
         self.masks = {self.mask} if self.mask is not None else set()
 
@@ -54,26 +54,28 @@ class DFlash(Architecture):
         self.settings.refuse("conv_kernel_size", "convolutions of DFlash 2", "DFlash without")
         self.settings.refuse("sample_from_anchor", "a guess of the first row", "guesses of masks alone")
 
-    def build(self, ops: Ops[X]) -> X:
+    def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, hidden = cast(DrafterOps[X], ops), self.facts.hidden
+        ops, hidden = cast(DrafterOps, ops), self.facts.hidden
 
         def context() -> None:
-            c = ops.norm(ops.linear(ops.given(hidden, self.given - hidden), Linear(FUSE))[0], self.norm(NORM))
+            c = ops.norm(
+                ops.linear(ops.input_slice(hidden, self.input_width - hidden), Linear(FUSE))[0], self.norm(NORM)
+            )
             for layer in range(self.facts.layers):
                 ops.append(*self._projected(ops, c, layer), self.rule(layer))
 
-        ops.before(context)
-        x = ops.given(0, hidden)
+        ops.prefill_context(context)
+        x = ops.input_slice(0, hidden)
         for layer in range(self.facts.layers):
             x = self.layer(ops, x, layer)
         return ops.head(x, self.final_norm, self.head)
 
-    def attend(self, ops: Ops[X], h: X, layer: int) -> X:
+    def attend(self, ops: Ops, h: Value, layer: int) -> Value:
         y = ops.attention(*self._projected(ops, h, layer), self.rule(layer))
         return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
 
-    def _projected(self, ops: Ops[X], h: X, layer: int) -> tuple[X, X, X]:
+    def _projected(self, ops: Ops, h: Value, layer: int) -> tuple[Value, Value, Value]:
         q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
         return q, k, v
 

@@ -17,7 +17,7 @@ from typing import cast
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.base import ATTENTION, HEAD, LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, X
+from edgespec.export.architectures.ops import AttentionRule, DrafterOps, Linear, Ops, Value
 from edgespec.export.drafters.drafter import with_head_norms
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
@@ -45,7 +45,7 @@ class Eagle3(Architecture):
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context, "tied": False})
-        self.given = (1 + tapped) * self.facts.hidden
+        self.input_width = (1 + tapped) * self.facts.hidden
 
     def check(self) -> None:
         self.settings.refuse("fc_norm", "a norm of each tap", "norm_before_fc")
@@ -61,33 +61,33 @@ class Eagle3(Architecture):
         """Parameters."""
         return sum(prod(shape) for shape in self.tensors.values())
 
-    def build(self, ops: Ops[X]) -> X:
+    def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, hidden = cast(DrafterOps[X], ops), self.facts.hidden
+        ops, hidden = cast(DrafterOps, ops), self.facts.hidden
         before = self.settings.flag("norm_before_residual")
 
-        def stream(g: X) -> X:
+        def stream(g: Value) -> Value:
             return ops.norm(g, self.norm(f"{LAYERS}.0.{FUSED}")) if before else g
 
-        def fused() -> X:
-            taps = ops.given(hidden, self.given - hidden)
+        def fused() -> Value:
+            taps = ops.input_slice(hidden, self.input_width - hidden)
             if self.settings.flag("norm_before_fc"):
                 taps = ops.norm(taps, self.norm("input_norm"))
             (g,) = ops.linear(taps, Linear(FUSE))
             return stream(g)
 
-        def recycled() -> X:
-            g = ops.given(hidden, hidden)
+        def recycled() -> Value:
+            g = ops.input_slice(hidden, hidden)
             return stream(ops.norm(g, self.final_norm) if self.settings.flag("norm_output") else g)
 
-        def first(x: X) -> X:
-            token = ops.norm(ops.given(0, hidden), self.norm(f"{LAYERS}.0.{EMBEDDED}"))
+        def first(x: Value) -> Value:
+            token = ops.norm(ops.input_slice(0, hidden), self.norm(f"{LAYERS}.0.{EMBEDDED}"))
             return self.attend(ops, ops.join(token, x if before else stream_norm(x)), 0)
 
-        def stream_norm(x: X) -> X:
+        def stream_norm(x: Value) -> Value:
             return ops.norm(x, self.norm(f"{LAYERS}.0.{FUSED}"))
 
-        x = ops.either(fused, recycled)
+        x = ops.select_input(fused, recycled)
         x = ops.sublayer("attention", 0, x, first)
         x = ops.sublayer("mlp", 0, x, lambda x: self.mlp(ops, x, 0))
         for layer in range(1, self.facts.layers):

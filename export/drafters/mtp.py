@@ -17,7 +17,7 @@ from typing import Any, cast
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, X
+from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
@@ -73,21 +73,21 @@ class Mtp(Architecture):
     def __init__(self, source: Checkpoint, context: int, hidden_first: bool) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context})
-        self.given, self.hidden_first = 2 * self.facts.hidden, hidden_first
+        self.input_width, self.hidden_first = 2 * self.facts.hidden, hidden_first
 
-    def build(self, ops: Ops[X]) -> X:
+    def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""
-        ops, hidden = cast(DrafterOps[X], ops), self.facts.hidden
+        ops, hidden = cast(DrafterOps, ops), self.facts.hidden
 
-        def normed(norm: str) -> X:
-            return ops.norm(ops.given(hidden, hidden), self.norm(norm))
+        def normed(norm: str) -> Value:
+            return ops.norm(ops.input_slice(hidden, hidden), self.norm(norm))
 
-        token = ops.norm(ops.given(0, hidden), self.norm(EMBEDDED))
+        token = ops.norm(ops.input_slice(0, hidden), self.norm(EMBEDDED))
 
-        def taken() -> X:
-            return ops.given(hidden, hidden) if self.raw else normed(TARGET_NORM)
+        def taken() -> Value:
+            return ops.input_slice(hidden, hidden) if self.raw else normed(TARGET_NORM)
 
-        state = ops.either(taken, lambda: normed(FINAL_NORM))
+        state = ops.select_input(taken, lambda: normed(FINAL_NORM))
         state = ops.norm(state, self.norm(STATE))
         (x,) = ops.linear(ops.join(*((state, token) if self.hidden_first else (token, state))), Linear(FUSE))
         return ops.head(self.layer(ops, x, 0), self.final_norm, self.head)

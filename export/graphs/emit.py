@@ -90,7 +90,7 @@ class GraphOps(GraphPieces):
         declare("rows", INT64, ["R"])
         groups = len(self.plan.groups) if self.hidden else 0
         if self.hidden:
-            declare("hidden_in", FLOAT, [1, "H", self.arch.given or facts.hidden])
+            declare("hidden_in", FLOAT, [1, "H", self.arch.input_width or facts.hidden])
             declare("gate_embed", BOOL, [])
             self.graph.output("hidden", FLOAT, self.x_dims)
         if groups:
@@ -126,14 +126,14 @@ class GraphOps(GraphPieces):
             "gate_embed", "stream", self.arch.facts.hidden, lambda: self.same(x), lambda: self.same("hidden_in")
         )
 
-    def given(self, first: int, width: int) -> str:
+    def input_slice(self, first: int, width: int) -> str:
         start, end, axis = (self.graph.constant(f"int_{i}", np.array([i], np.int64)) for i in (first, first + width, 2))
         return self.graph.node("Slice", ["hidden_in", start, end, axis])
 
-    def either(self, fused: Callable[[], str], recycled: Callable[[], str]) -> str:
+    def select_input(self, fused: Callable[[], str], recycled: Callable[[], str]) -> str:
         return self.choose("gate_embed", "stream", self.arch.facts.hidden, fused, recycled)
 
-    def before(self, context: Callable[[], None]) -> None:
+    def prefill_context(self, context: Callable[[], None]) -> None:
         raise UnsupportedModel("drafts of whole blocks need native operators")
 
     def append(self, q: str, k: str, v: str, rule: AttentionRule) -> None:
@@ -142,7 +142,7 @@ class GraphOps(GraphPieces):
     def join(self, *parts: str) -> str:
         return self.graph.node("Concat", list(parts), axis=-1)
 
-    def embedded(self, weight: str, scale: float) -> str:
+    def token_embeddings(self, weight: str, scale: float) -> str:
         raise UnsupportedModel("embeddings of each layer need native operators")
 
     def experts(self, h: str, rule: ExpertsRule, activation: Activation) -> str:
@@ -162,7 +162,7 @@ class GraphOps(GraphPieces):
     def delta(self, x: str, z: str, a: str, b: str, rule: DeltaRule) -> str:
         raise UnsupportedModel("gated delta rules need native operators: ONNX Runtime's own cannot take guesses back")
 
-    def opened(self, x: str, gate: str) -> str:
+    def sigmoid_gate(self, x: str, gate: str) -> str:
         return self.graph.node("Mul", [x, self.graph.node("Sigmoid", [gate])])
 
     def gated(self, gate: str, up: str, activation: Activation) -> str:

@@ -65,10 +65,10 @@ class NativeOps:
         program.gated(self.gates.load, lambda: program.step("load", out=out.id, k=out.width))
         return out
 
-    def given(self, first: int, width: int) -> Value:
+    def input_slice(self, first: int, width: int) -> Value:
         return Given(first, width)
 
-    def either(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
+    def select_input(self, fused: Callable[[], Value], recycled: Callable[[], Value]) -> Value:
         out = self.program.floats("x", self.arch.facts.hidden)
         self._inside = True  # a norm waits for what reads it
         self.program.gated(self.gates.embed, lambda: self._write(fused(), out))
@@ -78,7 +78,7 @@ class NativeOps:
         self._ready.clear()
         return out
 
-    def before(self, context: Callable[[], None]) -> None:
+    def prefill_context(self, context: Callable[[], None]) -> None:
         self._inside = True
         self.program.gated(self.gates.embed, context)
         self._inside = False
@@ -97,7 +97,7 @@ class NativeOps:
             at += x.width
         return out
 
-    def embedded(self, weight: str, scale: float) -> Value:
+    def token_embeddings(self, weight: str, scale: float) -> Value:
         out = self.program.floats("embedded", self.arch.facts.hidden)
         self._look_up(weight, out, {"scale": float(scale)})
         return out
@@ -148,7 +148,7 @@ class NativeOps:
                      **{key: program.vector(name) for key, name in rule.vectors.items()})  # fmt: skip
         return out
 
-    def opened(self, x: Value, gate: Value) -> Value:
+    def sigmoid_gate(self, x: Value, gate: Value) -> Value:
         out, by = self._as_floats(x, "attention"), self._as_floats(gate, "open")
         more = {"times": out.width // by.width} if by.width < out.width else {}
         self.program.step("multiply", x=by.id, k=out.width, fn="sigmoid", out=out.id, **more)

@@ -45,7 +45,7 @@ class ProgramWriter:
         self._inputs: dict[str, int] = {}  # weight -> index among the node's weight inputs
         self._steps: list[str] = []
         self._buffers: dict[tuple[str, str], tuple[int, int]] = {}  # (floats or acts, use) -> id, width
-        self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(self.arch.lent)]
+        self._declared = [f"lent {layer} {dim}" for layer, dim in enumerate(self.arch.borrowed_kv_dims)]
 
     # -- steps ---------------------------------------------------------------------------------------------------------
 
@@ -181,7 +181,7 @@ class ProgramWriter:
             "kv": (TensorProto.UINT8, ["S", "B"]),
             "control": (TensorProto.INT64, [CONTROLS]),
             "tables": (TensorProto.FLOAT, ["N"]),
-            "hidden_in": (TensorProto.FLOAT, ["H", self.arch.given or hidden]),
+            "hidden_in": (TensorProto.FLOAT, ["H", self.arch.input_width or hidden]),
         }
         outputs: dict[str, tuple[int, list[int | str]]] = {
             "logits": (TensorProto.FLOAT, ["L", "V"]),

@@ -200,7 +200,7 @@ class _Trace:
         self.last = parts[-1].weight if len(parts) == 1 else ""
         return (None,) * len(parts)
 
-    def embedded(self, weight: str, scale: float) -> None: ...
+    def token_embeddings(self, weight: str, scale: float) -> None: ...
 
     def attention(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
         self.last = ""
@@ -217,7 +217,7 @@ class _Trace:
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
         self.last = ""
 
-    def opened(self, x: None, gate: None) -> None:
+    def sigmoid_gate(self, x: None, gate: None) -> None:
         self.last = ""
 
     def gated(self, gate: None, up: None, activation: Activation) -> None:

@@ -59,7 +59,7 @@ class NumpyOps:
     def embed(self, weight: str, scale: float = 1.0, positions: str | None = None) -> Array:  # [1, T, hidden]
         return self._placed(self._rows(weight, self.tokens, slice(None))[None], scale, positions)
 
-    def embedded(self, weight: str, scale: float) -> Array:
+    def token_embeddings(self, weight: str, scale: float) -> Array:
         return self.embed(weight, scale)
 
     def norm(self, x: Array, norm: Norm) -> Array:
@@ -119,7 +119,7 @@ class NumpyOps:
         y /= np.sqrt(np.square(y).mean(-1, keepdims=True) + np.float32(eps))
         return (y * read["norm"]).reshape(z.shape) * silu(z)
 
-    def opened(self, x: Array, gate: Array) -> Array:
+    def sigmoid_gate(self, x: Array, gate: Array) -> Array:
         return x * np.repeat(sigmoid(gate), x.shape[-1] // gate.shape[-1], -1)
 
     def gated(self, gate: Array, up: Array, activation: Activation) -> Array:

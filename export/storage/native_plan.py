@@ -41,17 +41,17 @@ class NativePlan(StoragePlan):
         self._positions(positions)
         self._embedding(weight)
 
-    def embedded(self, weight: str, scale: float) -> None: ...
+    def token_embeddings(self, weight: str, scale: float) -> None: ...
 
-    def given(self, first: int, width: int) -> None: ...
+    def input_slice(self, first: int, width: int) -> None: ...
 
-    def either(self, fused: Callable[[], _Waiting | None], recycled: Callable[[], _Waiting | None]) -> None:
+    def select_input(self, fused: Callable[[], _Waiting | None], recycled: Callable[[], _Waiting | None]) -> None:
         self.inside = True
         self._ready(fused())
         self._ready(recycled())
         self.inside = False
 
-    def before(self, context: Callable[[], None]) -> None:
+    def prefill_context(self, context: Callable[[], None]) -> None:
         self.inside = True
         context()
         self.inside = False
@@ -97,7 +97,7 @@ class NativePlan(StoragePlan):
             self._ready(value)
         self._vectors(*rule.vectors.values())
 
-    def opened(self, x: _Waiting | None, gate: _Waiting | None) -> None:
+    def sigmoid_gate(self, x: _Waiting | None, gate: _Waiting | None) -> None:
         self._ready(gate)
 
     def gated(self, gate: _Waiting | None, up: _Waiting | None, activation: Activation) -> None:

@@ -39,15 +39,15 @@ class StockPlan(StoragePlan):
         self._embedding(weight)
         self._positions(positions)
 
-    def embedded(self, weight: str, scale: float) -> None: ...
+    def token_embeddings(self, weight: str, scale: float) -> None: ...
 
-    def given(self, first: int, width: int) -> None: ...
+    def input_slice(self, first: int, width: int) -> None: ...
 
-    def either(self, fused: Callable[[], None], recycled: Callable[[], None]) -> None:
+    def select_input(self, fused: Callable[[], None], recycled: Callable[[], None]) -> None:
         fused()
         recycled()
 
-    def before(self, context: Callable[[], None]) -> None:
+    def prefill_context(self, context: Callable[[], None]) -> None:
         context()
 
     def append(self, q: None, k: None, v: None, rule: AttentionRule) -> None:
@@ -75,7 +75,7 @@ class StockPlan(StoragePlan):
     def delta(self, x: None, z: None, a: None, b: None, rule: DeltaRule) -> None:
         self._vectors(*rule.vectors.values())
 
-    def opened(self, x: None, gate: None) -> None: ...
+    def sigmoid_gate(self, x: None, gate: None) -> None: ...
 
     def gated(self, gate: None, up: None, activation: Activation) -> None: ...
 
