@@ -57,6 +57,17 @@ def test_an_export_knows_nothing_of_loops_and_drafters() -> None:
             assert "edgespec.decoding.loop" not in used
 
 
+def test_auto_knows_nothing_of_the_planners_speeds() -> None:
+    """It starts from what the bundle holds, and measures."""
+    for module in FOUND:
+        if house.part(module) in ("engine", "control"):
+            reached, todo = {module}, [module]
+            while todo:
+                reached |= (more := GRAPH[todo.pop()] - reached)
+                todo += more
+            assert not [other for other in reached if other.startswith("edgespec.planning.speed")], module
+
+
 def python_files() -> list[Path]:
     listed = subprocess.run(["git", "ls-files", "*.py"], cwd=house.ROOT, capture_output=True, text=True, check=True)
     return [house.ROOT / name for name in listed.stdout.split("\n") if name and not (house.ROOT / name).is_symlink()]

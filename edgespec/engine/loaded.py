@@ -22,11 +22,7 @@ from edgespec.engine.sessions import Session, Times
 from edgespec.engine.stock_rows import stock_rows_exact
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
-from edgespec.planning.expectations import predictions
 from edgespec.planning.memory.allowance import Allowance
-from edgespec.planning.profile.cache import find_profile
-from edgespec.planning.profile.record import Profile
-from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle
@@ -188,12 +184,10 @@ class LoadedBundle:
         """
         check_branch(self.bundle.manifest, settings.drafts.branch)
         if settings.proposer is None:
-            # a text that depends on how much is guessed must not depend on whether somebody has calibrated since
-            known = None if settings.sampling.seeded_rejection else self.predictions
             without = () if self.device == "cpu" else (*searching(), *needing("drafter"))  # see check_device
             stock = native_alone(self.bundle.manifest) if self.operators.kind == "stock" else ()
             without = (*without, *stock)
-            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, known, without)
+            choice = choose_method(self.bundle.manifest, settings.method, settings.drafts, without)
             check_device(self.device, choice)
             if lost := [name for name in choice.methods if name in stock]:
                 raise InvalidRequest(
@@ -212,16 +206,6 @@ class LoadedBundle:
         """What makes texts of this bundle follow a grammar; it reads the vocabulary once."""
         manifest = self.bundle.manifest
         return Guidance(self.codec, manifest.tokenizer.eos, manifest.target.facts.vocab)
-
-    @cached_property
-    def profile(self) -> Profile | None:
-        """What ``edgespec calibrate`` found of this device with this bundle, run as here; None = nobody has."""
-        return find_profile(self.bundle.manifest, self.options)
-
-    @cached_property
-    def predictions(self) -> dict[str, Speed]:
-        """Predicted speeds by method, as this engine runs."""
-        return predictions(self.bundle.manifest, self.run, self.profile)
 
     def forget_skip_sets(self) -> int:
         """Delete the skip sets that swift has found for this bundle and kept; returns how many files there were.

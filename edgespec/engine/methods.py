@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from edgespec.control.bandit import TRIED
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
 from edgespec.errors import InvalidRequest
-from edgespec.planning.expectations import exported, where
-from edgespec.planning.speed.prediction import Speed
+from edgespec.planning.profile.quiet import export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import EMITTED
 
-LOSES = 0.98  # predicted speed below which not even looking at the text is worth it, as on models of a megabyte
 CANDIDATES = 3  # most methods that auto chooses from
 
 
@@ -64,10 +62,9 @@ def choose_method(
     manifest: Manifest,
     wanted: str | None,
     drafts: DraftOptions | None = None,
-    predictions: Mapping[str, Speed] | None = None,
     without: Collection[str] = (),
 ) -> MethodChoice:
-    """The wanted method, or auto: the one with the best predicted speed, and what to try if it does not pay.
+    """Choose the wanted method, or auto: what the export predicted to be fastest, and what to try after it.
 
     A chain where only proposers are named.
 
@@ -75,7 +72,6 @@ def choose_method(
         manifest: of the bundle.
         wanted: a method; None or "auto" = whatever pays.
         drafts: a chain's proposers.
-        predictions: by method; None = what the export predicted.
         without: methods that auto must leave out.
 
     Raises:
@@ -96,27 +92,26 @@ def choose_method(
                 f"method {wanted!r} is not in this bundle; it has: {', '.join(methods)}", _how_to_have(manifest, wanted)
             )
         return _choice(manifest, wanted, "asked for")
-    return _auto(manifest, exported(manifest) if predictions is None else predictions, without)
+    return _auto(manifest, without)
 
 
-def _auto(manifest: Manifest, predictions: Mapping[str, Speed], without: Collection[str]) -> MethodChoice:
-    """The candidates by their predictions; n-grams last, unless they are predicted to gain."""
-    usable = [name for name in manifest.methods if name != AR and name not in without]
-    speeds = {name: predictions[name] for name in usable if name in predictions}
-    gains = {name: speed.speedup for name, speed in speeds.items() if speed.speedup >= TRIED}
-    names = sorted(gains, key=lambda name: -gains[name])[:CANDIDATES]
-    known = speeds.get(NGRAM)
-    if not names and known is not None and known.basis == "calibrated" and known.speedup < LOSES:
-        return _choice(manifest, AR, f"nothing pays: even ngram is predicted {known.speedup:.2f}x {where(known)}")
+def _auto(manifest: Manifest, without: Collection[str]) -> MethodChoice:
+    """Order the candidates by what the export predicted; n-grams last, unless they are predicted to gain."""
+    usable = {name: part for name, part in manifest.methods.items() if name != AR and name not in without}
+    promises = {name: part.predicted_speedup for name, part in usable.items() if part.predicted_speedup}
+    reasons = {name: f"predicted {promise:.2f}x on the exporting machine" for name, promise in promises.items()}
+    if export_busy(manifest.cost):  # it predicted nothing, but knows what is accepted: auto finds out what that gives
+        for name, part in usable.items():
+            if part.measured and name not in promises:
+                promises[name], reasons[name] = TRIED, "not predicted, as the exporting machine was busy"
+    names = sorted((name for name in promises if promises[name] >= TRIED), key=lambda name: -promises[name])[
+        :CANDIDATES
+    ]
     if NGRAM not in names:
         names = [*names[: CANDIDATES - 1], NGRAM]
-    chosen = []
-    for name in names:
-        reason = "default: costs little where text does not repeat"
-        if name in gains:
-            reason = f"predicted {gains[name]:.2f}x {where(speeds[name])}"
-        chosen.append(replace(_choice(manifest, name, reason), promise=gains.get(name, 1.0)))
-    return replace(chosen[0], gamma=max(one.gamma for one in chosen), candidates=tuple(chosen))
+        promises[NGRAM], reasons[NGRAM] = TRIED, "default: costs little where text does not repeat"
+    chosen = tuple(replace(_choice(manifest, name, reasons[name]), promise=promises[name]) for name in names)
+    return replace(chosen[0], gamma=max(one.gamma for one in chosen), candidates=chosen)
 
 
 def _fastest(manifest: Manifest) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,10 +19,10 @@ from edgespec.decoding.stats import Stats
 from edgespec.drafters import registry
 from edgespec.drafters.registry import METHODS, Method, complete
 from edgespec.engine.loading import load
-from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.files.manifest import MethodPart, read_manifest
 from tests.cli.conftest import Command, command, demo  # noqa: F401
 from tests.conftest import PROMPTS
+from tests.support.manifests import predicting
 from tests.support.toy import hash_logits, hash_target, plain
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "a-method.md"
@@ -44,10 +45,6 @@ def phrases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     entry: dict[str, Method] = eval("{" + code('"phrases"') + "}", vars(registry))
     monkeypatch.setitem(METHODS, "phrases", entry["phrases"])
     return module
-
-
-def speed(gain: float) -> Speed:
-    return Speed(gain, None, None, None, 4, 2.0, 0.9, "calibrated")
 
 
 def test_it_is_short() -> None:
@@ -91,7 +88,8 @@ def test_it_runs_with_a_bundle_that_was_exported_before(demo: Path, phrases: Mod
 
 def test_auto_takes_it_where_it_is_predicted_to_pay(demo: Path) -> None:  # noqa: F811
     made = load(demo)
-    made.__dict__["predictions"] = {"phrases": speed(1.5), "ngram": speed(1.1)}
+    manifest = predicting(made.bundle.manifest, {"phrases": 1.5, "ngram": 1.1})
+    made.bundle = replace(made.bundle, manifest=manifest)
     assert [one.name for one in made.choose(None).candidates] == ["phrases", "ngram"]
     found = made.generate(PROMPTS[0], max_new_tokens=NEW, ignore_eos=True)
     assert found.tokens == made.generate(PROMPTS[0], method="ar", max_new_tokens=NEW, ignore_eos=True).tokens

@@ -20,9 +20,9 @@ from edgespec.engine.result import Chunk
 from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.manifest import Manifest
 from tests.conftest import PROMPTS
 from tests.support import hf
+from tests.support.manifests import predicting
 from tests.support.requests import METHODS, NEW, PROMPT, Get, ask
 
 
@@ -144,23 +144,15 @@ def test_a_context_the_bundle_does_not_have_is_refused(fresh: Get, context: int)
         fresh(context=context)
 
 
-def predicted(manifest: Manifest, **speedups: float | None) -> Manifest:
-    methods = {
-        name: part.model_copy(update={"predicted_speedup": speedups.get(name.replace("-", "_"))})
-        for name, part in manifest.methods.items()
-    }
-    return manifest.model_copy(update={"methods": methods})
-
-
 def test_the_default_method_is_the_one_predicted_fastest(engine: Get) -> None:
     manifest = engine().bundle.manifest
-    best = choose_method(predicted(manifest, speculative=1.4, self_spec=1.2), None)
+    best = choose_method(predicting(manifest, {"speculative": 1.4, "self-spec": 1.2}), None)
     assert (best.name, "1.40x" in best.reason) == ("speculative", True)
-    assert choose_method(predicted(manifest, speculative=1.1, self_spec=1.2), None).name == "self-spec"
-    slow = choose_method(predicted(manifest, speculative=TRIED - 0.01, self_spec=0.7), None)
+    assert choose_method(predicting(manifest, {"speculative": 1.1, "self-spec": 1.2}), None).name == "self-spec"
+    slow = choose_method(predicting(manifest, {"speculative": TRIED - 0.01, "self-spec": 0.7}), None)
     assert (slow.name, "default" in slow.reason) == ("ngram", True)
-    assert choose_method(predicted(manifest), None).name == "ngram"
-    asked = choose_method(predicted(manifest, speculative=1.4), "self-spec")
+    assert choose_method(predicting(manifest, {}), None).name == "ngram"
+    asked = choose_method(predicting(manifest, {"speculative": 1.4}), "self-spec")
     assert (asked.name, asked.reason) == ("self-spec", "asked for")
 
 

@@ -8,11 +8,10 @@ import pytest
 
 from edgespec.engine.methods import choose_method
 from edgespec.planning.candidates import Option, PlanRequest
-from edgespec.planning.expectations import predictions
 from edgespec.planning.plan import make_plan
-from edgespec.runtimes.options import LoadOptions, RunOptions
+from edgespec.runtimes.options import LoadOptions
 from tests.control.test_auto import Case, always, never
-from tests.support.manifests import manifest
+from tests.support.manifests import manifest, predicting
 from tests.support.profiles import profile, trial
 from tests.support.timed_toy import INT4
 
@@ -32,10 +31,8 @@ def test_the_method_that_is_clearly_best(best: str, monkeypatch: pytest.MonkeyPa
     plan = make_plan([Option(made, "bundle", profile=known)], request)
     assert plan.pick is not None
     assert plan.pick.use.method == best
-    run = RunOptions(context=1024, threads=2, attention="f16")
-    predicted = predictions(made, run, known)
-    assert max(predicted, key=lambda name: predicted[name].speedup) == best
-    assert choose_method(made, None, predictions=predicted).name == best
+    gains = {one.use.method: one.speed.speedup for one in plan.candidates if not one.approximates}
+    assert choose_method(predicting(made, gains), None).name == best
     # and measuring, on a clock of its own, keeps it; a promise that is wrong is corrected, and remembered
     for promises in ({best: 1.8}, {name: 1.8 for name in METHODS[2:] if name != best} | {best: 1.3}):
         specs: list[Any] = [

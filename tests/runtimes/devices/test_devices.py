@@ -20,7 +20,6 @@ from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.planning.speed.prediction import Speed
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.devices.golden import GoldenStep
 from edgespec.runtimes.devices.model import NARROW
@@ -29,6 +28,7 @@ from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.text.codec import TextCodec
 from tests.conftest import DRAFT, HEAD_METHODS, PROMPTS, TARGET, fixed_skip_set
 from tests.support.device import HostModel
+from tests.support.manifests import predicting
 
 ALWAYS: dict[str, Any] = {"ignore_eos": True, "fallback": False}
 METHODS: dict[str, dict[str, Any]] = {
@@ -233,9 +233,9 @@ def test_a_kernel_for_many_rows_may_be_wrong_alone(
     assert again.model.most_rows == NARROW  # remembered
 
 
-def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine) -> None:
-    made = {name: Speed(1.5, None, None, None, 4, 2.0, None, "calibrated") for name in ("swift", "speculative")}
-    engine.predictions = made
+def test_auto_leaves_out_what_a_device_does_not_do(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = predicting(engine.bundle.manifest, {"swift": 1.5, "speculative": 1.5})
+    monkeypatch.setattr(engine, "bundle", replace(engine.bundle, manifest=manifest))
     assert [one.name for one in engine.choose(None).candidates] == ["speculative", "ngram"]
     settings: dict[str, Any] = {"max_new_tokens": 40, "ignore_eos": True}
     result = engine.generate("ROMEO:", method="auto", **settings)
