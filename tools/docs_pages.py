@@ -1,6 +1,7 @@
-"""Pages of the site that are made from the code: the commands, from their own help.
+"""Pages of the site that are not in docs/: the commands, made from their own help, and pages of the repository's top.
 
-mkdocs calls ``on_files`` (``hooks`` of mkdocs.yml).  ``python tools/docs_pages.py`` prints the page.
+mkdocs calls ``on_files`` and ``on_page_markdown`` (``hooks`` of mkdocs.yml).  ``python tools/docs_pages.py`` prints the
+commands.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import re
 from importlib import import_module
 from inspect import cleandoc
+from pathlib import Path
+from posixpath import normpath, relpath
 from typing import Any
 
 import click
@@ -17,6 +20,8 @@ from edgespec.cli.groups import COMMON, GroupedCommand
 from edgespec.cli.method_settings import NAMES
 
 COMMANDS_PAGE = "reference/commands.md"
+TOP_PAGES = {name: f"project/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def commands_page() -> str:
@@ -44,7 +49,7 @@ def _command(path: str, command: click.Command) -> str:
         _code(cleandoc(what)) + "\n",
     ]
     if examples:
-        lines.append("```console\n" + "\n".join(line.strip() for line in examples.strip().splitlines()) + "\n```\n")
+        lines.append("```bash\n" + "\n".join(line.strip() for line in examples.strip().splitlines()) + "\n```\n")
     if isinstance(command, click.Group):
         return "\n".join(lines + [_command(f"{path} {name}", found) for name, found in command.commands.items()])
     sections = command.sections(ctx) if isinstance(command, GroupedCommand) else {COMMON: command.get_params(ctx)}
@@ -67,12 +72,38 @@ def _table(head: tuple[str, str], rows: list[tuple[str, str]]) -> str:
     return "\n".join(f"| {name} | {text} |" for name, text in cells) + "\n"
 
 
+def _linked(text: str, source: str, page: str) -> str:
+    """Make links of ``source`` (a path in the repository) lead where the site has the files; ``page`` is in docs/.
+
+    Links to files that the site does not have become plain text.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        words, target, anchor = found[1], found[2], found[3] or ""
+        if re.match(r"[a-z]+:", target) or not target:
+            return found[0]
+        file = normpath(f"{source.rpartition('/')[0]}/{target}".lstrip("/"))
+        place = TOP_PAGES.get(file) or (file.removeprefix("docs/") if file.startswith("docs/") else "")
+        return f"[{words}]({relpath(place, page.rpartition('/')[0] or '.')}{anchor})" if place else words
+
+    return re.sub(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)]*)?\)", link, text)
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages to the site's files (mkdocs calls this)."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, COMMANDS_PAGE, content=commands_page()))
+    for name, page in TOP_PAGES.items():
+        text = _linked((ROOT / name).read_text("utf-8"), name, page)
+        files.append(File.generated(config, page, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Make links to pages at the repository's top lead to the site's copies (mkdocs calls this)."""
+    path = page.file.src_uri
+    return markdown if path in TOP_PAGES.values() else _linked(markdown, f"docs/{path}", path)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.cli.app import COMMANDS
 from tests.docs.conftest import NAMES, ROOT, text_of
-from tools.docs_pages import commands_page
+from tools.docs_pages import TOP_PAGES, commands_page
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_every_page_is_in_the_navigation() -> None:
     listed = set(re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.M))
     pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
-    assert listed == pages | {"reference/commands.md"}
+    assert listed == pages | {"reference/commands.md", *TOP_PAGES.values()}
 
 
 def test_the_page_of_commands_has_every_option() -> None:
