@@ -22,7 +22,8 @@ from onnx import TensorProto, helper
 
 from benchmarks.common import alternate, conditions, show
 from edgespec.export.graphs.graph import EDGESPEC, MICROSOFT
-from edgespec.runtimes.files.kv import ATTENTION, CODES, KvFormat, padded_dim
+from edgespec.runtimes.files.formats import CENTROIDS, KEYS
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat, padded_dim
 from edgespec.runtimes.files.manifest import ModelFacts
 from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.ort.session import make_session
@@ -211,7 +212,7 @@ def aligned(data: Any) -> Any:
 
 def _tables(kv: KvFormat, facts: ModelFacts, random: np.random.Generator) -> Any:
     dim = padded_dim(facts)
-    each = {CODES["int4"]: 2 * dim, CODES["nomad1"]: 16 * dim, CODES["nomad2"]: 16 * dim}.get(CODES[kv.keys], 0)
+    each = 2 * dim if kv.keys == "int4" else CENTROIDS * dim if KEYS[kv.keys].learnt else 0
     return np.abs(random.standard_normal(facts.layers * facts.kv_heads * each)).astype(np.float32) + 0.01
 
 

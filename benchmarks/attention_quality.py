@@ -22,8 +22,9 @@ from edgespec.export.attention.prepare import TABLES, score, store
 from edgespec.export.attention.tables import BUDGET, learn_tables
 from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.source.source import resolve
-from edgespec.runtimes.files.kv import ATTENTION, LEARNT, SINKS, WINDOW, KeyFormat, KvFormat, ValueFormat
-from edgespec.runtimes.files.manifest import FORMATS, AttentionPart, ModelPart
+from edgespec.runtimes.files.formats import FORMATS, LEARNT, SINKS, WINDOW, KeyFormat, ValueFormat
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat
+from edgespec.runtimes.files.manifest import AttentionPart, ModelPart
 from edgespec.runtimes.files.operators import NATIVE
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model

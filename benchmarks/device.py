@@ -35,11 +35,12 @@ from typing import Any
 from benchmarks.linear import SHAPES
 from benchmarks.shapes import SHAPES as CONFIGS
 from edgespec.errors import DeviceError, EdgespecError
+from edgespec.runtimes.files.formats import SPECS
 from tests.support.selftest import COMMON, PLAIN, build, host_compiler, host_isas, knows
 
 ARM = ("isa_neon", "isa_i8mm")
 MOST = 128  # rows of a pass; threads
-_FORMATS = {"q4": "int4", "q4x64": "int4-64", "q8": "int8"}  # by what the program calls their matrices
+_FORMATS = {spec.kind: spec.name for spec in SPECS.values() if spec.size}  # by what the program calls their matrices
 _KEYS = {"f16": "float16", "int8": "int8"}  # and keys and values
 
 
@@ -234,8 +235,8 @@ def _table(found: dict[str, Any]) -> str:
         ]
         for threads, one in about.get("threads", {}).items():
             lines.append(f"  {threads} threads: memory {one['read_gb_s']} GB/s, products {one['dots_gmac_s']} GMAC/s")
-            for form in _FORMATS.values():
-                lines += _lines(form, one[form], "share_of_roofs", "of the roofs")
+            for weights in [name for name in _FORMATS.values() if name in one]:
+                lines += _lines(weights, one[weights], "share_of_roofs", "of the roofs")
             if about := one.get("attention"):
                 where = f"{about['heads']}, depth {about['depth']}"
                 for form in _KEYS.values():

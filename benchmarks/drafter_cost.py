@@ -36,7 +36,7 @@ from edgespec.export.planning.heads import assumed_blocks, assumed_drafter
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.plans import storage_plans
 from edgespec.formulas.cost import expected_tokens
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import read_bandwidth
 from edgespec.runtimes.slots.shared import Model

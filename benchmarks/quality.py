@@ -29,7 +29,8 @@ from edgespec.export.quantization.quantizers import QUANTIZERS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import MANIFEST, Format
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model

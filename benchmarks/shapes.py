@@ -27,7 +27,7 @@ from edgespec.export.bundle.writer import write_manifest
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.extended import ExtendedCheckpoint
 from edgespec.export.source.source import resolve
-from edgespec.runtimes.files.manifest import FORMATS
+from edgespec.runtimes.files.formats import FORMATS
 
 _DELTA = {
     "model_type": "qwen3_5_text", "vocab_size": 248320, "num_hidden_layers": 24, "num_attention_heads": 8,

@@ -15,7 +15,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.budget import parse_bytes
 from edgespec.reports.golden import make_golden
-from edgespec.runtimes.files.manifest import Format, Manifest
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Manifest
 
 
 def write_bundle(options: ExportOptions, progress: Progress) -> Manifest:

@@ -11,9 +11,9 @@ from edgespec.drafters.registry import EAGLE, METHODS, SELF_SPEC, SPECULATIVE, d
 from edgespec.errors import ExportError
 from edgespec.export.source.source import BUILTIN, builtin_drafters
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import DEVICE_FORMATS, Format, Layout, Precision
+from edgespec.runtimes.files.formats import DEVICE_FORMATS, FOUR_BITS, Format, listed
+from edgespec.runtimes.files.manifest import Layout, Precision
 from edgespec.runtimes.files.operators import WantedOperators
-from edgespec.runtimes.files.packing import FOUR_BITS
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ class ExportOptions:
         methods = [name for name in METHODS if name in self.methods or METHODS[name].needs == "text"]
         if self.devices and self.format not in DEVICE_FORMATS:
             raise ExportError(
-                f"--device {self.devices[0]} and --format {self.format}: expected int4, int8 or fp32",
-                "choose --format int4, int8 or fp32",
+                f"--device {self.devices[0]} and --format {self.format}: expected {listed(DEVICE_FORMATS)}",
+                f"choose --format {listed(DEVICE_FORMATS)}",
             )
         goals = {"--target-size": self.target_size, "--target-kl": self.target_kl}
         given = [name for name, goal in goals.items() if goal is not None]
@@ -104,7 +104,7 @@ class ExportOptions:
             raise ExportError(f"{given[0]} {goals[given[0]]}: expected a positive number")
         if given and self.format not in FOUR_BITS:
             raise ExportError(
-                f"{given[0]} and --format {self.format}: expected int4 or int4-64, of which parts become int8",
+                f"{given[0]} and --format {self.format}: expected {listed(FOUR_BITS)}, of which parts become int8",
                 "leave --format out",
             )
         if self.device_precisions and not self.devices:

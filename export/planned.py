@@ -46,12 +46,11 @@ from edgespec.export.source.source import resolve
 from edgespec.export.storage.layout import TABLES
 from edgespec.export.tokenizers.facts import PADDING
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.kv import ATTENTION, LEARNT
+from edgespec.runtimes.files.formats import LEARNT, Attention, Format
+from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.files.manifest import (
     SCHEMA,
-    Attention,
     AttentionPart,
-    Format,
     Layout,
     Manifest,
     MethodPart,

@@ -9,8 +9,8 @@ from typing import Any, SupportsIndex, get_args
 from edgespec.errors import InvalidRequest, unknown_name
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.attention import choose_attention
-from edgespec.runtimes.files.kv import CHECKPOINTS
-from edgespec.runtimes.files.manifest import Attention, Manifest, Operators, Precision
+from edgespec.runtimes.files.formats import CHECKPOINTS, Attention
+from edgespec.runtimes.files.manifest import Manifest, Operators, Precision
 from edgespec.runtimes.files.operators import WantedOperators, choose_operators
 from edgespec.runtimes.ort.session import check_threads, default_threads
 from edgespec.runtimes.slots.slot import PREFILL_CHUNK

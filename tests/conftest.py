@@ -29,7 +29,8 @@ from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
 from edgespec.export.storage.fill import Errors
 from edgespec.planning.profile import quiet
-from edgespec.runtimes.files.manifest import Format, ModelPart, Operators
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import ModelPart, Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model

@@ -12,8 +12,9 @@ from typing import Any, get_args
 from pydantic import BaseModel
 
 from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.formats import FORMATS, Attention
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import FORMATS, SCHEMA, Attention, Manifest
+from edgespec.runtimes.files.manifest import SCHEMA, Manifest
 
 HASH = "0" * 64
 FACTS: dict[str, Any] = {

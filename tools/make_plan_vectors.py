@@ -15,7 +15,8 @@ from edgespec.planning.memory.allowance import OFF, Admission, Allowance
 from edgespec.planning.memory.parts import memory_of
 from edgespec.planning.memory.process import PROCESS
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.files.manifest import FORMATS, Manifest
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.checkpoints import ends_of_turns
 from tools.make_bundle_vectors import FACTS, HASH, KINDS, manifests

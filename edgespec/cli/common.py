@@ -14,6 +14,7 @@ import click
 
 from edgespec.cli.groups import COMMON, OUTPUT, group
 from edgespec.cli.method_settings import apply, set_option
+from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,7 +49,6 @@ operators_option = click.option(
     help="edgespec's own, or ONNX Runtime's.",
 )
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
-ATTENTIONS = ("f32", "f16", "int8", "int4", "nomad", "nomad2")
 attention_option = click.option(
     "--attention",
     type=click.Choice(ATTENTIONS),
@@ -85,7 +85,7 @@ loading_options = group(
     attention_option,
     click.option(
         "--draft-attention",
-        type=click.Choice(["int4", "nomad", "nomad2"]),
+        type=click.Choice(DRAFT_ATTENTIONS),
         help="Coarser keys that only self-drafts read; the text does not change.",
     ),
     click.option(

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import ATTENTIONS, ask_words, attention_lines, emit_json, json_option, progress
+from edgespec.cli.common import ask_words, attention_lines, emit_json, json_option, progress
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option, with_recipe
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
+from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FORMATS, FOUR_BITS, listed
 
 if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest
 
-FORMATS = ("int4", "int4-64", "int8", "w8a8", "fp32")
 QUANTIZERS = ("rtn", "mse", "awq", "gptq")
 LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 
@@ -47,16 +47,17 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
     click.option(
         "--quantizer",
         type=click.Choice(QUANTIZERS),
-        help="How levels of int4, int4-64 and int8 are chosen; awq and gptq read the calibration text.  [default: mse]",
+        help=f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq read the calibration text.  "
+        "[default: mse]",
     ),
     click.option(
         "--head-format",
-        type=click.Choice(("int4", "int4-64", "int8")),
+        type=click.Choice(BLOCK_FORMATS),
         help="Of the LM head and the embedding tied to it.  [default: as --format]",
     ),
     click.option(
         "--target-size",
-        help="Most bytes of the target's weights: int4 or int4-64, int8 where it helps most.  450MiB",
+        help=f"Most bytes of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB",
     ),
     click.option(
         "--target-kl",

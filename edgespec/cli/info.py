@@ -9,6 +9,7 @@ import click
 
 from edgespec.cli.common import attention_lines, emit_json, json_option, table_console
 from edgespec.planning.memory.budget import show_bytes
+from edgespec.runtimes.files.formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:
     from edgespec.runtimes.files.manifest import Manifest, ModelPart, SamplingPart
@@ -161,7 +162,7 @@ def _cut(part: ModelPart) -> str:
 
 def _format(part: ModelPart) -> str:
     words: str = part.format
-    if part.format in ("int4", "int4-64", "int8"):
+    if part.format in BLOCK_FORMATS:
         words += f", {part.quantizer}"
     words += f", {part.fine:.0%} of the layers int8" if part.fine else ""
     words += f", embedding {part.embedding_format}" if part.embedding_format else ""

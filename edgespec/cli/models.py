@@ -67,8 +67,8 @@ def _show_one(model: str, context: int | None, revision: str | None, text_only: 
     from edgespec.export.quantization.weights import WeightChoice
     from edgespec.export.source.source import resolve
     from edgespec.planning.memory.budget import show_bytes
+    from edgespec.runtimes.files.formats import FORMATS
     from edgespec.runtimes.files.kv import state_bytes
-    from edgespec.runtimes.files.manifest import FORMATS
 
     path = resolve(model, revision)
     if is_foreign(path):

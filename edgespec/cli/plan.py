@@ -13,7 +13,6 @@ import click
 from click.core import ParameterSource
 
 from edgespec.cli.common import (
-    ATTENTIONS,
     emit_json,
     json_option,
     make_load_options,
@@ -23,6 +22,7 @@ from edgespec.cli.common import (
 )
 from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option
+from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS
 
 if TYPE_CHECKING:
     from edgespec.planning.candidates import Option, PlannedRun, PlanRequest
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from edgespec.planning.profile.record import Profile
 
 MOST_LINES = 12
-FORMATS = ("int4", "int4-64", "int8", "w8a8", "fp32")
 
 
 @click.command("plan", cls=GroupedCommand)

@@ -11,7 +11,8 @@ from edgespec.errors import BundleError, InvalidRequest
 from edgespec.planning.candidates import Option
 from edgespec.planning.profile.record import Profile
 from edgespec.runtimes.files.bundle import check_sizes
-from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, Format, read_manifest
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
 from edgespec.runtimes.options import LoadOptions
 
 DRAFT, DRAFTER = "draft", "drafter"  # folders of what is still to be trained

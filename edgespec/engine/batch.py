@@ -22,7 +22,7 @@ from edgespec.engine.pool import SessionPool
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.errors import BudgetError
-from edgespec.runtimes.files.kv import LONGEST_PASS
+from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.slots.native_batch import BatchPass, BatchSlot, NativeBatch
 from edgespec.runtimes.slots.slot import Slot
 

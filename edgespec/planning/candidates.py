@@ -181,4 +181,4 @@ def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> in
 
 def _relative_step(manifest: Manifest) -> float:
     """What a plain step takes, in bytes of int4, for comparing formats on a device of which nothing is known."""
-    return float(manifest.files[manifest.target.weights].size) * STEP.get(manifest.target.format, 1.0)
+    return float(manifest.files[manifest.target.weights].size) * STEP[manifest.target.format]

@@ -23,9 +23,10 @@ from edgespec.planning.candidates import (
 )
 from edgespec.planning.memory.budget import show_bytes
 from edgespec.planning.profile.record import Profile
+from edgespec.runtimes.files.formats import FORMATS, SPECS
 
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one
-PRECISION = ("int4-64", "int4", "w8a8", "int8", "fp32")  # from coarse to fine
+PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
 
 
 @dataclass(frozen=True)

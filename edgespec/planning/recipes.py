@@ -13,9 +13,9 @@ from edgespec.drafters.registry import METHODS, NGRAM, SPECULATIVE, needing
 from edgespec.errors import InvalidRequest
 from edgespec.planning.memory.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, DEVICE_FORMATS, Attention, Format, listed
 from edgespec.runtimes.files.json_file import parse_json, validated
-from edgespec.runtimes.files.manifest import DEVICE_FORMATS, Attention, Format, Manifest, Operators
-from edgespec.runtimes.files.packing import BLOCKS
+from edgespec.runtimes.files.manifest import Manifest, Operators
 
 Goal = Literal["chat", "batch", "memory", "quality"]
 
@@ -78,7 +78,7 @@ class ExportPart(_Part):
     """Options of ``edgespec export``; ``draft`` says in words which draft model suits."""
 
     format: Format
-    head_format: Literal["int4", "int4-64", "int8"] | None = None
+    head_format: Format | None = None
     quantizer: Literal["rtn", "mse", "awq", "gptq"] | None = None
     methods: list[Method]
     draft: str | None = None
@@ -129,11 +129,12 @@ class Recipe(_Part):
             "run.context is beyond export.context": run.context <= export.context,
             "run.attention is not among export.attention": run.attention in (None, "f16", *export.attention),
             "the budget is beyond the device's memory": self.budget <= parse_bytes(self.device.memory),
-            "head_format is for formats in blocks": export.head_format is None or export.format in BLOCKS,
+            "head_format is for formats in blocks": export.head_format is None
+            or {export.format, export.head_format} <= {*BLOCK_FORMATS},
             "draft_vocab is for speculative": export.draft_vocab is None or SPECULATIVE in prepared,
             "speculative needs draft: which model suits": SPECULATIVE not in prepared or bool(export.draft),
             "head_vocab is for heads": export.head_vocab is None or bool(set(needing("heads")) & set(prepared)),
-            "devices run neither w8a8 nor int4-64": not export.devices or export.format in DEVICE_FORMATS,
+            f"devices run {listed(DEVICE_FORMATS, 'and')} alone": not export.devices or export.format in DEVICE_FORMATS,
             "attention needs native operators": not export.attention or export.operators != "stock",
             "parameters are fewest and most": 0 < self.models.parameters[0] <= self.models.parameters[1],
         }
@@ -221,8 +222,8 @@ def apply_recipe(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: tuple(value) if isinstance(value, list) else value for name, value in export.items()} | dict(given)
     methods, form = set(found["methods"]), found["format"]
     drop = {
-        "head_format": form not in BLOCKS,
-        "quantizer": form not in BLOCKS,
+        "head_format": form not in BLOCK_FORMATS,
+        "quantizer": form not in BLOCK_FORMATS,
         "draft_vocab": SPECULATIVE not in methods,
         "head_vocab": not methods & set(needing("heads")),
         "attention": found["operators"] == "stock",

@@ -14,8 +14,9 @@ from edgespec.errors import ExportError
 from edgespec.export.attention.tables import learn_tables
 from edgespec.export.storage.layout import TABLES as TABLES  # beside what writes them
 from edgespec.runtimes.files.attention import exact_attention
-from edgespec.runtimes.files.kv import ATTENTION, LEARNT, KvFormat
-from edgespec.runtimes.files.manifest import Attention, AttentionGate, AttentionPart, ModelPart
+from edgespec.runtimes.files.formats import LEARNT, Attention
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat
+from edgespec.runtimes.files.manifest import AttentionGate, AttentionPart, ModelPart
 from edgespec.runtimes.files.operators import NATIVE, WantedOperators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library

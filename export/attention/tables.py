@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures.rope import inverse_frequencies
-from edgespec.runtimes.files.kv import CENTROIDS, KeyFormat, padded_dim, table_shape
+from edgespec.runtimes.files.formats import CENTROIDS, KeyFormat
+from edgespec.runtimes.files.kv import padded_dim, table_shape
 from edgespec.runtimes.files.manifest import ModelFacts
 from edgespec.runtimes.slots.slot import Slot
 

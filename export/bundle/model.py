@@ -19,7 +19,8 @@ from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import WEIGHTS
 from edgespec.export.storage.plan import StoragePlan, index_text
 from edgespec.export.storage.plans import storage_plans
-from edgespec.runtimes.files.manifest import Format, HeadVocab, Layout
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import HeadVocab, Layout
 
 
 def write_model(

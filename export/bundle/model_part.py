@@ -13,17 +13,9 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
 from edgespec.export.storage.layout import HEADROOM, WEIGHTS, converted_name
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.kv import ATTENTION, LEARNT
-from edgespec.runtimes.files.manifest import (
-    Attention,
-    DecoderPart,
-    Format,
-    Graph,
-    HeadVocab,
-    Layout,
-    ModelFacts,
-    ModelPart,
-)
+from edgespec.runtimes.files.formats import LEARNT, Attention, Format
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.manifest import DecoderPart, Graph, HeadVocab, Layout, ModelFacts, ModelPart
 from edgespec.runtimes.files.operators import WantedOperators
 
 MAIN, STRICT, PLAIN, NATIVE = "model.onnx", "model.strict.onnx", "model.plain.onnx", "model.native.onnx"

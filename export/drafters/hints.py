@@ -16,9 +16,9 @@ from edgespec.export.drafters.guesses import LEAST, Text, accepted, decoder_of, 
 from edgespec.export.drafters.probe import HELPS
 from edgespec.export.drafters.readings import Reading, as_read, other_readings
 from edgespec.export.drafters.write import write_drafter
-from edgespec.export.quantization.quantizers.levels import BLOCKS, FOUR_BITS
+from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import FOUR_BITS, Format
 from edgespec.runtimes.files.staged import scratch
 from edgespec.runtimes.slots.slot import Slot
 

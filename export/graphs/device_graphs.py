@@ -17,7 +17,8 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.storage.layout import WeightLayout
 from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
-from edgespec.runtimes.files.manifest import DEVICE_FORMATS, Graph, ModelPart, Precision, SkipSetPart, graph_name
+from edgespec.runtimes.files.formats import DEVICE_FORMATS
+from edgespec.runtimes.files.manifest import Graph, ModelPart, Precision, SkipSetPart, graph_name
 
 
 def add_device_graphs(

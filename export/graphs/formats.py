@@ -13,7 +13,7 @@ from onnx import TensorProto
 
 from edgespec.export.graphs.graph import MICROSOFT, GraphBuilder
 from edgespec.export.quantization.quantizers.levels import BLOCK, BLOCKS
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 
 
 class LinearFormat(Protocol):

@@ -24,7 +24,8 @@ from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.storage.stock_plan import StockPlan
 from edgespec.planning.memory.budget import show_bytes
-from edgespec.runtimes.files.manifest import Format, Layout
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Layout
 
 TOKENS = 96  # of the text that is measured on
 BEGINNINGS = 8  # of the order, measured on the way to a goal of divergence

@@ -11,7 +11,7 @@ from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.graphs.graph import EDGESPEC, GraphBuilder
 from edgespec.export.graphs.vectors import stacked_bias, vector
 from edgespec.export.storage.plan import StoragePlan, stacked_name
-from edgespec.runtimes.files.packing import PACKED_KINDS, Kind
+from edgespec.runtimes.files.formats import KINDS, SPECS, Kind
 
 PLAN, CONTROLS = 6, 8
 
@@ -145,7 +145,7 @@ class ProgramWriter:
 
     def kind(self, name: str) -> Kind:
         """How the matrix ``name`` is stored."""
-        return PACKED_KINDS[self.storage.form_of(name)]
+        return SPECS[self.storage.form_of(name)].kind
 
     def matrix(self, *parts: Linear) -> int:
         """Matrices stacked along n, stored as one."""
@@ -197,6 +197,6 @@ class ProgramWriter:
             graph.output(name, kind, dims)
 
 
-def activation_form(kind: str) -> str:
+def activation_form(kind: Kind) -> str:
     """The form of activations that matrices of a kind multiply; q4 and q8 read the same."""
-    return kind if kind in ("f32", "c8", "q4x64") else "q4"
+    return KINDS[kind].acts

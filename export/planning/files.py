@@ -13,8 +13,9 @@ from edgespec.export.storage.layout import TABLES
 from edgespec.export.storage.plan import StoragePlan, index_text
 from edgespec.export.tokenizers.chat_data import CHAT_FILE
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.formats import SPECS, Family
 from edgespec.runtimes.files.kv import table_shape
-from edgespec.runtimes.files.manifest import FileEntry, Format, Graph, Layout, ModelPart, SkipSetPart
+from edgespec.runtimes.files.manifest import FileEntry, Graph, Layout, ModelPart, SkipSetPart
 from edgespec.runtimes.text.chat import TEMPLATE_FOLDER, find_templates
 from edgespec.runtimes.text.special import SPECIAL_TOKENS_FILE, read_object
 
@@ -23,13 +24,13 @@ TOKENIZER = "tokenizer.json"
 # merges; those that write a merge as one string need less
 TOKENIZER_BYTES = 70
 CHAT_BYTES = 700  # of chat.json: ChatML's with a default system message
-# bytes of a graph a layer, beside the vectors inside it, by graph and format: about the mean of 8 architectures
-# (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
-GRAPH_BYTES: dict[str, Mapping[Format, int]] = {
-    "native": {"int4": 2400, "int4-64": 2400, "int8": 2400, "w8a8": 2450, "fp32": 2400},
-    "gated": {"int4": 6200, "int4-64": 6200, "int8": 6200, "w8a8": 8600, "fp32": 4400},
-    "strict": {"int4": 5000, "int4-64": 5000, "int8": 5000, "w8a8": 7500, "fp32": 3700},
-    "plain": {"int4": 4700, "int4-64": 4700, "int8": 4700, "w8a8": 7000, "fp32": 3300},
+# bytes of a graph a layer, beside the vectors inside it, by graph and family of formats: about the mean of 8
+# architectures (docs/bundle.md); all graphs together are less than a percent of the weights of any real model
+GRAPH_BYTES: dict[str, Mapping[Family, int]] = {
+    "native": {"blocks": 2400, "channels": 2450, "floats": 2400},
+    "gated": {"blocks": 6200, "channels": 8600, "floats": 4400},
+    "strict": {"blocks": 5000, "channels": 7500, "floats": 3700},
+    "plain": {"blocks": 4700, "channels": 7000, "floats": 3300},
 }
 GRAPH_BYTES["standard"] = GRAPH_BYTES["plain"]
 HEAD_BYTES = {"native": 900, "gated": 2000, "strict": 2000}  # of a group's nodes in a graph
@@ -45,7 +46,7 @@ def model_files(part: ModelPart, plans: Mapping[Layout, StoragePlan]) -> dict[st
             files[graph.file] = DEVICE_BYTES * part.facts.layers
             continue
         inline = plans[graph.operators].inline
-        size = GRAPH_BYTES[name][part.format] * part.facts.layers
+        size = GRAPH_BYTES[name][SPECS[part.format].family] * part.facts.layers
         for vector, length in inline.items():
             size += length if graph.hidden or not vector.startswith(HEADS) else 0
         files[graph.file] = size + (HEAD_BYTES[name] * len(part.heads) if graph.hidden else 0)

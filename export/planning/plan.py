@@ -12,7 +12,8 @@ from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.storage.plans import storage_plans
 from edgespec.planning.speed.cut import TYPICAL, paying_size
-from edgespec.runtimes.files.manifest import Format, Layout
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.files.operators import WantedOperators
 
 

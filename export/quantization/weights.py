@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.quantization.quantizers import QUANTIZERS, Quantizer
-from edgespec.export.quantization.quantizers.levels import BLOCKS, FOUR_BITS, Blocks
-from edgespec.runtimes.files.manifest import Format
+from edgespec.export.quantization.quantizers.levels import BLOCKS, Blocks
+from edgespec.runtimes.files.formats import BLOCK_FORMATS, FOUR_BITS, Format, listed
 
 DEFAULT_QUANTIZER = "mse"
 
@@ -45,12 +45,12 @@ class WeightChoice:
             for option, value in (("--quantizer", quantizer), ("--head-format", head)):
                 if value is not None:
                     raise ExportError(
-                        f"{option} {value} was given, but --format {form}: expected int4, int4-64 or int8",
-                        f"leave {option} out, or choose --format int4, int4-64 or int8",
+                        f"{option} {value} was given, but --format {form}: expected {listed(BLOCK_FORMATS)}",
+                        f"leave {option} out, or choose --format {listed(BLOCK_FORMATS)}",
                     )
             return cls(form, None, None)
         if head is not None and head not in BLOCKS:
-            raise ExportError(f"--head-format {head}: expected int4, int4-64 or int8", "leave --head-format out")
+            raise ExportError(f"--head-format {head}: expected {listed(BLOCK_FORMATS)}", "leave --head-format out")
         return cls(form, QUANTIZERS[quantizer or DEFAULT_QUANTIZER], None if head == form else head, asked=head)
 
     @property

@@ -20,8 +20,9 @@ from edgespec.export.architectures.ops import (
 )
 from edgespec.export.heads.description import cut_head, group_matrices
 from edgespec.export.storage.plan import Matrix, StoragePlan
+from edgespec.runtimes.files.formats import SPECS
 from edgespec.runtimes.files.manifest import HeadGroup
-from edgespec.runtimes.files.packing import PACKED_KINDS, Packed
+from edgespec.runtimes.files.packing import Packed
 
 
 @dataclass(frozen=True)
@@ -170,6 +171,6 @@ class NativePlan(StoragePlan):
 
     def _placed(self, name: str, matrix: Matrix, head_dim: int) -> Matrix:
         rows = tuple((part, self.shapes[part][0]) for part in matrix.parts)
-        packed = Packed(PACKED_KINDS[matrix.form], matrix.n, matrix.k, head_dim, rows)
+        packed = Packed(SPECS[matrix.form].kind, matrix.n, matrix.k, head_dim, rows)
         self.add(f"{name}.packed", (packed.nbytes,), np.uint8)
         return Matrix(matrix.parts, matrix.n, matrix.k, matrix.form, packed)

@@ -20,7 +20,8 @@ from edgespec.export.heads.description import HeadPlan, is_head
 from edgespec.export.quantization.quantizers.levels import BLOCK, BLOCKS
 from edgespec.export.source.extended import ExtendedCheckpoint
 from edgespec.export.storage.layout import HEADROOM, INLINE_BYTES, WeightLayout
-from edgespec.runtimes.files.manifest import Format, Layout
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.files.packing import Packed
 
 Content = Literal["matrix", "rows", "parts", "vector", "angles", "positions"]

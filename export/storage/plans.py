@@ -8,7 +8,8 @@ from edgespec.export.storage.layout import converted_name
 from edgespec.export.storage.native_plan import NativePlan
 from edgespec.export.storage.plan import StoragePlan
 from edgespec.export.storage.stock_plan import StockPlan
-from edgespec.runtimes.files.manifest import Format, Layout
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Layout
 
 
 def storage_plans(

@@ -21,7 +21,7 @@ from edgespec.export.architectures.ops import (
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.storage.plan import Matrix, StoragePlan
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 
 
 class StockPlan(StoragePlan):

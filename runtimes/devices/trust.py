@@ -14,7 +14,8 @@ from edgespec.runtimes.devices.trial import try_apart
 from edgespec.runtimes.devices.webgpu import DeviceName, driver
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
-from edgespec.runtimes.files.manifest import Format, Precision
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Precision
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
 SEALED = "devices"  # what the record of them is sealed for

@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.kv import ATTENTION, LEARNT, SINKS, KvFormat, table_shape
-from edgespec.runtimes.files.manifest import Attention, ModelPart, Operators
+from edgespec.runtimes.files.formats import DRAFT_ATTENTIONS, LEARNT, SINKS, Attention
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat, table_shape
+from edgespec.runtimes.files.manifest import ModelPart, Operators
 from edgespec.runtimes.files.operators import EMITTED
-
-DRAFT_ATTENTION: tuple[Attention, ...] = ("int4", "nomad", "nomad2")
 
 
 @dataclass(frozen=True)
@@ -56,7 +55,7 @@ def choose_attention(
     Raises:
         InvalidRequest: unknown, not possible with stock operators, or not prepared by the export.
     """
-    for name, known, option in ((wanted, tuple(ATTENTION), "attention"), (draft, DRAFT_ATTENTION, "draft attention")):
+    for name, known, option in ((wanted, tuple(ATTENTION), "attention"), (draft, DRAFT_ATTENTIONS, "draft attention")):
         if name is not None and name not in known:
             raise InvalidRequest(f"unknown {option} {name!r}", f"{option}: {', '.join(known)}")
     if operators == "stock":

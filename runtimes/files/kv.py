@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
-from edgespec.runtimes.files.manifest import Attention, Learnt, ModelFacts
-
-KeyFormat = Literal["f32", "f16", "int8", "int4", "nomad1", "nomad2"]
-ValueFormat = Literal["f32", "f16", "int8"]
-CODES: dict[str, int] = {"f32": 0, "f16": 1, "int8": 2, "int4": 3, "nomad1": 4, "nomad2": 5, "none": 6}
-NAMES = {"f16": "float16", "nomad1": "nomad (d_sub 1)", "nomad2": "nomad (d_sub 2)"}
-BLOCK, TILE = 128, 16
-SINK_ROWS = 16
-STATE_ROWS = 144  # tokens whose part in a convolution is kept
-CHECKPOINTS = 4  # of a slot's states, where memory allows
-LONGEST_PASS = 128  # rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
+from edgespec.runtimes.files.facts import ModelFacts
+from edgespec.runtimes.files.formats import (
+    CENTROIDS,
+    HELD_BYTES,
+    KEYS,
+    KV_BLOCK,
+    LONGEST_PASS,
+    NO_KEYS,
+    SINK_ROWS,
+    SINKS,
+    STATE_ROWS,
+    TILE,
+    WINDOW,
+    Attention,
+    KeyFormat,
+    ValueFormat,
+)
 
 
 @dataclass(frozen=True)
@@ -59,23 +64,30 @@ class KvFormat:
 
     def nbytes(self, facts: ModelFacts, tokens: int) -> int:
         """Bytes of a cache of at least this many tokens."""
-        return self.header_bytes(facts) + -(-tokens // BLOCK) * self.block_bytes(facts)
+        return self.header_bytes(facts) + -(-tokens // KV_BLOCK) * self.block_bytes(facts)
 
     def controls(self) -> list[int]:
         """Controls 1 to 7 of the operator: keys, values, codes, whether to read those, window, sinks, ring."""
-        names = CODES[self.keys], CODES[self.values], CODES[self.codes or "none"]
-        return [*names, 0, self.window, self.sinks if self.window else 0, self.ring]
+        codes = KEYS[self.codes].number if self.codes else NO_KEYS
+        return [
+            KEYS[self.keys].number,
+            KEYS[self.values].number,
+            codes,
+            0,
+            self.window,
+            self.sinks if self.window else 0,
+            self.ring,
+        ]
 
     @property
     def approximations(self) -> list[str]:
         """What differs from float32 attention, for results."""
         coded = self.keys not in ("f32", "f16")
         exact = f", float16 for the newest {self.window}" if self.window and coded else ""
-        found = [] if self.keys == "f32" else [f"{NAMES.get(self.keys, self.keys)} keys{exact}"]
-        return found if self.values == "f32" else [*found, f"{NAMES.get(self.values, self.values)} values"]
+        found = [] if self.keys == "f32" else [f"{KEYS[self.keys].title or self.keys} keys{exact}"]
+        return found if self.values == "f32" else [*found, f"{KEYS[self.values].title or self.values} values"]
 
 
-WINDOW, SINKS = 64, 4
 ATTENTION: dict[Attention, KvFormat] = {
     "f32": KvFormat("f32", "f32"),
     "f16": KvFormat("f16", "f16"),
@@ -85,8 +97,6 @@ ATTENTION: dict[Attention, KvFormat] = {
     "nomad2": KvFormat("nomad2", "int8", window=2 * WINDOW, sinks=SINKS),
 }
 """What ``--attention`` means.  Only the first three need nothing learnt at export."""
-LEARNT: tuple[Learnt, ...] = ("int4", "nomad1", "nomad2")
-CENTROIDS = 16
 
 
 def table_shape(name: KeyFormat, facts: ModelFacts) -> tuple[int, ...]:
@@ -103,13 +113,13 @@ def state_bytes(facts: ModelFacts) -> int:
     A layer: what a convolution reads of the last tokens, [144, width] float32; of a delta rule also its states and, in
     64 bytes of their own, how many tokens they hold.
     """
-    matrices = 4 * matrix_numbers(facts) + 64 if facts.delta else 0
+    matrices = 4 * matrix_numbers(facts) + HELD_BYTES if facts.delta else 0
     return len(facts.convolutions) * (4 * STATE_ROWS * state_width(facts) + matrices)
 
 
 def checkpoint_bytes(facts: ModelFacts) -> int:
     """Bytes of a checkpoint of all states: their matrices, and what the next token's convolutions see."""
-    matrices = 4 * matrix_numbers(facts) + 64 if facts.delta else 0
+    matrices = 4 * matrix_numbers(facts) + HELD_BYTES if facts.delta else 0
     return len(facts.convolutions) * (4 * (facts.taps - 1) * state_width(facts) + matrices)
 
 
@@ -136,13 +146,6 @@ def padded_dim(facts: ModelFacts) -> int:
     return padded(max(facts.dims, default=facts.head_dim))
 
 
-def head_bytes(name: str, dim: int) -> int:
-    """Bytes of 128 keys or values of one head."""
-    return {
-        "f32": BLOCK * dim * 4,
-        "f16": BLOCK * dim * 2,
-        "int8": BLOCK * dim + BLOCK * 4,
-        "int4": BLOCK * dim // 2,
-        "nomad1": dim * 64,
-        "nomad2": dim * 32,
-    }[name]
+def head_bytes(name: KeyFormat, dim: int) -> int:
+    """Return bytes of 128 keys or values of one head."""
+    return KEYS[name].channel * dim + KEYS[name].scales

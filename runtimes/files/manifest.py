@@ -26,8 +26,8 @@ from edgespec.runtimes.files.bounds import (
 from edgespec.runtimes.files.facts import DeltaHeads as DeltaHeads
 from edgespec.runtimes.files.facts import ModelFacts as ModelFacts
 from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.json_file import read_json, validated
-from edgespec.runtimes.files.manifest_parts import Attention as Attention
 from edgespec.runtimes.files.manifest_parts import AttentionGate as AttentionGate
 from edgespec.runtimes.files.manifest_parts import AttentionPart as AttentionPart
 from edgespec.runtimes.files.manifest_parts import DecoderPart as DecoderPart
@@ -36,21 +36,17 @@ from edgespec.runtimes.files.manifest_parts import FileName as FileName
 from edgespec.runtimes.files.manifest_parts import HeadGroup as HeadGroup
 from edgespec.runtimes.files.manifest_parts import HeadVocab as HeadVocab
 from edgespec.runtimes.files.manifest_parts import InsidePath as InsidePath
-from edgespec.runtimes.files.manifest_parts import Learnt as Learnt
 from edgespec.runtimes.files.manifest_parts import SamplingPart as SamplingPart
 from edgespec.runtimes.files.migration import OLDEST, migrated
 from edgespec.runtimes.files.migration import SCHEMA as SCHEMA
 
 MANIFEST = "edgespec.json"
 
-Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
 Layout = Literal["stock", "native"]
 Operators = Literal["stock", "native"]
 Precision = Literal["fp32", "fp16"]
 Origin = Literal["edgespec", "optimum"]
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16")  # of activations, in graphs for devices
-FORMATS: tuple[Format, ...] = ("int4", "int4-64", "int8", "w8a8", "fp32")
-DEVICE_FORMATS: tuple[Format, ...] = ("fp32", "int4", "int8")  # that graphs for devices have
 MAIN_GRAPHS = ("gated", "strict", "plain", "native")
 
 

@@ -9,10 +9,9 @@ from pydantic import AfterValidator, Field, StringConstraints
 
 from edgespec.runtimes.files.bounds import MOST_VOCAB, MOST_WIDTH, Count, Guesses, Layer, Layers, Share, Vocab, Width
 from edgespec.runtimes.files.facts import Part
+from edgespec.runtimes.files.formats import Attention, Learnt
 
 DrafterKind = Literal["eagle", "mtp", "dflash", "assistant"]
-Learnt = Literal["int4", "nomad1", "nomad2"]
-Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
 
 
 def _inside(path: str) -> str:

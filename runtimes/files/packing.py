@@ -8,16 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.manifest import Format
-
-BLOCK, TILE = 32, 16
-Kind = Literal["q4", "q4x64", "q8", "c8", "f32"]
-PACKED_KINDS: dict[Format, Kind] = {"int4": "q4", "int4-64": "q4x64", "int8": "q8", "w8a8": "c8", "fp32": "f32"}
+from edgespec.runtimes.files.formats import BLOCK, KINDS, SPECS, TILE, Format, Kind
 
 
 @dataclass(frozen=True)
@@ -65,9 +61,7 @@ class Blocks:
         return levels.reshape(len(levels), -1, self.size), scales[:, ::times]
 
 
-BLOCKS: dict[Format, Blocks] = {"int4": Blocks(4), "int4-64": Blocks(4, 2 * BLOCK), "int8": Blocks(8)}
-FOUR_BITS = tuple(form for form, blocks in BLOCKS.items() if blocks.bits == 4)
-_BLOCKS_OF: dict[Kind, Blocks] = {PACKED_KINDS[form]: blocks for form, blocks in BLOCKS.items()}
+BLOCKS: dict[Format, Blocks] = {name: Blocks(spec.bits, spec.size) for name, spec in SPECS.items() if spec.size}
 
 
 @dataclass(frozen=True)
@@ -75,7 +69,7 @@ class Packed:
     """A matrix [n, k] in packed form.
 
     Attributes:
-        kind: q4, q8: blocks of 32 with a float16 scale; q4x64: blocks of 64; c8: int8 with a scale a row; f32.
+        kind: see ``FormatSpec``.
         n: rows, heads not padded.
         k: inputs.
         head_dim: each group of this many rows starts a tile of its own (attention heads); 0 = no groups.
@@ -97,8 +91,9 @@ class Packed:
 
     @property
     def form(self) -> Blocks:
-        """Of a kind in blocks."""
-        return _BLOCKS_OF[self.kind]
+        """Return the blocks of a kind in blocks."""
+        spec = KINDS[self.kind]
+        return Blocks(spec.bits, spec.size)
 
     @property
     def blocks(self) -> int:
@@ -108,13 +103,11 @@ class Packed:
     @property
     def tile_bytes(self) -> int:
         """Bytes of 16 rows."""
-        return {
-            "q4": self.blocks * 288,
-            "q4x64": self.blocks * 256 + -(-self.blocks // 4) * 64,
-            "q8": self.blocks * 544,
-            "c8": self.blocks * 512 + 64,
-            "f32": self.k * 64,
-        }[self.kind]
+        spec = KINDS[self.kind]
+        if spec.family == "floats":
+            return self.k * TILE * 4
+        levels = self.blocks * TILE * BLOCK * spec.bits // 8
+        return levels + 4 * TILE * (-(-self.blocks * BLOCK // (2 * spec.size)) if spec.size else 1)
 
     @property
     def nbytes(self) -> int:

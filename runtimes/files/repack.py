@@ -25,8 +25,9 @@ from edgespec.errors import BundleError
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.files.cache import ORIGIN, cache_folder, describe, is_gone, keep_within, touch
 from edgespec.runtimes.files.checked import Checked
+from edgespec.runtimes.files.formats import TILE
 from edgespec.runtimes.files.manifest import Graph, Layout, ModelPart, Operators
-from edgespec.runtimes.files.packing import TILE, Packed
+from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.files.sealed import read_sealed, user_key
 from edgespec.runtimes.files.staged import remove_stale, staged
 from edgespec.runtimes.files.weights_index import AGAIN, Entry, read_index

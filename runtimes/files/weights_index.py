@@ -14,9 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgespec.errors import BundleError
 from edgespec.runtimes.files.bounds import Vocab, Width
+from edgespec.runtimes.files.formats import Kind
 from edgespec.runtimes.files.json_file import read_json, validated
 from edgespec.runtimes.files.manifest import Layout
-from edgespec.runtimes.files.packing import Kind, Packed
+from edgespec.runtimes.files.packing import Packed
 
 AGAIN = "copy the bundle or export it again"
 _MOST_GROWTH = 16  # a layout over the other: float32 scales and padding, nothing more

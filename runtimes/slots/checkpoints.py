@@ -12,7 +12,8 @@ from collections.abc import Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import CHECKPOINTS, STATE_ROWS, state_bytes, state_width
+from edgespec.runtimes.files.formats import CHECKPOINTS, STATE_ROWS
+from edgespec.runtimes.files.kv import state_bytes, state_width
 from edgespec.runtimes.files.manifest import ModelFacts
 
 LEAST = 16  # tokens: shorter beginnings are read again as fast

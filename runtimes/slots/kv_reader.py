@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS, TILE, KvFormat, head_bytes, padded, state_bytes, state_width
+from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS, TILE
+from edgespec.runtimes.files.kv import KvFormat, head_bytes, padded, state_bytes, state_width
 from edgespec.runtimes.files.manifest import ModelFacts
 
 
@@ -22,7 +23,7 @@ def read_cache(
 
     Codes that need tables (int4, nomad) are returned as they are, [kv_heads, tokens, head_dim or sub-vectors].
     """
-    blocks, header, size = max(1, -(-tokens // BLOCK)), kv.header_bytes(facts), kv.block_bytes(facts)
+    blocks, header, size = max(1, -(-tokens // KV_BLOCK)), kv.header_bytes(facts), kv.block_bytes(facts)
     body = cache[header : header + blocks * size].reshape(blocks, size)
     at, found = 0, _states(cache, facts, tokens)
     for layer, head_dim in enumerate(facts.dims):
@@ -35,7 +36,7 @@ def read_cache(
             part = np.ascontiguousarray(heads[..., start : start + head_bytes(name, dim)])
             start += head_bytes(name, dim)
             whole = _values(part, name, dim) if kind == "value" else _keys(part, name, dim)  # [blocks, heads, 128, d]
-            rows = whole.swapaxes(0, 1).reshape(facts.kv_heads, blocks * BLOCK, -1)
+            rows = whole.swapaxes(0, 1).reshape(facts.kv_heads, blocks * KV_BLOCK, -1)
             width = head_dim * rows.shape[-1] // dim  # sub-vectors of two dimensions are half as many
             found[f"past_key_values.{layer}.{kind}"] = rows[:, :tokens, :width].astype(np.float32)
     return found
@@ -66,17 +67,17 @@ def _keys(part: NDArray[np.uint8], name: str, dim: int) -> NDArray[np.float32]:
     """[..., bytes] -> [..., 128, dim]."""
     lead = part.shape[:-1]
     if name in ("f32", "f16"):
-        tiles = part.view("<f4" if name == "f32" else "<f2").reshape(*lead, BLOCK // TILE, dim, TILE)
-        return np.swapaxes(tiles, -1, -2).reshape(*lead, BLOCK, dim).astype(np.float32)
+        tiles = part.view("<f4" if name == "f32" else "<f2").reshape(*lead, KV_BLOCK // TILE, dim, TILE)
+        return np.swapaxes(tiles, -1, -2).reshape(*lead, KV_BLOCK, dim).astype(np.float32)
     if name == "int8":
-        tiles = part[..., : BLOCK * dim].reshape(*lead, BLOCK // TILE, dim // 4, TILE, 4)
-        keys = np.swapaxes(tiles, -2, -3).reshape(*lead, BLOCK, dim).astype(np.float32) - 128
-        return keys * np.ascontiguousarray(part[..., BLOCK * dim :]).view("<f4")[..., None]
+        tiles = part[..., : KV_BLOCK * dim].reshape(*lead, KV_BLOCK // TILE, dim // 4, TILE, 4)
+        keys = np.swapaxes(tiles, -2, -3).reshape(*lead, KV_BLOCK, dim).astype(np.float32) - 128
+        return keys * np.ascontiguousarray(part[..., KV_BLOCK * dim :]).view("<f4")[..., None]
     if name == "int4":
-        tiles = part.reshape(*lead, BLOCK // TILE, dim // 8, 1, TILE, 4)
+        tiles = part.reshape(*lead, KV_BLOCK // TILE, dim // 8, 1, TILE, 4)
         both = np.concatenate([tiles & 15, tiles >> 4], -3)  # [.., tiles, dim / 8, 2, 16, 4]
-        return np.moveaxis(both, -2, -4).reshape(*lead, BLOCK, dim).astype(np.float32)
-    codes = part.reshape(*lead, -1, BLOCK // 4, 2)  # byte b: token (b & 1) * 32 + b / 2
+        return np.moveaxis(both, -2, -4).reshape(*lead, KV_BLOCK, dim).astype(np.float32)
+    codes = part.reshape(*lead, -1, KV_BLOCK // 4, 2)  # byte b: token (b & 1) * 32 + b / 2
     half = np.concatenate([codes[..., 0], codes[..., 1]], -1)  # [.., subs, 64]
     return np.swapaxes(np.concatenate([half & 15, half >> 4], -1), -1, -2).astype(np.float32)
 
@@ -85,7 +86,7 @@ def _values(part: NDArray[np.uint8], name: str, dim: int) -> NDArray[np.float32]
     """[..., bytes] -> [..., 128, dim]."""
     lead = part.shape[:-1]
     if name != "int8":
-        return part.view("<f4" if name == "f32" else "<f2").reshape(*lead, BLOCK, dim).astype(np.float32)
-    levels = part[..., : BLOCK * dim].reshape(*lead, BLOCK // 4, dim, 4).view(np.int8)
-    levels = np.swapaxes(levels, -1, -2).reshape(*lead, BLOCK, dim).astype(np.float32)
-    return levels * np.ascontiguousarray(part[..., BLOCK * dim :]).view("<f4")[..., None]
+        return part.view("<f4" if name == "f32" else "<f2").reshape(*lead, KV_BLOCK, dim).astype(np.float32)
+    levels = part[..., : KV_BLOCK * dim].reshape(*lead, KV_BLOCK // 4, dim, 4).view(np.int8)
+    levels = np.swapaxes(levels, -1, -2).reshape(*lead, KV_BLOCK, dim).astype(np.float32)
+    return levels * np.ascontiguousarray(part[..., KV_BLOCK * dim :]).view("<f4")[..., None]

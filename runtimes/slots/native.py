@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Heads, Pass, Resume, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import LONGEST_PASS, STATE_ROWS
+from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS
 from edgespec.runtimes.slots.native_runner import PARENT, PLACE, POSITION, TOP, VISIBLE, NativeRunner
 from edgespec.runtimes.slots.slot import Slot, depths_of
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import BLOCK, LONGEST_PASS
+from edgespec.runtimes.files.formats import KV_BLOCK, LONGEST_PASS
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_runner import COMMITTED, PARENT, SLOT
 from edgespec.runtimes.slots.shared import Bound, Model, give_back_pages, own_pages
@@ -114,9 +114,9 @@ class NativeBatch:
         """Make room for this many tokens in every slot, and the rows after them."""
         part, facts, kv = self.model.part, self.model.facts, self.model.kv
         most = facts.context + part.headroom
-        need = -(-min(most, tokens + part.headroom) // BLOCK) * BLOCK
+        need = -(-min(most, tokens + part.headroom) // KV_BLOCK) * KV_BLOCK
         if min(need, most) > self.capacity:
-            need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
+            need = min(-(-most // KV_BLOCK) * KV_BLOCK, max(need, -(-self.capacity * 3 // 2 // KV_BLOCK) * KV_BLOCK))
             # a block of tokens lies together: what is there already is the beginning of the larger cache
             array = own_pages((self.width, kv.nbytes(facts, need)), np.uint8)
             for number, slot in enumerate(self.slots):

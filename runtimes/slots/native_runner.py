@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import Pass, SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import BLOCK, STATE_ROWS
+from edgespec.runtimes.files.formats import KV_BLOCK, STATE_ROWS
 from edgespec.runtimes.slots.checkpoints import Checkpoints
 from edgespec.runtimes.slots.kv_reader import read_cache, tokens_held
 from edgespec.runtimes.slots.native_gates import Gates
@@ -64,10 +64,10 @@ class NativeRunner(Slot):
     def reserve(self, tokens: int) -> None:
         headroom = self.model.part.headroom
         most = self.model.facts.context + headroom
-        need = -(-min(most, tokens + headroom) // BLOCK) * BLOCK
+        need = -(-min(most, tokens + headroom) // KV_BLOCK) * KV_BLOCK
         if min(need, most) <= self.capacity:
             return
-        need = min(-(-most // BLOCK) * BLOCK, max(need, -(-self.capacity * 3 // 2 // BLOCK) * BLOCK))
+        need = min(-(-most // KV_BLOCK) * KV_BLOCK, max(need, -(-self.capacity * 3 // 2 // KV_BLOCK) * KV_BLOCK))
         # a block of tokens lies together: what is there already is the beginning of the larger cache
         array = own_pages((1, self.kv.nbytes(self.model.facts, need)), np.uint8)
         if self._cache is not None:

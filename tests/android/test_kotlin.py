@@ -18,7 +18,7 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import FORMATS
+from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import OPERATORS, PROMPTS, THREADS
 from tests.support import apk, arm64, golden, hf

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from edgespec.cli.export import FORMATS, QUANTIZERS
+from edgespec.cli.export import QUANTIZERS
 from edgespec.errors import InvalidRequest
 from edgespec.export.quantization import quantizers
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Manifest
 from tests.cli.conftest import Command, export
 from tests.conftest import DRAFT, TARGET, fixed_skip_set

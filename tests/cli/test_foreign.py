@@ -16,7 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.reports.proof import prove
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.operators import EMITTED
 from tests.cli.conftest import Command, export
 from tests.conftest import THREADS

@@ -15,13 +15,12 @@ from click.testing import CliRunner
 import edgespec
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
 from edgespec.cli.common import SAMPLING
-from edgespec.cli.export import FORMATS, default_output
+from edgespec.cli.export import default_output
 from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand
 from edgespec.cli.method_settings import NAMES
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.export.options import ExportOptions
-from edgespec.runtimes.files import manifest
 from tests.cli.conftest import ROOT, Command, process
 
 HEAVY = ("numpy", "onnxruntime", "onnx", "rich", "pydantic", "tokenizers", "safetensors", "optuna", "huggingface_hub")
@@ -129,7 +128,6 @@ def test_export_defaults_are_those_of_the_library() -> None:
     for field in dataclasses.fields(ExportOptions):
         if field.name in found and field.default is not dataclasses.MISSING:
             assert found[field.name] == field.default, field.name
-    assert FORMATS == manifest.FORMATS
 
 
 @pytest.mark.parametrize(

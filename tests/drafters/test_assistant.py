@@ -19,8 +19,8 @@ from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import check_drafter, cut_drafter
 from edgespec.export.drafters.read import read_drafter
+from edgespec.runtimes.files.formats import Attention
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import Attention
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import NativeBatch
 from edgespec.runtimes.slots.shared import Model

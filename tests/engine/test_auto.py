@@ -20,7 +20,8 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.sessions import Session
 from edgespec.reports.bench import BenchEntry, bench_all
-from edgespec.runtimes.files.manifest import FORMATS, Operators
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import PROMPTS
 from tests.support.manifests import predicting
 

@@ -21,7 +21,8 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
 from edgespec.planning.profile import quiet
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import FORMATS, MANIFEST, SCHEMA
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
 from tests.support.heads import make_heads

@@ -15,7 +15,7 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle, possible_drafter
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.assistant import write_assistant, write_target
 from tests.support.same_text import assert_plain_text

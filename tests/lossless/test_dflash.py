@@ -16,7 +16,7 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from tests.support import hf
 from tests.support.dflash import BLOCK, MASK, write_dflash
 from tests.support.mtp import write_mtp

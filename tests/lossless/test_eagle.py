@@ -23,7 +23,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.reports.proof import prove
-from edgespec.runtimes.files.manifest import Format, Operators
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from tests.conftest import OPERATORS, THREADS, use_operators
 from tests.support.toy import chi_square

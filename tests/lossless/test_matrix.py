@@ -14,7 +14,8 @@ import pytest
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.reports.proof import prove
-from edgespec.runtimes.files.manifest import FORMATS, Operators
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import OPERATORS, PROMPTS, TARGET, Written, use_operators
 

@@ -19,7 +19,8 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.files.manifest import Format, Operators
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import use_operators
 from tests.support import hf
 from tests.support.mtp import write_mtp

@@ -27,7 +27,8 @@ from edgespec.drafters.speculative import DraftModel
 from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
-from edgespec.runtimes.files.manifest import FORMATS, Operators
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot

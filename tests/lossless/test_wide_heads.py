@@ -19,7 +19,8 @@ from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.reports.proof import prove
-from edgespec.runtimes.files.manifest import Format, Operators
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.conftest import OPERATORS, THREADS, fixed_skip_set, use_operators

@@ -25,7 +25,8 @@ from edgespec.planning.recipes import (
     recipe_table,
     recipes,
 )
-from edgespec.runtimes.files.manifest import FORMATS, Attention, Manifest
+from edgespec.runtimes.files.formats import FORMATS, Attention
+from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 
 CONFIGS = Path(__file__).parents[1] / "data" / "configs"
@@ -159,7 +160,9 @@ def test_a_file_of_ones_own(tmp_path: Path) -> None:
     refused("draft_vocab is for speculative", export__methods=[], run__method="ar")
     refused("speculative needs draft", export__draft=None)
     refused("head_vocab is for heads", export__head_vocab=100)
-    refused("run neither w8a8 nor int4-64", export__head_format=None, export__format="w8a8", export__devices=["webgpu"])
+    refused(
+        "run int4, int8 and fp32 alone", export__head_format=None, export__format="w8a8", export__devices=["webgpu"]
+    )
     refused("needs native operators", export__operators="stock")
     refused("fewest and most", models__parameters=[5, 3])
     for text in ("{", "[]", "\udcff"):

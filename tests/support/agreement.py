@@ -20,7 +20,8 @@ from typing import Any
 from edgespec import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set, method_parts
 from tests.support import arm64, jvm

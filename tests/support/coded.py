@@ -16,7 +16,8 @@ from edgespec.export.attention.prepare import TABLES, store
 from edgespec.export.attention.tables import learn_tables
 from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.quantization.reference import NumpyOps
-from edgespec.runtimes.files.kv import ATTENTION, LEARNT, KvFormat
+from edgespec.runtimes.files.formats import LEARNT
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.files.manifest import AttentionPart, ModelPart
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import (
     SCHEMA,
     FileEntry,
-    Format,
     Graph,
     Manifest,
     Measured,

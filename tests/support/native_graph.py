@@ -15,9 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from edgespec.export.graphs.graph import EDGESPEC
 from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.runtimes.files.formats import Kind
 from edgespec.runtimes.files.kv import KvFormat
 from edgespec.runtimes.files.manifest import ModelFacts
-from edgespec.runtimes.files.packing import Kind, Packed
+from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.ort.session import make_session
 from edgespec.runtimes.slots.shared import Bound
 

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.heads.description import CUT, HeadPlan
 from edgespec.export.source.extended import ChosenRows, ExtendedCheckpoint, Extra, Held
-from edgespec.runtimes.files.manifest import Format, HeadGroup, HeadVocab, Operators
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import HeadGroup, HeadVocab, Operators
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import Written
 

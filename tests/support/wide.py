@@ -10,7 +10,7 @@ import numpy as np
 from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.support import hf

@@ -11,7 +11,7 @@ from edgespec.planning.memory.budget import available_memory, check_budget, pars
 from edgespec.planning.memory.parts import Memory, memory_of
 from edgespec.planning.memory.passes import checkpoint_bytes_of
 from edgespec.planning.memory.process import resident_now
-from edgespec.runtimes.files.kv import CHECKPOINTS
+from edgespec.runtimes.files.formats import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 from edgespec.drafters.registry import AR
 from edgespec.runtimes.files.attention import default_attention, exact_attention, with_copy
-from edgespec.runtimes.files.kv import ATTENTION, BLOCK, KvFormat, checkpoint_bytes, padded_dim, state_width
+from edgespec.runtimes.files.formats import KV_BLOCK
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat, checkpoint_bytes, padded_dim, state_width
 from edgespec.runtimes.files.manifest import ModelPart
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.slot import ROUND_CAPACITY
 
 HUGE = 2 << 20  # numpy asks for huge pages for arrays of twice this: a page that is touched is as large
-SPLIT = 4 * BLOCK  # tokens that attention takes in one piece (native/attention.cpp)
+SPLIT = 4 * KV_BLOCK  # tokens that attention takes in one piece (native/attention.cpp)
 TILE = 16
 ACT = 40  # bytes of 32 quantized activations (native/layout.h)
 QUERY = 48  # of what attention knows of a query beside its numbers (native/kernels.h)
@@ -42,7 +43,7 @@ def kv_bytes(part: ModelPart, use: RunOptions, native: bool, draft: bool = False
     room = min(facts.context, tokens) + part.headroom
     if native:
         kv = model_kv(part, use, draft)
-        there = use.batch * kv.nbytes(facts, -(-room // BLOCK) * BLOCK)
+        there = use.batch * kv.nbytes(facts, -(-room // KV_BLOCK) * KV_BLOCK)
         # the slots of a batch lie in one array, each with room of its own behind its tokens
         used = use.batch * kv.nbytes(facts, tokens)
         # whether rows are exact is tried on a slot of its own where all others are a batch's

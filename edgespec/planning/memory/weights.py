@@ -7,19 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edgespec.runtimes.files.manifest import FileEntry, Format, HeadGroup, ModelPart
-from edgespec.runtimes.files.packing import BLOCK, BLOCKS, PACKED_KINDS, Packed
+from edgespec.runtimes.files.formats import BLOCK, BLOCK_FORMATS, SPECS, Format
+from edgespec.runtimes.files.manifest import FileEntry, HeadGroup, ModelPart
+from edgespec.runtimes.files.packing import Packed
 
 # Linux maps this much around a page that is touched, about: 64 KiB to a MiB, by how large the pieces are in which the
 # page cache has the file (docs/planning.md)
 WINDOW = 256 << 10
 _ZIPF, _SHIFT = 1.15, 2.7  # how often the token of a rank stands in a text; fitted to a text (docs/planning.md)
-# bytes of a weight with stock operators: its level, its scale, which stays mapped, and all as ONNX Runtime packs it
-# (levels, scales, and sums of blocks)
-_STOCK: dict[Format, tuple[float, float, float]] = {
-    "int4": (0.5, 0.125, 0.75), "int4-64": (0.5, 0.125, 0.75), "int8": (1, 0.125, 1.25),
-    "w8a8": (1, 0, 1), "fp32": (4, 0, 4),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -53,10 +48,12 @@ class WeightParts:
 
 def matrix_bytes(form: Format, n: int, k: int, native: bool = True) -> int:
     """Bytes of a matrix [n, k] in a weight file."""
+    spec = SPECS[form]
     if native:
-        return Packed(PACKED_KINDS[form], n, k).nbytes
-    padded = -(-k // BLOCK) * BLOCK if form in BLOCKS else k
-    return int(n * padded * sum(_STOCK[form][:2])) + (4 * n if form == "w8a8" else 0)
+        return Packed(spec.kind, n, k).nbytes
+    padded = -(-k // BLOCK) * BLOCK if spec.size else k
+    size = int(n * padded * (spec.level_bytes + spec.stock_scale_bytes))
+    return size + (4 * n if spec.family == "channels" else 0)
 
 
 def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts:
@@ -69,8 +66,8 @@ def weight_parts(part: ModelPart, files: Mapping[str, FileEntry]) -> WeightParts
     angles = (facts.context + part.headroom) * position
     cut = matrix_bytes(head, part.head_vocab.size, hidden, native) if part.head_vocab else 0
     own = matrix_bytes(head, vocab, hidden, native)
-    blocks = form in BLOCKS and hidden % BLOCK == 0
-    tied = facts.tied and (blocks or form in ("fp32", "w8a8"))
+    blocks = form in BLOCK_FORMATS and hidden % BLOCK == 0
+    tied = facts.tied and (blocks or form not in BLOCK_FORMATS)
     row = own // vocab if tied else _row_bytes(part, blocks, native)
     # a draft with a cut LM head multiplies by that one alone, and only looks its embedding up; a drafter has none: the
     # target looks it up
@@ -159,14 +156,14 @@ def stock_weights(part: ModelPart, weights: WeightParts) -> StockWeights:
     sizes = ((form, weights.matrices + sum(weights.heads.values())), (head, weights.lm_head + weights.cut))
     packed = mapped = 0
     for kind, size in sizes:
-        level, scale, memory = _STOCK[kind]
-        count = size / (matrix_bytes(kind, 4096, 4096) / 4096**2 if native else level + scale)
-        packed += int(count * memory)
-        mapped += int(count * scale)
+        spec = SPECS[kind]
+        each = matrix_bytes(kind, 4096, 4096) / 4096**2 if native else spec.level_bytes + spec.stock_scale_bytes
+        packed += int(size / each * spec.stock_packed_bytes)
+        mapped += int(size / each * spec.stock_scale_bytes)
     columns = part.head_vocab.size if part.cut and part.head_vocab else vocab
-    headed = int(columns * hidden * _STOCK[head][0])
+    headed = int(columns * hidden * SPECS[head].level_bytes)
     tied = not weights.table and not part.decoder  # one matrix for both
-    whole = tied and head in ("fp32", "w8a8")  # looked up as it lies there: all of it stays
-    loading = max(int(hidden * inner * _STOCK[form][0]), 0 if whole else headed)
+    whole = tied and head not in BLOCK_FORMATS  # looked up as it lies there: all of it stays
+    loading = max(int(hidden * inner * SPECS[form].level_bytes), 0 if whole else headed)
     row = headed // vocab if tied and not whole else 0
     return StockWeights(packed, mapped + (headed if whole else 0), loading, row * vocab, row)

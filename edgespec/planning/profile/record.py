@@ -12,8 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgespec.errors import ProfileError
 from edgespec.planning.profile.quiet import busy_words
 from edgespec.runtimes.devices.webgpu import DeviceName
+from edgespec.runtimes.files.formats import Attention, Format
 from edgespec.runtimes.files.json_file import read_json, validated
-from edgespec.runtimes.files.manifest import Attention, Format, Manifest, ModelFacts, Operators
+from edgespec.runtimes.files.manifest import Manifest, ModelFacts, Operators
 from edgespec.runtimes.files.staged import write_staged
 
 PROFILE_SCHEMA = 1

@@ -30,7 +30,8 @@ from edgespec.planning.speed.traffic import (
     verify_curve,
 )
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.files.manifest import Format, HeadGroup, Manifest, Operators, SkipSetPart
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import HeadGroup, Manifest, Operators, SkipSetPart
 from edgespec.runtimes.options import RunOptions
 
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
@@ -128,7 +129,7 @@ def scaled(manifest: Manifest, use: RunOptions, profile: Profile, depth: float) 
     same = (profile.format, profile.operators, profile.device) == (target.format, use.operators, use.device)
     theirs = profile.kv_bytes or kv_token_bytes(target, profile.operators)
     slower = _slower(profile.operators, use.operators, target.format)
-    slower *= STEP.get(target.format, 1.0) / STEP.get(profile.format, 1.0)
+    slower *= STEP[target.format] / STEP[profile.format]
     curve = rising(CURVES[use.operators][target.format])
 
     def own(rows: float) -> float:

@@ -20,7 +20,8 @@ from edgespec.planning.speed.traffic import (
     read_bytes,
     weight_size,
 )
-from edgespec.runtimes.files.manifest import Attention, ModelPart, Operators
+from edgespec.runtimes.files.formats import Attention
+from edgespec.runtimes.files.manifest import ModelPart, Operators
 
 FIRST_ROWS = 3  # of a drafter's first step: the pending token and two accepted guesses
 

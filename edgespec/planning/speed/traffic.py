@@ -7,8 +7,9 @@ from collections.abc import Callable
 from edgespec.drafters.registry import ASSISTANT, MTP
 from edgespec.planning.memory.weights import group_bytes, matrix_bytes
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.files.kv import ATTENTION, BLOCK
-from edgespec.runtimes.files.manifest import Attention, Format, HeadGroup, ModelFacts, ModelPart, Operators, SkipSetPart
+from edgespec.runtimes.files.formats import KV_BLOCK, Attention, Format
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.manifest import HeadGroup, ModelFacts, ModelPart, Operators, SkipSetPart
 
 _LARGE = 4096  # rows and columns of a matrix whose padding does not count
 
@@ -109,7 +110,7 @@ def kv_token_bytes(part: ModelPart, operators: Operators, attention: Attention |
     facts = part.facts
     if operators == "stock":
         return facts.kv_bytes_per_token
-    return ATTENTION[attention or default_attention(part)].block_bytes(facts) // BLOCK
+    return ATTENTION[attention or default_attention(part)].block_bytes(facts) // KV_BLOCK
 
 
 def multiply_bytes(operators: Operators, attention: Attention) -> float:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.packing import BLOCK as BLOCK  # beside what makes the levels
+from edgespec.runtimes.files.formats import BLOCK as BLOCK  # beside what makes the levels
+from edgespec.runtimes.files.formats import FOUR_BITS as FOUR_BITS
 from edgespec.runtimes.files.packing import BLOCKS as BLOCKS
-from edgespec.runtimes.files.packing import FOUR_BITS as FOUR_BITS
 from edgespec.runtimes.files.packing import Blocks as Blocks
 from edgespec.runtimes.files.packing import pack_levels as pack_levels
 from edgespec.runtimes.files.packing import unpack_levels as unpack_levels

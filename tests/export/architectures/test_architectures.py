@@ -15,7 +15,7 @@ from edgespec.export.architectures import ARCHITECTURES
 from edgespec.export.architectures.ops import Kind
 from edgespec.export.bundle.model import open_model
 from edgespec.export.quantization.reference import Array, NumpyOps, reference_logits
-from edgespec.runtimes.files.kv import LONGEST_PASS
+from edgespec.runtimes.files.formats import LONGEST_PASS
 from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model

@@ -28,7 +28,8 @@ from edgespec.export.attention.tables import (
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.kv import LEARNT, KeyFormat, table_shape
+from edgespec.runtimes.files.formats import LEARNT, KeyFormat
+from edgespec.runtimes.files.kv import table_shape
 from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import TARGET, Written

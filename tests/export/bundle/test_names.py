@@ -11,7 +11,8 @@ import pytest
 
 from edgespec.export.graphs.device_graphs import add_device_graphs
 from edgespec.export.graphs.graph import reads
-from edgespec.runtimes.files.manifest import FORMATS, ModelPart, Operators
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import ModelPart, Operators
 from tests.conftest import OPERATORS, Written
 
 NAME = "qwen2_untied"

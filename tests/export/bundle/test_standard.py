@@ -20,7 +20,8 @@ from edgespec.export.bundle.genai import genai_config
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import FORMATS, Format, SamplingPart, TokenizerFacts
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import SamplingPart, TokenizerFacts
 from edgespec.runtimes.slots.shared import Bound
 from tests.conftest import PROMPTS, THREADS, Reference, Written
 from tests.support import elsewhere, hf

@@ -16,7 +16,7 @@ from edgespec.export.drafters.hints import FORMATS, ROWS, Trials
 from edgespec.export.drafters.probe import HELPS
 from edgespec.export.drafters.readings import Reading
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 
 Written = tuple[Format, Format | None]  # a format, and the LM head's where it was asked for
 

@@ -23,8 +23,8 @@ from edgespec.export.storage.fill import fill
 from edgespec.export.storage.layout import LARGE_ALIGN, SMALL_ALIGN, WeightLayout
 from edgespec.export.storage.plans import storage_plans
 from edgespec.export.storage.stock_plan import StockPlan
+from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import FORMATS, Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.session import make_session
 from edgespec.runtimes.slots.shared import Model

@@ -27,7 +27,8 @@ from edgespec.export.quantization.quantizers.levels import dequantize_block, unp
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import FORMATS, Format, Manifest
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.operators import EMITTED
 from tests.support import hf
 from tests.support.foreign import MODEL_TYPE, write_export

@@ -20,8 +20,9 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.export.source.source import ConfigOnly
 from edgespec.export.source.tensors.stored import Plain
-from edgespec.runtimes.files.kv import LEARNT, table_shape
-from edgespec.runtimes.files.manifest import FORMATS, Format, Layout, Manifest, Operators, read_manifest
+from edgespec.runtimes.files.formats import FORMATS, LEARNT, Format
+from edgespec.runtimes.files.kv import table_shape
+from edgespec.runtimes.files.manifest import Layout, Manifest, Operators, read_manifest
 from tests.conftest import DRAFT, HEAD_METHODS, TARGET
 from tests.support import hf
 from tests.support.gguf_files import write_gguf

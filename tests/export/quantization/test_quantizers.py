@@ -37,7 +37,7 @@ from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
 from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.bundle import Bundle
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.text.codec import TextCodec

@@ -21,7 +21,8 @@ from edgespec.export.source.source import resolve
 from edgespec.export.storage.fill import WeightFile, fill
 from edgespec.export.storage.layout import LARGE_ALIGN, Stored, WeightLayout
 from edgespec.export.storage.plans import storage_plans
-from edgespec.runtimes.files.manifest import Format, Layout
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Layout
 from tests.conftest import LARGE, TARGET, write_large
 from tests.support import hf
 

@@ -12,7 +12,8 @@ from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.source.source import resolve
-from edgespec.runtimes.files.manifest import FORMATS, Format, Layout, Operators
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import Layout, Operators
 from tests.conftest import DRAFT, TARGET, Written
 from tests.support import hf
 from tests.support.planned import PLANS, with_heads

@@ -16,7 +16,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.planning.memory.passes import model_kv
 from edgespec.reports.proof import check_golden
-from edgespec.runtimes.files.manifest_parts import Attention
+from edgespec.runtimes.files.formats import Attention
 from edgespec.runtimes.options import LoadOptions
 from edgespec.runtimes.ort.native_library import native_library
 from tests.conftest import DRAFT, PROMPTS, TARGET, THREADS, fixed_skip_set

@@ -28,8 +28,9 @@ from edgespec.planning.memory.weights import group_bytes, looked_up, needs, stoc
 from edgespec.planning.speed.traffic import look_bytes, weight_size
 from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.bundle import Bundle
+from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import FORMATS, FileEntry, Format, Manifest, ModelPart, Operators, read_manifest
+from edgespec.runtimes.files.manifest import FileEntry, Manifest, ModelPart, Operators, read_manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.slots.shared import Model

@@ -27,7 +27,8 @@ from edgespec.planning.speed.traffic import (
     look_bytes,
     read_bytes,
 )
-from edgespec.runtimes.files.manifest import Format, HeadGroup, Operators, SkipSetPart
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import HeadGroup, Operators, SkipSetPart
 from tests.support.manifests import FACTS, part
 from tests.support.profiles import passes
 from tests.support.toy import FixedCosts

@@ -22,7 +22,8 @@ from edgespec.planning.speed.traffic import (
     layer_weights,
     read_bytes,
 )
-from edgespec.runtimes.files.manifest import FORMATS, HeadGroup, Manifest, MethodPart
+from edgespec.runtimes.files.formats import FORMATS
+from edgespec.runtimes.files.manifest import HeadGroup, Manifest, MethodPart
 from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import FACTS, manifest, part
 from tests.support.profiles import passes, profile, trial

@@ -23,7 +23,8 @@ from edgespec.planning.speed.costs import assumed
 from edgespec.planning.speed.curves import CURVES
 from edgespec.planning.speed.passes import line, rising
 from edgespec.planning.speed.traffic import kv_token_bytes, layer_weights, read_bytes
-from edgespec.runtimes.files.manifest import FORMATS, Format, MethodPart, ModelPart
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import MethodPart, ModelPart
 from edgespec.runtimes.options import RunOptions
 from tests.support import hf
 from tests.support.assistant import write_assistant, write_target

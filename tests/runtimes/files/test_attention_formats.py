@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS, KeyFormat, KvFormat, ValueFormat
-from edgespec.runtimes.files.manifest import Attention
+from edgespec.runtimes.files.formats import LONGEST_PASS, Attention, KeyFormat, ValueFormat
+from edgespec.runtimes.files.kv import ATTENTION, KvFormat
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.native import NativeSlot
 from tests.support.coded import Prepared, decoded, expected_logits, prepare, random_tokens

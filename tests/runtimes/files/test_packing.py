@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.packing import BLOCK, TILE, Kind, Packed
+from edgespec.runtimes.files.formats import BLOCK, TILE, Kind
+from edgespec.runtimes.files.packing import Packed
 
 KINDS: tuple[Kind, ...] = ("q4", "q4x64", "q8", "c8", "f32")
 PROPERTIES = settings(max_examples=60, deadline=None)

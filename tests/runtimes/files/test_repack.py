@@ -18,7 +18,8 @@ import pytest
 from edgespec.errors import BundleError
 from edgespec.runtimes.files import repack
 from edgespec.runtimes.files.cache import cache_folder, is_gone, set_limit
-from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.files.repack import repacked_bytes, usable_graph
 from tests.conftest import Written
 from tests.support import hf

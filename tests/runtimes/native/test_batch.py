@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS
-from edgespec.runtimes.files.manifest import Attention, Operators
+from edgespec.runtimes.files.formats import LONGEST_PASS, Attention
+from edgespec.runtimes.files.kv import ATTENTION
+from edgespec.runtimes.files.manifest import Operators
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from edgespec.runtimes.slots.shared import Model

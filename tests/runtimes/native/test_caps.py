@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import KeyFormat, KvFormat
+from edgespec.runtimes.files.formats import KeyFormat
+from edgespec.runtimes.files.kv import KvFormat
 from tests.runtimes.native.test_windows import attention, width_of
 from tests.support.native_graph import Floats, Rows
 

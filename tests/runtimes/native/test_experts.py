@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.packing import Kind
+from edgespec.runtimes.files.formats import Kind
 from tests.support.native_graph import Floats, Node, Rows, Weights
 
 pytestmark = pytest.mark.usefixtures("native")

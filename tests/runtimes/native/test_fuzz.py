@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import Format
 from tests.support.native_pass import doctored
 from tests.support.planned import PLANS, with_heads
 

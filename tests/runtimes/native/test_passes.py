@@ -11,7 +11,8 @@ import onnx
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.manifest import FORMATS, Format, Operators
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import Written, use_operators
 from tests.runtimes.native.test_errors import PARENT, PLACE, TOP
 from tests.support.native_pass import Raw, doctored

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.export.quantization.quantizers import levels as quantize
-from edgespec.runtimes.files.packing import Kind
+from edgespec.runtimes.files.formats import Kind
 from edgespec.runtimes.ort.native_library import native_library
 from tests.support.native_graph import Floats, Node, Rows, Weights, levels
 

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from edgespec.export.source.source import resolve
-from edgespec.runtimes.files.manifest import Format, Operators
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS, TARGET, use_operators
 from tests.support.planned import PLANS, Planned, with_heads
 

@@ -17,7 +17,8 @@ from edgespec.export.optimum.graph import ForeignGraph
 from edgespec.export.optimum.model import ForeignModel
 from edgespec.export.optimum.write import HEADROOM, write_foreign
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.runtimes.files.manifest import Format, Graph
+from edgespec.runtimes.files.formats import Format
+from edgespec.runtimes.files.manifest import Graph
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.concat_graph import ConcatPorts
 from edgespec.runtimes.slots.probe import rows_exact

@@ -9,7 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import GreedyTarget, Heads
-from edgespec.runtimes.files.manifest import FORMATS, Format, HeadGroup
+from edgespec.runtimes.files.formats import FORMATS, Format
+from edgespec.runtimes.files.manifest import HeadGroup
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.slot import Slot
 from tests.support.planned import COUNT, CUT_SIZE, GROUPS, MEDUSA, Array, Planned, final, same_kv, text

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from edgespec.errors import SessionError
-from edgespec.runtimes.files.kv import ATTENTION, LONGEST_PASS
+from edgespec.runtimes.files.formats import LONGEST_PASS
+from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot

@@ -9,8 +9,8 @@ import pytest
 
 from edgespec.decoding.target import GreedyTarget, Resume
 from edgespec.errors import InvalidRequest
+from edgespec.runtimes.files.formats import FORMATS, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat
-from edgespec.runtimes.files.manifest import FORMATS, Attention, Format
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model
 from tests.support.coded import Prepared, prepare, random_tokens

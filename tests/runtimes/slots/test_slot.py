@@ -8,8 +8,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from edgespec.runtimes.files.kv import ATTENTION, BLOCK
-from edgespec.runtimes.files.manifest import FORMATS, Attention
+from edgespec.runtimes.files.formats import FORMATS, KV_BLOCK, Attention
+from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.probe import rows_exact
 from edgespec.runtimes.slots.shared import Model
@@ -65,8 +65,12 @@ def test_rows_of_every_length_of_pass_equal_plain_decoding(written: Write, form:
 def test_rows_are_equal_whatever_the_cache_keeps(written: Write, attention: Attention, threads: int) -> None:
     made = written(MODELS[1], "int4")
     model = Model(made.folder, made.part, "native", threads, ATTENTION[attention])
-    slot, tokens = open_slot(model, reserve=1), text(made, 2 * BLOCK + 20)
-    for depth in (0, BLOCK - 3, 2 * BLOCK - 3):  # passes that begin, cross a block, and cross a split of attention
+    slot, tokens = open_slot(model, reserve=1), text(made, 2 * KV_BLOCK + 20)
+    for depth in (
+        0,
+        KV_BLOCK - 3,
+        2 * KV_BLOCK - 3,
+    ):  # passes that begin, cross a block, and cross a split of attention
         past, following = tokens[:depth], tokens[depth : depth + 20]
         plain = one_by_one(slot, past, following)
         for size in (1, 2, 3, 5, 17, 20):

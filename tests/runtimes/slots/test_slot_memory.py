@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import InvalidRequest
-from edgespec.runtimes.files.manifest import FORMATS
+from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.stock import StockSlot

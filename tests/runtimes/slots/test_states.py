@@ -13,8 +13,8 @@ import pytest
 
 from edgespec.decoding.target import SkipSet
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.runtimes.files.kv import LONGEST_PASS, STATE_ROWS, state_bytes
-from edgespec.runtimes.files.manifest import Format
+from edgespec.runtimes.files.formats import LONGEST_PASS, STATE_ROWS, Format
+from edgespec.runtimes.files.kv import state_bytes
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch

@@ -13,8 +13,8 @@ from edgespec.decoding.target import Pass
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.read import read_drafter
 from edgespec.export.source.source import resolve
+from edgespec.runtimes.files.formats import FORMATS, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION
-from edgespec.runtimes.files.manifest import FORMATS, Attention, Format
 from edgespec.runtimes.slots.native import NativeSlot
 from edgespec.runtimes.slots.native_batch import BatchPass, NativeBatch
 from edgespec.runtimes.slots.probe import rows_exact

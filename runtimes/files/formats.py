@@ -1,0 +1,153 @@
+"""The one table of formats: of weights, and of keys and values.  Everybody reads it.
+
+``python -m tools.generate_constants`` writes what C++ and Kotlin need of it into ``native/constants.h`` and Kotlin's
+``Constants.kt``; a test checks that both are current.  CONTRIBUTING says how to add a format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["fp32", "int4", "int4-64", "int8", "w8a8"]
+Kind = Literal["q4", "q4x64", "q8", "c8", "f32"]
+Family = Literal["blocks", "channels", "floats"]
+BLOCK, TILE = 32, 16  # weights of a row that lie together, and of MatMulNBits; rows that lie together
+
+
+@dataclass(frozen=True)
+class FormatSpec:
+    """A weight format.
+
+    Attributes:
+        name: in manifests and options.
+        kind: of its matrices in programs and indices (native/layout.h).
+        number: of ``kind`` in C++.
+        bits: of a weight.
+        size: weights of a row that share a scale; 0 = the whole row, or no scale.
+        verify: time of a native pass over n rows over that of one row, measured (docs/project/measurements.md).
+        stock_verify: the same of stock operators; None = ``ASSUMED_VERIFY``.
+        step: time of a byte of weights over that of one of int4's, native operators.
+        devices: whether graphs for devices have it.
+    """
+
+    name: Format
+    kind: Kind
+    number: int
+    bits: int
+    size: int
+    verify: Mapping[int, float]
+    stock_verify: Mapping[int, float] | None = None
+    step: float = 1.0
+    devices: bool = False
+
+    @property
+    def family(self) -> Family:
+        """Say how it is stored: in blocks with a scale each, with a scale a row, or as float32."""
+        return "blocks" if self.size else "channels" if self.bits == 8 else "floats"
+
+    @property
+    def acts(self) -> Kind:
+        """Name the first kind that multiplies the same activations, scaled by blocks of 32 or 64, or by row."""
+        return self.kind if not self.size else "q4" if self.size == BLOCK else "q4x64"
+
+    @property
+    def level_bytes(self) -> float:
+        """Return bytes of a weight's level."""
+        return self.bits / 8
+
+    @property
+    def stock_scale_bytes(self) -> float:
+        """Return bytes of a weight's share of float32 scales, as MatMulNBits has them: a block of 32."""
+        return 4 / BLOCK if self.size else 0.0
+
+    @property
+    def stock_packed_bytes(self) -> float:
+        """Return bytes of a weight as ONNX Runtime packs it: level, scale, and the sum of its block."""
+        return self.level_bytes + 2 * self.stock_scale_bytes
+
+    @property
+    def native_bits(self) -> float:
+        """Return bits of a weight as native operators have it, with its share of a float16 scale."""
+        return self.bits + (16 / self.size if self.size else 0)
+
+
+# verify: 2 threads, short contexts.  A row of int4-64 takes as long as one of int4, .95 to 1.06, though it reads 17
+# bytes for 32 weights and int4 18
+SPECS: dict[Format, FormatSpec] = {
+    spec.name: spec
+    for spec in (
+        FormatSpec("int4", "q4", 0, 4, 32, {1: 1.0, 2: 1.04, 4: 1.13, 8: 1.64, 16: 3.05}, devices=True),
+        FormatSpec("int4-64", "q4x64", 3, 4, 64, {1: 1.0, 2: 1.02, 4: 1.08, 8: 1.6, 16: 2.84}, step=18 / 17),
+        FormatSpec("int8", "q8", 1, 8, 32, {1: 1.0, 2: 1.08, 4: 1.16, 8: 1.55, 16: 2.2}, devices=True),
+        FormatSpec(
+            "w8a8", "c8", 2, 8, 0, {1: 1.0, 2: 1.04, 4: 1.05, 8: 1.25, 16: 1.75},
+            {1: 1.0, 2: 1.06, 4: 1.2, 8: 1.48, 16: 2.06},
+        ),
+        FormatSpec(
+            "fp32", "f32", 4, 32, 0, {1: 1.0, 2: 1.03, 4: 1.1, 8: 1.45, 16: 2.2},
+            {1: 1.0, 2: 1.13, 4: 1.31, 8: 1.6, 16: 2.3}, devices=True,
+        ),
+    )
+}  # fmt: skip
+FORMATS: tuple[Format, ...] = tuple(SPECS)
+BLOCK_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.size)
+FOUR_BITS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.bits == 4)
+DEVICE_FORMATS: tuple[Format, ...] = tuple(name for name, spec in SPECS.items() if spec.devices)
+KINDS: dict[Kind, FormatSpec] = {spec.kind: spec for spec in SPECS.values()}
+
+
+def listed(names: Iterable[str], word: str = "or") -> str:
+    """Join names in words: "int4, int4-64 or int8"."""
+    *most, last = names
+    return f"{', '.join(most)} {word} {last}" if most else last
+
+
+# -- keys and values -----------------------------------------------------------------------------------------------
+
+KeyFormat = Literal["f32", "f16", "int8", "int4", "nomad1", "nomad2"]
+ValueFormat = Literal["f32", "f16", "int8"]
+Learnt = Literal["int4", "nomad1", "nomad2"]
+Attention = Literal["f32", "f16", "int8", "int4", "nomad", "nomad2"]
+KV_BLOCK = 128  # tokens that lie together
+SINK_ROWS = 16  # the first tokens, whose keys may be kept exactly
+STATE_ROWS = 144  # tokens whose part in a convolution is kept: a pass, and what its first row looks back at
+HELD_BYTES = 64  # at the end of a delta rule's states: how many tokens they hold
+LONGEST_PASS = 128  # rows: what the ring must hold beyond its window, so that a rollback stays a smaller past
+CHECKPOINTS = 4  # of a slot's states, where memory allows
+CENTROIDS = 16  # of a sub-vector of nomad's codes
+WINDOW, SINKS = 64, 4  # newest and first tokens whose keys are exact, where others are coded
+
+
+@dataclass(frozen=True)
+class KeySpec:
+    """A format of keys, or of values.
+
+    Attributes:
+        number: in C++, and in the operator's controls.
+        channel: bytes of one channel of 128 tokens of a head.
+        scales: bytes of their scales.
+        title: in results.
+        learnt: whether its codes are learnt from text at export.
+    """
+
+    number: int
+    channel: int
+    scales: int = 0
+    title: str = ""
+    learnt: bool = False
+
+
+KEYS: dict[KeyFormat, KeySpec] = {
+    "f32": KeySpec(0, 4 * KV_BLOCK),
+    "f16": KeySpec(1, 2 * KV_BLOCK, title="float16"),
+    "int8": KeySpec(2, KV_BLOCK, 4 * KV_BLOCK),
+    "int4": KeySpec(3, KV_BLOCK // 2, learnt=True),
+    "nomad1": KeySpec(4, KV_BLOCK // 2, title="nomad (d_sub 1)", learnt=True),
+    "nomad2": KeySpec(5, KV_BLOCK // 4, title="nomad (d_sub 2)", learnt=True),
+}
+LEARNT: tuple[Learnt, ...] = ("int4", "nomad1", "nomad2")
+NO_KEYS = 6  # the number of no format
+ATTENTIONS: tuple[Attention, ...] = ("f32", "f16", "int8", "int4", "nomad", "nomad2")
+DRAFT_ATTENTIONS: tuple[Attention, ...] = ("int4", "nomad", "nomad2")
