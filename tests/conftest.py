@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,7 @@ from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 from tests.support import arm64, hf
 from tests.support.alone import alone, common
+from tests.support.required import unexpected
 
 settings.register_profile("edgespec", deadline=None)  # no test asserts a time
 settings.load_profile("edgespec")
@@ -113,6 +115,8 @@ class Reference:
     greedy: NDArray[np.int64]
 
 
+SKIPPED = 8  # exit code of a run that skipped what it is there for: none of pytest's own
+
 LONGEST = (
     "lossless/test_architectures.py",
     "runtimes/native/test_kernels.py",
@@ -136,6 +140,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest files first: a file is one process's, and the others must not wait for one that began last."""
     place = {Path(__file__).parent / name: at for at, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(place)))
+
+
+def skipped(reporter: pytest.TerminalReporter) -> Counter[str]:
+    """Count the skipped tests of a run by their reasons."""
+    reports = (report.longrepr for report in reporter.stats.get("skipped", []))
+    return Counter(str(one[2] if isinstance(one, tuple) else one).removeprefix("Skipped: ") for one in reports)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was skipped, and what of it should not have been (``tests/support/required.py``)."""
+    reasons = skipped(terminalreporter)
+    for reason, count in sorted(reasons.items()):
+        terminalreporter.write_line(f"skipped {count}: {reason}")
+    for reason in unexpected(reasons):
+        terminalreporter.write_line(f"failed: {os.environ['EDGESPEC_CI']} must not skip what {reason}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Fail where something was skipped that this run is there for."""
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and unexpected(skipped(reporter)):
+        session.exitstatus = SKIPPED
 
 
 @pytest.fixture(scope="session")

@@ -109,6 +109,7 @@ def test_the_source_archive_is_complete(sdist: Path) -> None:
     assert not [name for name in names if name.endswith((".so", ".dylib", ".pyc", ".onnx"))]
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("native")
 def test_a_wheel_has_the_library_and_no_sources(builder: Path, sdist: Path, tmp_path: Path) -> None:
     wheel = build(builder, sdist, tmp_path / "wheel", CMAKE_ARGS=QUICK)

@@ -36,7 +36,8 @@ ADDED: dict[type[ast.operator], str] = {
     ast.BitAnd: "|", ast.BitOr: "&", ast.MatMult: "*",
 }  # fmt: skip
 OUTSIDE = (ast.Import, ast.ImportFrom, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef, ast.Pass)
-PRELOADED = "numpy", "onnxruntime", "onnx", "tokenizers", "pydantic", "hypothesis", "safetensors", "optuna", "ml_dtypes"
+PRELOADED = ("edgespec", "numpy", "onnxruntime", "onnx", "tokenizers", "pydantic", "hypothesis", "safetensors",
+             "optuna", "ml_dtypes")  # fmt: skip
 
 Change = tuple[int, int, str]  # from, to (in characters), what stands there instead
 

@@ -141,6 +141,7 @@ def test_nothing_leaves_the_device(bundles: Callable[..., Path], tmp_path: Path)
     assert [name for name in left_in(home) if "Microsoft" in name or "onnxruntime" in name] == []
 
 
+@pytest.mark.nightly
 def test_the_library_asks_for_nothing_that_android_lacks(arm_library: Path) -> None:
     said = apk.run("aarch64-linux-gnu-nm", "-D", "--undefined-only", arm_library)
     wanted = re.findall(r" [Uw] (\w+)@(\w+)", said)
@@ -159,6 +160,7 @@ def test_the_library_asks_for_nothing_that_android_lacks(arm_library: Path) -> N
     assert all(one % (1 << 14) == 0 for one in aligned), "phones with pages of 16 KiB do not load it"
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("native")
 def test_an_arm_core_writes_the_tokens_of_this_one(
     arm_library: Path, bundles: Callable[..., Path], tmp_path: Path
@@ -189,12 +191,14 @@ def app(tmp_path_factory: pytest.TempPathFactory, arm_library: Path, bundles: Ca
     return folder / "app.apk"
 
 
+@pytest.mark.nightly
 def test_it_is_signed(app: Path) -> None:
     said = apk.run("apksigner", "verify", "--min-sdk-version", str(apk.MIN_SDK), "-v", app)
     assert said.startswith("Verifies")
     assert "(APK Signature Scheme v2): true" in said
 
 
+@pytest.mark.nightly
 def test_the_manifest_is_the_projects(app: Path) -> None:
     said = apk.run("aapt", "dump", "badging", app)
     assert "package: name='dev.edgespec.app'" in said
@@ -204,6 +208,7 @@ def test_the_manifest_is_the_projects(app: Path) -> None:
     assert "uses-permission" not in said
 
 
+@pytest.mark.nightly
 def test_classes_and_libraries_are_there_and_aligned(app: Path) -> None:
     apk.run("zipalign", "-c", "-p", "4", app)
     with zipfile.ZipFile(app) as packed, app.open("rb") as file:
@@ -224,6 +229,7 @@ def test_classes_and_libraries_are_there_and_aligned(app: Path) -> None:
         assert f"Ldev/edgespec/app/{name};".encode() in dexed
 
 
+@pytest.mark.nightly
 def test_the_bundle_is_in_it_as_it_was_exported(app: Path, bundles: Callable[..., Path], tmp_path: Path) -> None:
     with zipfile.ZipFile(app) as packed:
         names = [name for name in packed.namelist() if name.startswith("assets/bundle/")]

@@ -202,12 +202,6 @@ def test_long_texts(figures: Run, small: Path) -> None:
     assert [turn["reused"] for turn in found["turns"]] == [0, 0, 157, 157]
 
 
-def test_plain(figures: Run, small: Path) -> None:
-    pytest.importorskip("onnxruntime_genai", reason="needs onnxruntime-genai, and a build of the model")
-    with pytest.raises(Exception, match="genai_config"):
-        figures("plain", small, small, "--one", "--pairs", 2)
-
-
 def test_plans(text: Callable[..., str], small: Path) -> None:
     changes: dict[str, Any] = {"CONTEXTS": (128,), "BUDGETS": 1, "LONG": 16, "SHORT": 4}
     short = (small, "--new", 4, "--repeats", 1, "--prompts", 1, "--seconds", 0.1, "--calibrate-on", "golden", "--json")

@@ -1,4 +1,4 @@
-"""Failed tests get a second chance alone, and only failed tests do."""
+"""Failed tests get a second chance alone, and only failed tests do; in CI skipped ones get none."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.required import unexpected
 
 TOOL = Path(__file__).resolve().parents[2] / "tools" / "retest.py"
 
@@ -62,3 +64,10 @@ def test_a_second_chance(tmp_path: Path, names: list[str], code: int, said: list
     assert ran.returncode == code, ran.stdout + ran.stderr
     assert [line for line in said if line not in ran.stdout.splitlines()] == []
     assert bool(said) == ("again, alone" in ran.stdout)
+
+
+def test_a_run_says_what_it_should_not_have_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    skips = {"this kernel has no huge pages": 1, "no strace to see system calls with": 3, "no C++ compiler": 9}
+    for name, found in (("", []), ("run", [*skips][1:]), ("nightly", [*skips][1:]), ("without_compiler", [])):
+        monkeypatch.setenv("EDGESPEC_CI", name)
+        assert unexpected(skips) == found

@@ -175,6 +175,7 @@ def random_bundles(
     return get
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("package, name", OPENED)
 def test_another_program_writes_what_edgespec_writes(
     bundles: Callable[..., Path], random_bundles: Callable[[str], Path], package: str, name: str

@@ -30,7 +30,6 @@ pytestmark = pytest.mark.skipif(not STATE.usable, reason=f"needs device webgpu: 
 
 NAME = "llama_tied_llama3_parameters"
 ARCHITECTURES = [
-    NAME,
     "gemma3_old",
     "gpt2_default",
     "olmo2_gqa_tied",
@@ -106,7 +105,7 @@ def test_a_few_kilobytes_cross(engine: Engine) -> None:
     assert (engine.model.crossed.total - before) / result.stats.rounds < 2048
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", [NAME, *(pytest.param(name, marks=pytest.mark.nightly) for name in ARCHITECTURES)])
 def test_architectures_on_webgpu(
     writer: Callable[..., Written], reference: Callable[[str], Reference], name: str
 ) -> None:

@@ -74,6 +74,7 @@ def plain(engine: Engine) -> dict[str, list[int]]:
 
 
 @half
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [name for name in METHODS if name.split()[0] not in SLOW])
 def test_every_method_writes_plain_decodings_text(engine: Engine, plain: dict[str, list[int]], name: str) -> None:
     for prompt, tokens in plain.items():
@@ -85,6 +86,7 @@ def test_every_method_writes_plain_decodings_text(engine: Engine, plain: dict[st
 
 
 @half
+@pytest.mark.nightly
 def test_rows_have_the_same_bits_in_every_pass(engine: Engine) -> None:
     assert isinstance(engine.model, DeviceModel)
     assert engine.model.precision == "fp16"
@@ -92,6 +94,7 @@ def test_rows_have_the_same_bits_in_every_pass(engine: Engine) -> None:
 
 
 @half
+@pytest.mark.nightly
 def test_passes_equal_transformers(writer: Callable[..., Written], reference: Callable[[str], Reference]) -> None:
     """Prefill, a past, a tree, its accepted path moved, a rollback; transformers' logits, and a fresh prefill's."""
     written, known = writer("stock", NAME, "int8"), reference(NAME)

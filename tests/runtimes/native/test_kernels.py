@@ -176,16 +176,19 @@ def test_numbers_that_are_none_reach_the_logits(program: Program) -> None:
         assert program.run("numbers", EDGESPEC_ISA=isa) == f"ok ({isa})\n"
 
 
+@pytest.mark.nightly
 def test_passes_under_sanitizers(sanitized: dict[str, Program]) -> None:
     assert sanitized["selftest"].run("pass", "brief").startswith("ok")
     assert sanitized["selftest"].run("numbers").startswith("ok")
 
 
+@pytest.mark.nightly
 def test_kernels_under_sanitizers(sanitized: dict[str, Program], hashes: str) -> None:
     for isa in sanitized["selftest"].isas:
         assert sanitized["selftest"].run("hash", isa) == hashes
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name, count", [("fuzz_program", 200), ("fuzz_inputs", 200), ("fuzz_cache", 100)])
 def test_what_strangers_give_under_sanitizers(sanitized: dict[str, Program], name: str, count: int) -> None:
     """Kept inputs, and some that are made up: they run or are refused in words (tests/fuzz/README.md)."""
@@ -193,6 +196,7 @@ def test_what_strangers_give_under_sanitizers(sanitized: dict[str, Program], nam
     assert sanitized[name].run("7", str(count), *kept).startswith(f"ok, {count} inputs and {len(kept)} files, ")
 
 
+@pytest.mark.nightly
 def test_memory_that_fails_is_an_error_in_words(sanitized: dict[str, Program]) -> None:
     """Each allocation and each call of ONNX Runtime fails once: nothing is lost, and the next pass is whole."""
     words = sanitized["fuzz_inputs"].run("memory").split()
@@ -201,6 +205,7 @@ def test_memory_that_fails_is_an_error_in_words(sanitized: dict[str, Program]) -
     assert int(words[4]) > 100
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("arm", ["baseline"], indirect=True)
 def test_baseline_arm_computes_the_same_bits(arm: Program, hashes: str) -> None:
     assert not differences(hashes, arm.run("hash", "neon"))
@@ -254,6 +259,7 @@ def check_figures(found: dict[str, Any], isas: list[str]) -> None:
     assert found["isas"][isas[-1]]["threads"].keys() == {"1", "2"}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("arm", ["dot products"], indirect=True)
 def test_arm_computes_the_same_bits(arm: Program, device: Callable[..., str]) -> None:
     """Emulated, which is 50 times slower: every kernel, and whole passes."""
