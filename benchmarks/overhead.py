@@ -18,7 +18,7 @@ from benchmarks.common import conditions, show
 from edgespec.decoding.loop import decode
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.rows import RowSampler
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.reports.bench import bootstrap
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.opening import open_slot

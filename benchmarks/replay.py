@@ -26,8 +26,8 @@ from edgespec.decoding.loop import decode
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import GreedyTarget, Pass
-from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, measure
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.operators import choose_operators

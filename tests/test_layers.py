@@ -52,7 +52,7 @@ def test_an_export_knows_nothing_of_loops_and_drafters() -> None:
     for module, used in GRAPH.items():
         if house.part(module) == "export":
             # what methods need, and what is timed of a drafter that is imported: no drafter
-            used = used - {"edgespec.drafters.registry", "edgespec.drafters.kinds"}
+            used = used - {"edgespec.drafters.registry", "edgespec.drafters.draft_cache"}
             assert not [other for other in used if house.part(other) in ("drafters", "control", "engine")], module
             assert "edgespec.decoding.loop" not in used
 

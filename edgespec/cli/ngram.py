@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.common import emit_json, json_option, progress, table_console
-from edgespec.drafters.ngram_store.build import MAX_BYTES, build_store, refuse_existing
+from edgespec.drafters.ngram_stores import MAX_BYTES, build_store, refuse_existing
 from edgespec.planning.memory.budget import show_bytes
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from edgespec.drafters.ngram_store.store import StoreFacts
+    from edgespec.drafters.ngram_stores import StoreFacts
 
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _PIECE = 1 << 16  # characters that are tokenized at once, up to the end of a line
@@ -120,7 +120,7 @@ def info(store: Path, as_json: bool) -> None:
     """
     from rich.table import Table
 
-    from edgespec.drafters.ngram_store.store import NGramStore
+    from edgespec.drafters.ngram_stores import NGramStore
 
     facts = NGramStore(store).facts
     if as_json:
@@ -145,7 +145,7 @@ def clear(stores: tuple[Path, ...], as_json: bool) -> None:
     \b
     edgespec ngram clear my-texts.store
     """
-    from edgespec.drafters.ngram_store.store import is_store
+    from edgespec.drafters.ngram_stores import is_store
     from edgespec.errors import StoreError
 
     files = list(dict.fromkeys(stores))

@@ -21,7 +21,7 @@ of the cases, and mostly once a guess was right the next is right more often.  S
 to go.  Caveats: the speed-ups are computed (v(n) = 1 + s (n - 1)), not timed; the default was picked on these very
 texts among some 140 settings, and m and m + 1 are too close to tell apart; GSM8K and HumanEval are written by people.
 
-A store (``ngram_store``) is asked where the text has no guess, or one after a match of one or two tokens shorter than
+A store (``ngram_stores``) is asked where the text has no guess, or one after a match of one or two tokens shorter than
 the store's.
 """
 
@@ -36,8 +36,8 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.text import Text
-from edgespec.drafters.ngram_store.store import NGramStore
-from edgespec.drafters.parts import Parts
+from edgespec.drafters.ngram_stores import NGramStore
+from edgespec.drafters.registry import Parts
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.manifest import MethodPart
 
@@ -126,7 +126,7 @@ class NGram(Drafter):
         text.append(token)
 
     def _match(self, tail: Sequence[int]) -> tuple[int, int]:
-        """(n, key) of the longest indexed key that ends ``tail``; (0, 0) if there is none."""
+        """Find the longest indexed key that ends ``tail`` -> (n, key); (0, 0) if there is none."""
         key, found = 0, (0, 0)
         for n in range(1, min(self.n_max, len(tail)) + 1):
             key |= tail[-n] << (_SHIFT * (n - 1))
@@ -137,7 +137,7 @@ class NGram(Drafter):
         return found
 
     def _likely(self, tail: Sequence[int]) -> int:
-        """The token that mostly followed the end of ``tail``, by the longest key that is sure enough; -1 if none is."""
+        """Find the token that mostly followed the end of ``tail``, by the longest key that is sure enough; else -1."""
         n, key = self._match(tail)
         while n >= self.n_min:
             latest = self._text[self._last[n][key] >> 20]
@@ -152,7 +152,7 @@ class NGram(Drafter):
         return -1
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """A chain whose bucket says where it is from and how sure that is."""
+        """Guess a chain whose bucket says where it is from and how sure that is."""
         self._follow(tokens)
         matched, guesses = self._from_text(budget)
         if self.store is not None and (not guesses or matched <= _SHORT):
@@ -164,7 +164,7 @@ class NGram(Drafter):
         return Proposal(np.array(guesses, np.int64), bucket=bisect_right(_BUCKETS, matched))
 
     def _from_text(self, budget: int) -> tuple[int, list[int]]:
-        """(length of the match, guesses) of the text itself."""
+        """Guess from the text itself -> (length of the match, guesses)."""
         text = self._text
         n, key = self._match(text[-self.n_max :])
         if n == 0:
@@ -184,7 +184,7 @@ class NGram(Drafter):
         return matched, guesses
 
     def _from_store(self, store: NGramStore, beyond: int, budget: int) -> Proposal:
-        """Guesses of the store, if it knows more than the last ``beyond`` tokens: at most two a token matched."""
+        """Guess from the store, if it knows more than the last ``beyond`` tokens: at most two a token matched."""
         tail = self._text[-store.n_max :]
         hit = store.likely(tail, self.share)
         if hit is None or hit.n <= beyond:

@@ -20,14 +20,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import Proposal
-from edgespec.decoding.sampling import SamplingParams, support
+from edgespec.decoding.sampling import support
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import LayeredTarget, Resume
 from edgespec.decoding.text import Prefix
-from edgespec.drafters.parts import Parts
+from edgespec.drafters.draw import Draw, DrawingDrafter
+from edgespec.drafters.registry import Parts
 from edgespec.errors import EdgespecError
 from edgespec.runtimes.files.manifest import MethodPart
 
@@ -35,38 +34,26 @@ _THRESHOLD = 0.6  # of a bundle that names none; the paper finds .4 to .9 about 
 _MOST = 8  # tokens in flight
 
 
-class ParaDecode(Drafter):
+class ParaDecode(DrawingDrafter):
     """Guesses from early exits, with the layers that made them kept for verification.
 
     Args:
         target: the model with the exits.
         exits: after how many layers, ascending.
         threshold: confidence (the largest probability) from which an exit is taken.
-        params: how requests sample; the loop sets it for each (``bind``).
-        noise: likewise.
         most: tokens in flight, whatever the budget.
     """
 
     name = "paradecode"
 
     def __init__(
-        self,
-        target: LayeredTarget,
-        exits: Sequence[int],
-        threshold: float = _THRESHOLD,
-        params: SamplingParams | None = None,
-        noise: Noise | None = None,
-        most: int = _MOST,
+        self, target: LayeredTarget, exits: Sequence[int], threshold: float = _THRESHOLD, most: int = _MOST
     ) -> None:
         self.target, self.exits, self.threshold, self.most = target, tuple(exits), threshold, most
-        self.bind(params or SamplingParams(), noise or Noise())
-
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """Draft as this request samples."""
-        self.params, self.noise = params, noise
+        self.vocab = target.vocab_size
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """The flight: guesses, and the hidden states of their rows before the last layers."""
+        """Guess while exits are sure; the proposal has the hidden states of its rows before the last layers."""
         most, edges = min(budget, self.most), (0, *self.exits)
         segments = len(self.exits)
         # waiting[s]: rows that have run s segments and wait for a row that goes on, oldest first
@@ -89,7 +76,7 @@ class ParaDecode(Drafter):
                 waiting[at + 1] += [out[i : i + 1] for i in range(len(out) - 1)]
                 row = out[-1:]
                 at += 1
-                sure = newest < most and self._ask(at - 1, row, Prefix(tokens, guesses), guesses, probs, len(tokens))
+                sure = newest < most and self._ask(at - 1, row, self.how(tokens), guesses, probs)
             assert row is not None
             waiting[at].append(row)
             if not sure:
@@ -99,64 +86,51 @@ class ParaDecode(Drafter):
         return Proposal(np.array(guesses, np.int64), None, drawn, resume=resume)
 
     def _ask(
-        self,
-        exit_: int,
-        row: NDArray[np.float32],
-        prefix: Sequence[int],
-        guesses: list[int],
-        probs: list[NDArray[np.float64]],
-        committed: int,
+        self, at: int, row: NDArray[np.float32], how: Draw, guesses: list[int], probs: list[NDArray[np.float64]]
     ) -> bool:
         """Ask an exit about the newest row, [1, hidden]; if it is confident, add its guess."""
-        name = f"exit.{self.exits[exit_]}"
-        if self.params.plain_greedy and getattr(self.target, "chooses", False):
-            return self._ask_chosen(name, row, guesses)
-        found = self.target.forward_heads(name, row)
-        assert found.logits is not None
-        logits = found.logits[0, 0]  # [size]
-        best = int(logits.argmax())
-        if not np.isfinite(logits[best]):
+        params, choosing = how.params, getattr(self.target, "chooses", False)
+        best_will_do = choosing and params.plain_greedy
+        found = self.target.forward_heads(f"exit.{self.exits[at]}", row, int(best_will_do))
+        if best_will_do:
+            assert found.best is not None
+            assert found.chance is not None
+            best, chance = int(found.best[0][0, 0, 0]), float(found.chance[0, 0])
+        else:
+            assert found.logits is not None
+            logits = found.logits[0, 0]  # [size]
+            best = int(logits.argmax())
+            chance = 1 / float(np.exp(logits - logits[best]).sum()) if np.isfinite(logits[best]) else np.nan
+            best = best if found.tokens is None else int(found.tokens[best])
+        if not np.isfinite(chance):
             raise EdgespecError("expected finite logits of an exit, got NaN or infinity")
         # confidence is the distribution's, not the drawn guess's: else the offer would depend on the draw
-        if 1 / float(np.exp(logits - logits[best]).sum()) <= self.threshold:
+        if chance <= self.threshold:
             return False
-        if self.params.plain_greedy:
-            guesses.append(best if found.tokens is None else int(found.tokens[best]))
+        if params.plain_greedy:
+            guesses.append(best)
             return True
         if found.tokens is not None:
-            logits = np.full(self.target.vocab_size, -np.inf, np.float32)
+            logits = np.full(self.vocab, -np.inf, np.float32)
+            assert found.logits is not None
             logits[found.tokens] = found.logits[0, 0]
-        choice = support(logits, self.params, prefix)
-        # noise of its own for each round, as in chain.py
-        guesses.append(choice.draw(self.noise, len(prefix), DRAFT + committed if self.params.rejects else TARGET))
-        if self.params.rejects:
-            q = np.zeros(self.target.vocab_size)
+        prefix = Prefix(how.tokens, guesses)
+        choice = support(logits, params, prefix)
+        guesses.append(choice.draw(how.noise, len(prefix), how.stream))
+        if params.rejects:
+            q = np.zeros(self.vocab)
             q[choice.ids] = choice.probs()
             probs.append(q)
         return True
 
-    def _ask_chosen(self, name: str, row: NDArray[np.float32], guesses: list[int]) -> bool:
-        """The same of a target that chooses: what is asked for is the likeliest token and its probability."""
-        found = self.target.forward_heads(name, row, 1)
-        assert found.best is not None
-        assert found.chance is not None
-        chance = float(found.chance[0, 0])
-        if not np.isfinite(chance):
-            raise EdgespecError("expected finite logits of an exit, got NaN or infinity")
-        if chance <= self.threshold:
-            return False
-        guesses.append(int(found.best[0][0, 0, 0]))
-        return True
-
     def step_once(self) -> bool:
-        """The layers below the first exit, and the exit."""
         hidden = self.target.forward_layers(np.zeros(1, np.int64), 0, 0, self.exits[0])
         self.target.forward_heads(f"exit.{self.exits[0]}", hidden)
         return True
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> ParaDecode:
-    """The exits and the threshold that the export found best, unless the request names another one."""
+    """Take the exits and the threshold that the export found best, unless the request names another one."""
     exits = [group.layer for group in parts.manifest.target.heads if group.name in part.heads]
     threshold = options.threshold if options.threshold is not None else part.threshold
     return ParaDecode(parts.target, sorted(exits), _THRESHOLD if threshold is None else threshold)

@@ -18,8 +18,8 @@ from edgespec.decoding.target import Pass
 from edgespec.errors import InvalidRequest, first_line
 
 
-class Custom(Drafter):
-    """A drafter around a caller's proposer.  Whatever it returns is checked: nonsense ends it, not the text.
+class UserDrafter(Drafter):
+    """Wraps a caller's proposer.  Whatever it returns is checked: nonsense ends the proposer, not the text.
 
     Args:
         proposer: the object.
@@ -35,24 +35,22 @@ class Custom(Drafter):
 
     @property
     def wants_hidden(self) -> bool:
-        """If it says so."""
+        """Read the proposer's own ``wants_hidden``; False where it has none."""
         with _contained():
             return bool(getattr(self._own, "wants_hidden", False))
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """How this request samples, for a proposer that wants to know."""
         with _contained():
             if bind := getattr(self._own, "bind", None):
                 bind(params, noise)
 
     def begin(self, tokens: list[int]) -> None:
-        """The prompt, for a proposer that wants it."""
         with _contained():
             if begin := getattr(self._own, "begin", None):
                 begin(list(tokens))
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """The proposer's guesses.
+        """Ask the proposer for guesses.
 
         Raises:
             TypeError, ValueError: they are not guesses.
@@ -74,14 +72,13 @@ class Custom(Drafter):
         return Proposal(np.array(guesses, np.int64)) if guesses else EMPTY
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
-        """Pass the round on."""
         if self._observe is not None:
             with _contained():
                 self._observe(proposal, verdict, output)
 
 
 def proposer_name(proposer: Proposer) -> str:
-    """What a result calls it.
+    """Name a proposer for results.
 
     Raises:
         InvalidRequest: it has a name that cannot be read.
@@ -95,8 +92,10 @@ def proposer_name(proposer: Proposer) -> str:
 
 @contextmanager
 def _contained() -> Iterator[None]:
-    """What a proposer raises is an ``Exception``, so that it costs its guesses alone: ``sys.exit`` in it, a panic of
-    a library.  Ctrl-C goes through, and so does what a handler of a signal raises while the proposer runs.
+    """Turn what a proposer raises into an ``Exception``, so that it costs its guesses alone.
+
+    That is ``sys.exit`` in it, or a panic of a library.  Ctrl-C goes through, and so does what a handler of a signal
+    raises while the proposer runs.
 
     Raises:
         RuntimeError: in place of what is no ``Exception``.
@@ -112,7 +111,7 @@ def _contained() -> Iterator[None]:
 
 
 def _by_a_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal raised it."""
+    """Tell whether a handler of a signal raised it."""
     handlers = {getattr(signal.getsignal(number), "__code__", None) for number in signal.valid_signals()}
     at = error.__traceback__
     while at is not None and at.tb_frame.f_code not in handlers:

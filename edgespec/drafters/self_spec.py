@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import count
 from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import ChoosingTarget, Pass, SelfDraftTarget, SkipSet
-from edgespec.drafters.drawing.chain import draw_chain
-from edgespec.drafters.parts import Parts
+from edgespec.drafters.draw import DrawingDrafter, draw_chain
+from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart, SkipSetPart
 
 # The paper's constants (its section 3.3 and its published configuration).
@@ -25,7 +25,7 @@ _WANTED = 0.9  # acceptance rate to steer to
 _MATCHED_DECAY, _STOP_DECAY = 0.5, 0.9
 
 
-class SelfSpec(Drafter):
+class SelfSpec(DrawingDrafter):
     """Draws chains from the target itself; stops after a guess it is not sure of.
 
     Reads the full model's KV of the committed tokens, and the draft's own for the guesses; the verifying pass
@@ -34,30 +34,17 @@ class SelfSpec(Drafter):
     Args:
         target: the model, whose sub-layers can be left out.
         skip: which.
-        params: how requests sample; the loop sets it for each (``bind``).
-        noise: likewise.
-        gamma_max: longest chain, whatever the budget.
         stop: threshold to start from: draft no further after a guess of a smaller draft probability.
     """
 
     name = "self-spec"
+    gamma_max = 12  # longest chain, whatever the budget
 
-    def __init__(
-        self,
-        target: SelfDraftTarget,
-        skip: SkipSet,
-        params: SamplingParams | None = None,
-        noise: Noise | None = None,
-        gamma_max: int = 12,
-        stop: float = _START,
-    ) -> None:
-        self.target = target
-        self.skip = skip
-        self.gamma_max = gamma_max
+    def __init__(self, target: SelfDraftTarget, skip: SkipSet, stop: float = _START) -> None:
+        self.target, self.skip, self.vocab = target, skip, target.vocab_size
         self.stop = self._first_stop = stop
         self.matched = 0.0  # smoothed acceptance rate, the paper's m
         self._asked = 0
-        self.bind(params or SamplingParams(), noise or Noise())
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
         """Draft as this request samples.
@@ -65,49 +52,41 @@ class SelfSpec(Drafter):
         The threshold is carried across requests, except where that would make a seeded text depend on earlier ones:
         with rejection sampling the length of a draft decides which random numbers are used.
         """
-        self.params, self.noise = params, noise
+        super().bind(params, noise)
         if params.seeded_rejection:
             self.stop, self.matched = self._first_stop, 0.0
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """A chain that ends after the first guess below the threshold."""
+        """Draw a chain that ends after the first guess below the threshold."""
         self._asked = min(budget, self.gamma_max)
-        step, vocab = self._steps(tokens), self.target.vocab_size
-        sure = self._choices(tokens) if getattr(self.target, "chooses", False) else None
-        return draw_chain(step, tokens, self._asked, vocab, self.params, self.noise, self.stop, sure=sure)
-
-    def _choices(self, tokens: list[int]) -> Callable[[int | None], tuple[int, float]]:
-        """The same where the target chooses: a guess -> the likeliest token after it, and its probability."""
-        target, skip = cast(ChoosingTarget, self.target), self.skip
-        offset = 0
-
-        def step(guess: int | None) -> tuple[int, float]:
-            nonlocal offset
-            feed = np.array([tokens[-1] if guess is None else guess], np.int64)  # [1]
-            found = target.forward_skipped_best(feed, offset, skip)
-            assert found.best is not None
-            assert found.chance is not None
-            offset += 1
-            return int(found.best[0][-1]), float(found.chance[-1])
-
-        return step
+        return draw_chain(self._steps(tokens), self.how(tokens), self._asked, self.stop, self._choices(tokens))
 
     def _steps(self, tokens: list[int]) -> Callable[[int | None], NDArray[np.float32]]:
-        """What runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
-        target, skip = self.target, self.skip
-        offset = 0
+        """Give what runs one draft step after the other: a guess (None at first) -> logits float32 [vocab] after it."""
+        run = self._passes(tokens, self.target.forward_skipped)
+        return lambda guess: run(guess).logits[-1]
 
-        def step(guess: int | None) -> NDArray[np.float32]:
-            nonlocal offset
-            feed = np.array([tokens[-1] if guess is None else guess], np.int64)  # [1]
-            logits: NDArray[np.float32] = target.forward_skipped(feed, offset, skip).logits[-1]
-            offset += 1
-            return logits
+    def _choices(self, tokens: list[int]) -> Callable[[int | None], tuple[int, float]] | None:
+        """Do the same where the target chooses: a guess -> the likeliest token after it, and its probability."""
+        if not getattr(self.target, "chooses", False):
+            return None
+        run = self._passes(tokens, cast(ChoosingTarget, self.target).forward_skipped_best)
 
-        return step
+        def choose(guess: int | None) -> tuple[int, float]:
+            found = run(guess)
+            assert found.best is not None
+            assert found.chance is not None
+            return int(found.best[0][-1]), float(found.chance[-1])
+
+        return choose
+
+    def _passes(
+        self, tokens: list[int], forward: Callable[[NDArray[np.int64], int, SkipSet], Pass]
+    ) -> Callable[[int | None], Pass]:
+        offset, skip = count(), self.skip
+        return lambda guess: forward(np.array([tokens[-1] if guess is None else guess], np.int64), next(offset), skip)
 
     def step_once(self) -> bool:
-        """One pass without the skip set."""
         self.target.forward_skipped(np.zeros(1, np.int64), 0, self.skip)
         return True
 
@@ -127,6 +106,6 @@ class SelfSpec(Drafter):
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> SelfSpec:
-    """Drafting with the skip set that the export found."""
+    """Draft with the skip set that the export found."""
     skip = part.skip or SkipSetPart()
     return SelfSpec(parts.target, SkipSet(tuple(skip.attention), tuple(skip.mlp)))

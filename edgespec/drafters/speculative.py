@@ -8,16 +8,12 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.decoding.drafter import Drafter
-from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
-from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import GreedyTarget, Revocable, Target, common_prefix
 from edgespec.decoding.text import Text
-from edgespec.drafters.drawing.chain import draw_chain
-from edgespec.drafters.drawing.tree import draw_tree, rows_of, widths_of
-from edgespec.drafters.parts import Parts
+from edgespec.drafters.draw import Draw, DrawingDrafter, draw_chain, draw_tree, rows_of, widths_of
+from edgespec.drafters.registry import Parts
 from edgespec.runtimes.files.manifest import MethodPart
 
 # Tokens the draft has not seen yet are fed in one pass with the pending one up to this many, because each row also pays
@@ -26,7 +22,7 @@ _FEED = 4
 _BEHIND = 32  # tokens from which on a text that went on without the draft is read by pieces before it guesses
 
 
-class DraftModel(Drafter):
+class Speculative(DrawingDrafter):
     """Draws chains or trees from a draft model.
 
     The draft's slot follows the committed tokens by longest common prefix, so that accepted, refused and never run
@@ -37,29 +33,18 @@ class DraftModel(Drafter):
 
     Args:
         model: the draft.
-        vocab_size: the target's; the draft's may differ from it by padding.
-        params: how requests sample; the loop sets it for each (``bind``).
-        noise: likewise.
-        branch: guesses per node: None or (1,) = a chain, one number = a comb, several = a full tree by depth.
+        vocab: the target's; the draft's may differ from it by padding.
+        branch: guesses per node, see ``draw.widths_of``; None or (1,) = a chain.
     """
 
     name = "speculative"
 
-    def __init__(
-        self,
-        model: Target,
-        vocab_size: int,
-        params: SamplingParams | None = None,
-        noise: Noise | None = None,
-        branch: tuple[int, ...] | None = None,
-    ) -> None:
-        self.model = model
+    def __init__(self, model: Target, vocab: int, branch: tuple[int, ...] | None = None) -> None:
+        self.model, self.vocab, self.branch = model, vocab, branch or (1,)
         if isinstance(model, Revocable):
             model.revocable = True
-        self.vocab_size = vocab_size
         # its likeliest token may not be one of its padding, which the target does not know
-        self._greedy = model if isinstance(model, GreedyTarget) and model.vocab_size <= vocab_size else None
-        self.branch = branch or (1,)
+        self._greedy = model if isinstance(model, GreedyTarget) and model.vocab_size <= vocab else None
         columns: int = getattr(model, "columns", model.vocab_size)
         self._columns: NDArray[np.int64] | None = None  # [columns]: the token of each, where some have none
         if columns < model.vocab_size:
@@ -67,22 +52,15 @@ class DraftModel(Drafter):
             self._columns = np.arange(columns) if named is None else named
         self._least = 0  # tokens that are read by pieces; 0 = the slot may hold another text
         self._text, self._common = Text(), 0  # the slot was found to begin with so many of its tokens
-        self.bind(params or SamplingParams(), noise or Noise())
 
-    def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """Draft as this request samples."""
-        self.params, self.noise = params, noise
-
-    def rows(self, budget: int) -> list[int]:
-        """[budget + 1]: rows of the pass that verifies a proposal of each depth."""
+    def rows(self, budget: int) -> list[int]:  # [budget + 1]
         return rows_of(self.branch, budget)
 
     def begin(self, tokens: list[int]) -> None:
-        """A text, from its beginning or taken up in the middle."""
         self._least, self._text = 0, Text()
 
     def prefill(self, tokens: list[int], most: int) -> int:
-        """Read by pieces; what ``propose`` reads by itself is left to it."""
+        """Read tokens by pieces; what ``propose`` reads by itself is left to it."""
         model = self.model
         if not self._least:
             self._follow(tokens)
@@ -101,7 +79,7 @@ class DraftModel(Drafter):
         return max(left - most, 0)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """A chain or tree; less deep than ``budget`` where the draft's own context ends."""
+        """Draw a chain or tree; less deep than ``budget`` where the draft's own context ends."""
         model = self.model
         length = min(budget, model.context - len(tokens))
         if length < 1:
@@ -113,8 +91,7 @@ class DraftModel(Drafter):
         if not self.caught_up:
             model.prefill(tokens[known:-1])
             known = len(tokens) - 1
-        draw = self._chain if self.branch == (1,) else self._tree
-        return draw(tokens, known, length)
+        return (self._chain if self.branch == (1,) else self._tree)(self.how(tokens), known, length)
 
     def _follow(self, tokens: list[int]) -> int:
         """Crop the slot to what it has in common with all but the pending token; returns how much that is.
@@ -129,39 +106,38 @@ class DraftModel(Drafter):
             self._text = tokens
         return self._common
 
-    def _chain(self, tokens: list[int], known: int, length: int) -> Proposal:
-        """Guesses one below the other; the slot holds ``known`` tokens."""
-        greedy = self._greedy
+    def _chain(self, how: Draw, known: int, length: int) -> Proposal:
+        """Draw guesses one below the other; the slot holds ``known`` tokens."""
+        greedy, owed = self._greedy, list(how.tokens[known:])
 
         def step(guess: int | None) -> NDArray[np.float32]:
-            feed = tokens[known:] if guess is None else [guess]
+            feed = owed if guess is None else [guess]
             return self._run(feed, len(feed))[0]
 
         def best(guess: int | None) -> tuple[int, float]:
             assert greedy is not None
-            feed = np.array(tokens[known:] if guess is None else [guess], np.int64)  # [n]
+            feed = np.array(owed if guess is None else [guess], np.int64)  # [n]
             found = greedy.forward_best(feed).best
             assert found is not None
             greedy.keep(range(len(feed)))
             return int(found[0][-1]), float(found[1][-1])
 
-        likeliest = None if greedy is None else best
-        return draw_chain(step, tokens, length, self.vocab_size, self.params, self.noise, best=likeliest)
+        return draw_chain(step, how, length, choose=None if greedy is None else best)
 
-    def _tree(self, tokens: list[int], known: int, length: int) -> Proposal:
-        """A comb, at the cost of its chain of first choices, or a full tree, whose nodes run again at every depth."""
-        model, comb = self.model, len(self.branch) == 1
+    def _tree(self, how: Draw, known: int, length: int) -> Proposal:
+        """Draw a tree: of siblings at the cost of their chain, or a full one, whose nodes run again at every depth."""
+        model, siblings = self.model, len(self.branch) == 1
         levels = len(widths_of(self.branch, length))
 
         def level(nodes: Sequence[int], guesses: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
             if nodes[0] < 0:
-                feed = tokens[known:]
+                feed = list(how.tokens[known:])
                 # the rows of a tree need a common root: the pending token, which therefore stays out of the slot
-                return self._run(feed, len(feed) - (not comb and levels > 1))
-            if comb:
+                return self._run(feed, len(feed) - (not siblings and levels > 1))
+            if siblings:
                 return self._run([guesses[nodes[0]]], 1)
             above = np.array([-1, *(parent + 1 for parent in parents)], np.int64)  # [1 + guesses]
-            logits = model.forward(np.array([tokens[-1], *guesses], np.int64), above).logits
+            logits = model.forward(np.array([how.tokens[-1], *guesses], np.int64), above).logits
             rows = self._whole(logits[[node + 1 for node in nodes]])
             first, path = nodes[0], [0]
             while first >= 0:
@@ -171,16 +147,16 @@ class DraftModel(Drafter):
                 model.keep(path)
             return rows
 
-        return draw_tree(level, tokens, self.branch, length, self.vocab_size, self.params, self.noise)
+        return draw_tree(level, how, self.branch, length)
 
     def _run(self, feed: Sequence[int], kept: int) -> NDArray[np.float32]:
-        """Logits float32 [1, vocab] after a chain of rows, of which the slot keeps the first ``kept``."""
+        """Run a chain of rows, of which the slot keeps the first ``kept`` -> logits float32 [1, vocab] after it."""
         logits = self.model.forward(np.array(feed, np.int64)).logits[-1:]
         self.model.keep(range(kept))
         return self._whole(logits)
 
     def _whole(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
-        """float32 [r, vocab] of ``logits`` [r, columns]: a token without a column cannot be guessed."""
+        """Spread logits [r, columns] over the vocabulary -> [r, vocab]: no token without a column is guessed."""
         if self._columns is None:
             return logits
         whole = np.full((len(logits), self.model.vocab_size), -np.inf, np.float32)
@@ -188,11 +164,10 @@ class DraftModel(Drafter):
         return whole
 
     def step_once(self) -> bool:
-        """One pass of the draft."""
         self.model.forward(np.zeros(1, np.int64))
         return True
 
 
-def build(parts: Parts, part: MethodPart, options: DraftOptions) -> DraftModel:
-    """Drafting by the bundle's draft model."""
-    return DraftModel(parts.draft("draft"), parts.target.vocab_size, branch=options.branch)
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Speculative:
+    """Draft by the bundle's draft model."""
+    return Speculative(parts.draft("draft"), parts.target.vocab_size, branch=options.branch)

@@ -19,14 +19,13 @@ from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import Pass, ScoringTarget, SelfDraftTarget, SkipSet
-from edgespec.drafters.drawing.comb import SiblingPolicy, draw_comb
-from edgespec.drafters.parts import Parts
+from edgespec.drafters.draw import SiblingPolicy, draw_siblings
+from edgespec.drafters.registry import Parts
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.skip_search.search import OnlineSearch
-from edgespec.drafters.skip_search.store import SkipStore
+from edgespec.drafters.skip_sets import OnlineSearch, SkipStore
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.formulas.cost import CostModel
-from edgespec.runtimes.files.manifest import Manifest, MethodPart, ModelFacts, SkipSetPart
+from edgespec.runtimes.files.manifest import Manifest, MethodPart, SkipSetPart
 
 ROWS, DEPTH = 16, 4  # of one scoring pass: its rows, in chains of this length
 _FRESH = 8  # tokens to be written before the next pass
@@ -48,16 +47,16 @@ class StepCost:
     extra: float = 0.0
 
     def __call__(self, skip: SkipSet) -> float:
-        """Cost of a step with ``skip`` left out."""
+        """Predict the cost of a step with ``skip`` left out."""
         return max(1 - len(skip.attention) * self.attention - len(skip.mlp) * self.mlp + self.extra, 0.02)
 
     def observe(self, skip: SkipSet, cost: float) -> None:
-        """A step with ``skip`` took ``cost``; one that the system interrupted must not count for much."""
+        """Learn that a step with ``skip`` took ``cost``; one that the system interrupted must not count for much."""
         self.extra += 0.1 * min(max(cost - self(skip), -0.2), 0.2)
 
 
 class Swift(SelfSpec):
-    """Draws combs from the target itself with the best skip set known, and looks for a better one as it goes.
+    """Draws from the target itself with the best skip set known, and looks for a better one as it goes.
 
     A seeded text of rejection sampling must not depend on the clock or on earlier requests: it is drafted with the set
     that the search starts from, and nothing is searched.
@@ -68,9 +67,8 @@ class Swift(SelfSpec):
         step_cost: what ``search`` predicts speeds with; learns from the clock.
         costs: the verify curve.
         share: most time that the search may take, as a share of the time of decoding.
-        branch: most guesses per node by depth; siblings are offered where they pay.  None = chains.
+        branch: most guesses per node by depth; siblings are offered where they help.  None = chains.
         store: keeps what was found.
-        params, noise, gamma_max: as for ``SelfSpec``.
         clock: seconds.
 
     Attributes:
@@ -90,9 +88,6 @@ class Swift(SelfSpec):
         share: float = 0.02,
         branch: Sequence[int] | None = None,
         store: SkipStore | None = None,
-        params: SamplingParams | None = None,
-        noise: Noise | None = None,
-        gamma_max: int = 12,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         self.search, self.step_cost, self.costs = search, step_cost, costs
@@ -103,31 +98,32 @@ class Swift(SelfSpec):
         self.decoded_ms = self.search_ms = 0.0
         self.passes = 0
         self._changes = 0  # of the set in use, but for texts that start from the same set every time
-        self._steady = False
+        self._reproducible = False
+        self._siblings = SiblingPolicy((1,))
         self._unit_ms = 0.0  # time of a one-row pass
         self._recent: deque[float] = deque(maxlen=4)  # times of the last scoring passes
         self._prompt = self._scored_at = self._unsaved = 0
-        self._given = StepCost(step_cost.attention, step_cost.mlp)
+        self._first_cost = StepCost(step_cost.attention, step_cost.mlp)
         if store is not None:
             store.load(search)
         self._counted = search.best
-        super().__init__(target, search.best, params, noise, gamma_max)
+        super().__init__(target, search.best)
 
     # -- drafting ----------------------------------------------------------------------------------------------------
 
     def bind(self, params: SamplingParams, noise: Noise) -> None:
-        """Draft as this request samples; a seeded text starts from the same set every time."""
+        """Start from the same set every time where the text is seeded."""
         super().bind(params, noise)
-        self._steady = params.seeded_rejection
-        self._use(self.search.initial if self._steady else self.search.best)
+        self._reproducible = params.seeded_rejection
+        self._use(self.search.initial if self._reproducible else self.search.best)
         if self.branch is None:
             self._siblings = SiblingPolicy((1,))
             return
-        costs = self.costs.given() if self._steady else self.costs
-        step = self._given if self._steady else self.step_cost
+        costs = self.costs.given() if self._reproducible else self.costs
+        step = self._first_cost if self._reproducible else self.step_cost
 
         def price(depth: int, expected: float, rows: int) -> float:
-            """A row is worth what it takes: at the speed of this round, and never less than plain decoding's."""
+            """Price one more row in tokens, at this round's speed or plain decoding's if that is higher."""
             rate = expected / (depth * step(self.skip) + costs.v(depth + 1))
             return max(rate, 1.0) * (costs.v(rows + 1) - costs.v(rows))
 
@@ -135,28 +131,19 @@ class Swift(SelfSpec):
         self._siblings = SiblingPolicy(self.branch, price, least)
 
     def begin(self, tokens: list[int]) -> None:
-        """A request starts; another one may have found something meanwhile."""
+        """Take up what another request may have found meanwhile."""
         self._prompt, self._scored_at = len(tokens), 0
-        if self.store is not None and not self._steady:
+        if self.store is not None and not self._reproducible:
             if self._unsaved:
                 self._save()
             elif self.store.load(self.search):
                 self._use(self.search.best)
 
     def propose(self, tokens: list[int], budget: int) -> Proposal:
-        """A comb whose chain ends after the first guess below the threshold."""
+        """Draw a chain that ends after the first guess below the threshold, and siblings where they help."""
         self._asked = min(budget, self.gamma_max)
-        return draw_comb(
-            self._steps(tokens),
-            tokens,
-            self._asked,
-            self.target.vocab_size,
-            self.params,
-            self.noise,
-            self.stop,
-            self._siblings,
-            self.next_bucket,
-        )
+        steps, how = self._steps(tokens), self.how(tokens)
+        return draw_siblings(steps, how, self._asked, self.stop, self._siblings, self.next_bucket)
 
     def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
         """Move the threshold by what happened to the chain."""
@@ -168,20 +155,20 @@ class Swift(SelfSpec):
 
     @property
     def next_bucket(self) -> int:
-        """A number of the set in use: each has an acceptance of its own."""
-        return 0 if self._steady else self._changes
+        """Number the set in use: each has an acceptance of its own."""
+        return 0 if self._reproducible else self._changes
 
     def _use(self, skip: SkipSet) -> None:
         self.skip = skip
-        if not self._steady and skip != self._counted:
+        if not self._reproducible and skip != self._counted:
             self._counted = skip
             self._changes += 1
 
     # -- searching ---------------------------------------------------------------------------------------------------
 
     def timed(self, proposal: Proposal, time: RoundTime) -> None:
-        """The round is over and its output read: learn what it took, and score a set if there is time for it."""
-        if self._steady or time.shared:
+        """Learn what a round took, now that its output is read, and score a set if there is time for it."""
+        if self._reproducible or time.shared:
             return
         if len(proposal) and self._unit_ms > 0:
             self.step_cost.observe(self.skip, time.draft_ms / proposal.deepest / self._unit_ms)
@@ -196,7 +183,7 @@ class Swift(SelfSpec):
             self._recent.append(taken)
 
     def _may_score(self) -> bool:
-        """Whether there are tokens to score on, room for the rows, and time for it within the budget."""
+        """Tell whether there are tokens to score on, room for the rows, and time for it within the budget."""
         if self.scoring is None:
             return False
         held = len(self.scoring.tokens)
@@ -230,14 +217,12 @@ class Swift(SelfSpec):
         if self.store is not None:
             self.store.save(self.search)
 
-    # -- saying it ---------------------------------------------------------------------------------------------------
-
     @property
     def reason(self) -> str:
-        """What the search has done, in words."""
+        """Say what the search has done."""
         skip, search = self.skip, self.search
         words = f"leaves out {len(skip.attention)} attentions and {len(skip.mlp)} MLPs"
-        if self._steady:
+        if self._reproducible:
             words += ": the set to start from, because the text is seeded"
         elif skip in search.records:
             words += f", predicted {search.speed(skip):.2f}x at matchness {search.acceptance(skip):.2f}"
@@ -247,12 +232,12 @@ class Swift(SelfSpec):
 
     @property
     def search_share(self) -> float:
-        """Time of the search over the time of the rounds; 0 before the first."""
+        """Divide the time of the search by that of the rounds; 0 before the first."""
         return self.search_ms / self.decoded_ms if self.decoded_ms else 0.0
 
 
 def matches(target: ScoringTarget, skip: SkipSet) -> int:
-    """How many of the slot's last ROWS tokens a draft without ``skip`` would have guessed.
+    """Count the slot's last ROWS tokens that a draft without ``skip`` would have guessed.
 
     The text before is cut into chains of DEPTH rows.  Each sees the full model's keys and values of the tokens before
     its first one, and its own: what a draft of that length sees.
@@ -266,13 +251,13 @@ def matches(target: ScoringTarget, skip: SkipSet) -> int:
 
 
 def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
-    """Drafting that starts from the set that the export wrote, or from what was found since."""
+    """Start from the set that the export wrote, or from what was found since."""
     target, manifest = parts.target, parts.manifest
     if not 0 <= options.search <= 1:
         raise InvalidRequest(f"search {options.search}: expected a share of the decoding time, 0 to 1", "0.02 is 2 %")
-    given = part.skip or SkipSetPart()
+    found = part.skip or SkipSetPart()
     last = target.layers - 1
-    inner = [tuple(layer for layer in layers if 0 < layer < last) for layers in (given.attention, given.mlp)]
+    inner = [tuple(layer for layer in layers if 0 < layer < last) for layers in (found.attention, found.mlp)]
     step_cost, costs = _step_cost(manifest), parts.costs()
     search = OnlineSearch(target.layers, SkipSet(*inner), step_cost, costs.v)
     store = SkipStore(manifest, target.model.graph.operators, options.kind)
@@ -280,16 +265,11 @@ def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Swift:
 
 
 def _step_cost(manifest: Manifest) -> StepCost:
-    """What sub-layers save, as the export measured it; else by their weights."""
-    saved = manifest.cost
+    """Read what sub-layers save, as the export measured it; else estimate it by their weights."""
+    saved, facts = manifest.cost, manifest.target.facts
     plain, attention, mlp = (float(saved.get(name, 0)) for name in ("plain_ms", "attention_ms", "mlp_ms"))
-    if plain > 0 and attention + mlp > 0:
-        return StepCost(attention / plain, mlp / plain)
-    return _by_weights(manifest.target.facts)
-
-
-def _by_weights(facts: ModelFacts) -> StepCost:
-    attention = facts.hidden * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
-    mlp = 3 * facts.hidden * facts.intermediate
-    total = facts.layers * (attention + mlp) + facts.hidden * facts.vocab
-    return StepCost(attention / total, mlp / total)
+    if not (plain > 0 and attention + mlp > 0):
+        attention = facts.hidden * facts.head_dim * 2 * (facts.heads + facts.kv_heads)
+        mlp = 3 * facts.hidden * facts.intermediate
+        plain = facts.layers * (attention + mlp) + facts.hidden * facts.vocab
+    return StepCost(attention / plain, mlp / plain)

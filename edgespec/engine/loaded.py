@@ -9,10 +9,10 @@ from pathlib import Path
 
 from edgespec import __version__
 from edgespec.decoding.settings import Settings
-from edgespec.drafters.ngram_store.store import NGramStore
+from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.drafters.proposer import proposer_name
 from edgespec.drafters.registry import complete, native_alone, needing, searching
-from edgespec.drafters.skip_search.store import forget_sets
+from edgespec.drafters.skip_sets import forget_sets
 from edgespec.engine.methods import MethodChoice, check_branch, check_device, choose_method, own_choice
 from edgespec.engine.own_sampling import own_sampling
 from edgespec.engine.pace import Pace

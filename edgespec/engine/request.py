@@ -14,7 +14,7 @@ from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest
 from edgespec.decoding.settings import SHADOW, Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
-from edgespec.drafters.forced import Forced
+from edgespec.drafters.plain import Forced
 from edgespec.drafters.registry import AR, needing
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle

@@ -17,10 +17,9 @@ from edgespec.control.chain import Compose
 from edgespec.decoding.drafter import Drafter, Proposer
 from edgespec.decoding.settings import DraftOptions
 from edgespec.decoding.target import common_prefix
-from edgespec.drafters.ngram_store.store import NGramStore
-from edgespec.drafters.parts import Parts
-from edgespec.drafters.proposer import Custom
-from edgespec.drafters.registry import AR, METHODS
+from edgespec.drafters.ngram_stores import NGramStore
+from edgespec.drafters.proposer import UserDrafter
+from edgespec.drafters.registry import AR, METHODS, Parts
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
 from edgespec.planning.profile.quiet import export_busy
@@ -99,7 +98,7 @@ class Session:
     def own(self, proposer: Proposer, gamma: int | None, adaptive: bool, fallback: bool) -> Drafter:
         """The drafter around a caller's proposer; the last one is kept with what was learned of it."""
         if self._own is None or self._own[0] is not proposer or self._own[1:4] != (gamma, adaptive, fallback):
-            inner = Custom(proposer, self.target.vocab_size)
+            inner = UserDrafter(proposer, self.target.vocab_size)
             drafter = self._controlled(own_choice(inner.name), inner, gamma, fallback) if adaptive else inner
             self._own = proposer, gamma, adaptive, fallback, drafter
         return self._own[4]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from edgespec.drafters.kinds import entries_of
+from edgespec.drafters.draft_cache import draft_cache_of
 from edgespec.drafters.registry import EAGLE, MTP
 from edgespec.errors import ExportError
 from edgespec.export.drafters.drafter import Drafter
@@ -106,7 +106,7 @@ def measure_drafter(
 
 def _times(slot: Slot, target: Slot) -> tuple[float, float]:
     """Milliseconds of a draft step, and of a round's first."""
-    entries = entries_of(target, slot)
+    entries = draft_cache_of(target, slot)
     tries: tuple[Callable[[], object], ...] = entries.try_once, entries.try_first
     found = measure(lambda which: _discard(tries[which]()), (0, 1), 5)
     return found[0], found[1] if entries.try_first() else found[0]

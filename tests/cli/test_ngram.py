@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 import edgespec
 from edgespec.cli.app import cli
-from edgespec.drafters.ngram_store.store import HEADER_BYTES, NGramStore
+from edgespec.drafters.ngram_stores import HEADER_BYTES, NGramStore
 from edgespec.errors import StoreError
 from tests.cli.conftest import Command
 

@@ -16,7 +16,7 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Resume
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel, expected_tokens
 from tests.support.timed_toy import Clock, Guesser, controlled, run
 from tests.support.toy import FixedCosts, Scripted, chain, emitted, hash_logits, hash_target, plain

@@ -22,7 +22,7 @@ from edgespec.decoding.request import DecodeOptions, PassRequest, PrefillRequest
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import HeadTarget
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from tests.control.test_auto import always, three
 from tests.support.reference import FunctionTarget
@@ -67,7 +67,7 @@ def test_a_draft_that_is_taken_up_in_the_middle_reads_by_pieces(around: str) -> 
     """Nothing is drafted for a while; then the draft reads the whole text, so many tokens at a time as it is told."""
     draft, asked, written = Reader(3), list[int](), list[int]()
     prompt = [1] * 150
-    control = Adaptive(DraftModel(draft, 11), CostModel({1: 1.0, 2: 1.01}, 0.01))
+    control = Adaptive(Speculative(draft, 11), CostModel({1: 1.0, 2: 1.01}, 0.01))
     drafter: Drafter = Compose([Scripted(lambda *_: EMPTY), control]) if around == "chain" else control
     if around == "auto":
         drafter = switch = Switch([Candidate("speculative", 2.0, lambda: control)])

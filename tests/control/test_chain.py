@@ -16,10 +16,10 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Resume, SkipSet
-from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.speculative import Speculative
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget
 from tests.support.toy import FixedCosts, Scripted, chain, emitted, hash_logits, hash_target, plain
@@ -172,7 +172,7 @@ def mix(seed: int, model: FunctionTarget) -> list[Drafter]:
         return function(prefix) if sum(prefix) % 3 else other(prefix)
 
     model.draft = draft
-    return [NGram(), SelfSpec(model, SkipSet((0,)), stop=0.3), DraftModel(FunctionTarget(draft, VOCAB), VOCAB)]
+    return [NGram(), SelfSpec(model, SkipSet((0,)), stop=0.3), Speculative(FunctionTarget(draft, VOCAB), VOCAB)]
 
 
 @pytest.mark.parametrize("control", [False, True])

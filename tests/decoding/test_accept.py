@@ -18,7 +18,7 @@ from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import verify
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError, InvalidRequest
 from tests.decoding.test_verify import FixedRows
 from tests.support.reference import FunctionTarget

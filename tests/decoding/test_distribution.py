@@ -20,12 +20,12 @@ from edgespec.decoding.noise import BLOCK, Noise
 from edgespec.decoding.noise import DRAFT as DRAWING
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.proposer import Custom
+from edgespec.drafters.plain import Plain
+from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.skip_search.search import OnlineSearch
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.skip_sets import OnlineSearch
+from edgespec.drafters.speculative import Speculative
 from edgespec.drafters.swift import StepCost, Swift
 from edgespec.formulas.cost import CostModel
 from tests.decoding.test_verify import verify_lossy_example
@@ -43,18 +43,18 @@ Q = _rng.dirichlet(np.ones(VOCAB), VOCAB)
 DRAFTERS: dict[str, Callable[[TableTarget], Drafter]] = {
     "ar": lambda target: Plain(),
     "ngram": lambda target: NGram(),
-    "draft model": lambda target: DraftModel(TableTarget(DRAFT), VOCAB),
+    "draft model": lambda target: Speculative(TableTarget(DRAFT), VOCAB),
     "self-spec": lambda target: SelfSpec(target, SkipSet((0,)), stop=0.5),
     "swift chain": lambda target: swift(target, (1,)),
     "swift with siblings": lambda target: swift(target, None),
     "chain of drafters": lambda target: Compose([NGram(), swift(target, (2,))]),
-    "own proposer": lambda target: Custom(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
-    "comb": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(2,)),
-    "full tree": lambda target: DraftModel(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
-    "cut head": lambda target: DraftModel(CutTarget(DRAFT, [3, 0, 1]), VOCAB),
-    "comb of a cut head": lambda target: DraftModel(CutTarget(DRAFT, [3, 0, 1]), VOCAB, branch=(2,)),
+    "own proposer": lambda target: UserDrafter(SimpleNamespace(propose=lambda tokens, budget: [2, 1]), VOCAB),
+    "comb": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)),
+    "full tree": lambda target: Speculative(TableTarget(DRAFT), VOCAB, branch=(3, 2)),
+    "cut head": lambda target: Speculative(CutTarget(DRAFT, [3, 0, 1]), VOCAB),
+    "comb of a cut head": lambda target: Speculative(CutTarget(DRAFT, [3, 0, 1]), VOCAB, branch=(2,)),
     "adaptive comb": lambda target: Adaptive(
-        DraftModel(TableTarget(DRAFT), VOCAB, branch=(2,)), CostModel({1: 1, 2: 1.1}, 0.1), 2
+        Speculative(TableTarget(DRAFT), VOCAB, branch=(2,)), CostModel({1: 1, 2: 1.1}, 0.1), 2
     ),
     "tree without replacement": lambda target: SampledTree(Q, [3, 2], False),
 }

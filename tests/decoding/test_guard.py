@@ -13,7 +13,7 @@ from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Resume
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.errors import EdgespecError
 from tests.decoding.test_loop import VOCAB, truth_of
 from tests.support.reference import FunctionTarget

@@ -14,7 +14,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.request import DecodeOptions, Round
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.errors import InvalidRequest
 from tests.support.reference import FunctionTarget
 from tests.support.toy import Scripted, chain, emitted, hash_logits, hash_target, plain, random_tree

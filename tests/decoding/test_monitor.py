@@ -21,7 +21,7 @@ from edgespec.decoding.settings import SHADOW
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass
 from edgespec.decoding.verify import verify
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.engine.engine import STATS_EVERY, Engine
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel

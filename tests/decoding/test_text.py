@@ -21,10 +21,10 @@ from edgespec.decoding.sampling import SamplingParams, adjusted
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import SkipSet, common_prefix
 from edgespec.decoding.text import Prefix, Text, different
-from edgespec.drafters.ar import Plain
 from edgespec.drafters.ngram import NGram
+from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.speculative import Speculative
 from tests.support.reference import FunctionTarget
 from tests.support.toy import emitted
 
@@ -67,9 +67,9 @@ def near(prefix: tuple[int, ...]) -> NDArray[np.float32]:
 
 
 DRAFTERS: dict[str, Callable[[FunctionTarget], Drafter]] = {
-    "chain": lambda target: DraftModel(FunctionTarget(near, VOCAB, 2048), VOCAB),
-    "comb": lambda target: DraftModel(FunctionTarget(near, VOCAB, 2048), VOCAB, branch=(2,)),
-    "tree": lambda target: DraftModel(FunctionTarget(near, VOCAB, 2048), VOCAB, branch=(3, 2)),
+    "chain": lambda target: Speculative(FunctionTarget(near, VOCAB, 2048), VOCAB),
+    "comb": lambda target: Speculative(FunctionTarget(near, VOCAB, 2048), VOCAB, branch=(2,)),
+    "tree": lambda target: Speculative(FunctionTarget(near, VOCAB, 2048), VOCAB, branch=(3, 2)),
     "self-spec": lambda target: SelfSpec(target, SkipSet((0,), ())),
     "ngram": lambda target: NGram(),
 }

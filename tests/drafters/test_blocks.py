@@ -13,17 +13,17 @@ from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.draft_decoder import DraftDecoder
-from edgespec.drafters.entries import FIRST_ROWS
+from edgespec.drafters.draft_cache import FIRST_ROWS
+from edgespec.drafters.hidden_state import HiddenStateDrafter
 from tests.support.toy import naive_distribution
 from tests.support.toy_drafter import HIDDEN, TAPS, VOCAB, TappedToy, ToySlot, block_guesses, named, rounds
 
 PROMPT, BLOCK = [3, 1, 4, 1, 5, 9, 2, 6, 5, 8], 5
 
 
-def made(known: list[int] | None = None) -> tuple[TappedToy, Any, DraftDecoder]:
+def made(known: list[int] | None = None) -> tuple[TappedToy, Any, HiddenStateDrafter]:
     target, slot = TappedToy(), ToySlot(BLOCK, known)
-    return target, slot, DraftDecoder(target, slot)  # type: ignore[arg-type]
+    return target, slot, HiddenStateDrafter(target, slot)  # type: ignore[arg-type]
 
 
 def proposed(known: list[int] | None, params: SamplingParams, budget: int) -> Proposal:

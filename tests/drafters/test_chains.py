@@ -13,10 +13,10 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, SkipSet
-from edgespec.drafters.ar import Plain
-from edgespec.drafters.drawing.chain import draw_chain
+from edgespec.drafters.draw import Draw, draw_chain
+from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.speculative import Speculative
 from edgespec.errors import EdgespecError
 from tests.support.reference import FunctionTarget
 from tests.support.toy import emitted, hash_logits, hash_target, plain
@@ -34,7 +34,7 @@ def pair(kind: str, seed: int, draft_seed: int | None = None) -> tuple[FunctionT
 
     target = FunctionTarget(function, VOCAB, draft=draft)
     if kind == "draft model":
-        return target, DraftModel(FunctionTarget(draft, VOCAB), VOCAB)
+        return target, Speculative(FunctionTarget(draft, VOCAB), VOCAB)
     return target, SelfSpec(target, SkipSet((0,), ()), stop=0.0)
 
 
@@ -82,7 +82,7 @@ def test_coupled_drafts_are_accepted_more_often_than_chance() -> None:
 
 def test_the_draft_runs_no_guess_that_nobody_needs_and_catches_up_in_one_pass() -> None:
     model = FunctionTarget(hash_logits(1, VOCAB), VOCAB)
-    drafter = DraftModel(model, VOCAB)
+    drafter = Speculative(model, VOCAB)
     tokens = [1, 2, 3, 4, 5, 6, 7]
     guesses = drafter.propose(tokens, 3).tokens.tolist()
     assert guesses == plain(hash_logits(1, VOCAB), VOCAB, tokens, 3)
@@ -100,7 +100,7 @@ def test_the_draft_runs_no_guess_that_nobody_needs_and_catches_up_in_one_pass() 
 
 def test_the_drafts_own_context_ends_the_draft() -> None:
     model = FunctionTarget(hash_logits(1, VOCAB), VOCAB, context=10)
-    drafter = DraftModel(model, VOCAB)
+    drafter = Speculative(model, VOCAB)
     assert [len(drafter.propose([1] * n, 4)) for n in (5, 6, 7, 9, 10, 30)] == [4, 4, 3, 1, 0, 0]
     target, stats = hash_target(2), Stats()
     text = [t for r in decode(target, drafter, [1, 2], DecodeOptions(30, 4), stats) for t in r.tokens]
@@ -113,7 +113,7 @@ def test_the_drafts_own_context_ends_the_draft() -> None:
 def test_a_vocabulary_that_differs_by_padding_is_cropped_or_padded(padding: int, acceptance: str) -> None:
     size = VOCAB + padding
     model = FunctionTarget(lambda prefix: np.arange(size, dtype=np.float32), size)
-    drafter = DraftModel(model, VOCAB)
+    drafter = Speculative(model, VOCAB)
     params = SamplingParams(1.0, seed=1, acceptance=acceptance)  # type: ignore[arg-type]
     drafter.bind(params, Noise(1))
     proposal = drafter.propose([1, 2], 4)
@@ -129,7 +129,7 @@ def test_a_vocabulary_that_differs_by_padding_is_cropped_or_padded(padding: int,
 
 def test_q_is_what_the_guess_was_drawn_from_with_its_prefix() -> None:
     function = hash_logits(4, VOCAB)
-    drafter = DraftModel(FunctionTarget(function, VOCAB), VOCAB)
+    drafter = Speculative(FunctionTarget(function, VOCAB), VOCAB)
     params = SamplingParams(0.7, top_k=5, repetition_penalty=1.5, seed=2)
     drafter.bind(params, Noise(2))
     proposal = drafter.propose([1, 2, 3], 4)
@@ -143,7 +143,7 @@ def test_q_is_what_the_guess_was_drawn_from_with_its_prefix() -> None:
 
 def test_a_position_drafted_again_gets_new_noise() -> None:
     flat = FunctionTarget(lambda prefix: np.zeros(VOCAB, np.float32), VOCAB)
-    drafter = DraftModel(flat, VOCAB)
+    drafter = Speculative(flat, VOCAB)
     drafter.bind(SamplingParams(1.0, seed=1), Noise(1))
     first = drafter.propose([1, 2], 8).tokens.tolist()
     assert drafter.propose([1, 2], 8).tokens.tolist() == first
@@ -155,7 +155,7 @@ def test_a_draft_that_yields_nan_is_dropped() -> None:
     for sampling in (SamplingParams(), SamplingParams(1.0, seed=1)):
         stats = Stats()
         options = DecodeOptions(6, 3, sampling=sampling)
-        text = [t for r in decode(hash_target(1), DraftModel(broken, VOCAB), [1], options, stats) for t in r.tokens]
+        text = [t for r in decode(hash_target(1), Speculative(broken, VOCAB), [1], options, stats) for t in r.tokens]
         assert text == emitted(hash_target(1), Plain(), [1], options)
         assert "finite" in str(stats.dropped_reason)
 
@@ -172,7 +172,6 @@ def test_a_self_draft_stops_after_a_guess_it_is_not_sure_of() -> None:
     target.prefill([1, 1, 1])
     assert SelfSpec(target, SkipSet()).propose([1, 1, 1, 1], 8).tokens.tolist() == [4, 5, 6]
     assert len(SelfSpec(target, SkipSet(), stop=0.0).propose([1, 1, 1, 1], 8)) == 8
-    assert len(SelfSpec(target, SkipSet(), gamma_max=2).propose([1, 1, 1, 1], 8)) == 2
     assert target.tokens == [1, 1, 1]
     target.skipped = 0
     SelfSpec(target, SkipSet(), stop=0.0).propose([1, 1, 1, 1], 5)
@@ -221,14 +220,10 @@ def test_greedy_guesses_come_from_the_likeliest_token_or_its_probability() -> No
     def step(last: int | None) -> np.ndarray:
         raise AssertionError("no logits are needed")
 
-    how = step, [5], 3, VOCAB, SamplingParams(), Noise(0)
-    assert draw_chain(*how, best=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
+    how = Draw([5], VOCAB, SamplingParams(), Noise(0)), 3
+    assert draw_chain(step, *how, choose=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
     assert asked == [None, 1, 2]
-    assert draw_chain(*how, stop=0.4, sure=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
-    assert draw_chain(*how, stop=0.6, sure=lambda last: ask(last, 0.5)).tokens.tolist() == [1]
+    assert draw_chain(step, *how, stop=0.4, choose=lambda last: ask(last, 0.5)).tokens.tolist() == [1, 2, 3]
+    assert draw_chain(step, *how, stop=0.6, choose=lambda last: ask(last, 0.5)).tokens.tolist() == [1]
     with pytest.raises(EdgespecError, match="finite"):
-        draw_chain(*how, best=lambda last: ask(last, np.nan))
-    with pytest.raises(EdgespecError, match="finite"):
-        draw_chain(*how, sure=lambda last: ask(last, np.nan))
-    logits = np.eye(VOCAB, dtype=np.float32)[4]  # best is not asked where the draft may stop; softmax here .21
-    assert draw_chain(lambda _: logits, *how[1:], stop=0.5, best=lambda last: ask(last, 0.5)).tokens.tolist() == [4]
+        draw_chain(step, *how, choose=lambda last: ask(last, np.nan))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from edgespec.decoding.noise import DRAFT, TARGET, Noise
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.sampling import SamplingParams, adjusted, distribution
-from edgespec.drafters.drawing.comb import MOST_NODES, SiblingPolicy, draw_comb, paper_width
+from edgespec.drafters.draw import MOST_SIBLING_NODES, Draw, SiblingPolicy, draw_siblings, paper_width
 from edgespec.errors import EdgespecError
 
 VOCAB, BUCKET = 12, 3
@@ -68,7 +68,9 @@ class Comb:
         taken = [0] * len(self.levels)
         rows = 1 + len(self.levels)
         for gain, depth in sorted(offers, reverse=True):
-            if rows > MOST_NODES or (policy.price is not None and gain <= policy.price(len(taken), expected, rows)):
+            if rows > MOST_SIBLING_NODES or (
+                policy.price is not None and gain <= policy.price(len(taken), expected, rows)
+            ):
                 break
             taken[depth] += 1
             rows += 1
@@ -88,7 +90,7 @@ def draw(
         chain = [*PREFIX, *(token for token in steps if token is not None)]
         return np.append(row(seed, chain), np.array([90, 91], np.float32))
 
-    return draw_comb(step, PREFIX, length, VOCAB, params, Noise(seed), stop, policy, BUCKET), steps
+    return draw_siblings(step, Draw(PREFIX, VOCAB, params, Noise(seed)), length, stop, policy, BUCKET), steps
 
 
 def price(depth: int, expected: float, rows: int) -> float:
@@ -136,7 +138,9 @@ def test_the_papers_widths() -> None:
 
 
 def halves(length: int, stop: float, policy: SiblingPolicy, logits: NDArray[np.float32] = HALF) -> Proposal:
-    return draw_comb(lambda token: logits, PREFIX, length, len(logits), SamplingParams(), Noise(1), stop, policy)
+    return draw_siblings(
+        lambda token: logits, Draw(PREFIX, len(logits), SamplingParams(), Noise(1)), length, stop, policy
+    )
 
 
 def test_a_row_must_gain_more_than_it_costs() -> None:
@@ -163,7 +167,7 @@ def test_what_a_row_costs_is_asked_for_the_whole_chain() -> None:
 def test_a_comb_stops_where_it_is_unsure_and_has_an_end() -> None:
     assert len(halves(5, 0.5, SiblingPolicy((1,)))) == 5  # as sure as it must be
     assert len(halves(5, 0.501, SiblingPolicy((1,)))) == 1
-    assert len(halves(8, 0.0, SiblingPolicy((10,)), np.zeros(40, np.float32))) == MOST_NODES == 32
+    assert len(halves(8, 0.0, SiblingPolicy((10,)), np.zeros(40, np.float32))) == MOST_SIBLING_NODES == 32
     assert halves(0, 0.0, SiblingPolicy((2,))) is EMPTY
 
 

@@ -188,7 +188,7 @@ def test_plain_rounds_between(original: Made, every: int) -> None:
 
 
 def test_more_plain_rounds_than_taps_are_kept(original: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edgespec.drafters.draft_decoder.MOST_OWED", 4)
+    monkeypatch.setattr("edgespec.drafters.hidden_state.MOST_OWED", 4)
     recorder = original.recorder()
     original.write(recorder, prompt(6), 30, Sometimes(recorder, 13))
     original.check(recorder, 4)
@@ -260,7 +260,7 @@ def test_a_drafter_that_fails_costs_no_text(original: Made) -> None:
     """NaN in what was tapped: decoding goes on plainly, and the next request drafts again."""
     recorder = original.recorder()
     expected = original.write(recorder, prompt(8), 12)
-    recorder._taps = np.full_like(recorder._taps, np.nan)
+    recorder._states = np.full_like(recorder._states, np.nan)
     spoiled, whole = original.recorder(), original.recorder()
     absorb = spoiled.absorb
     spoiled.absorb = lambda first, taps: absorb(first, taps * np.nan)  # type: ignore[method-assign]

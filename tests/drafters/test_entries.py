@@ -12,17 +12,17 @@ from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import EMPTY, Proposal
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.draft_decoder import MOST_OWED, ROUND, DraftDecoder
-from edgespec.drafters.entries import FIRST_ROWS
+from edgespec.drafters.draft_cache import FIRST_ROWS
+from edgespec.drafters.hidden_state import MOST_OWED, ROUND, HiddenStateDrafter
 from tests.support.toy import plain
 from tests.support.toy_drafter import TAPS, VOCAB, TappedToy, ToySlot, embedded, likely, named, rounds
 
 PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 8]
 
 
-def made(branch: tuple[int, ...] | None = None) -> tuple[TappedToy, Any, DraftDecoder]:
+def made(branch: tuple[int, ...] | None = None) -> tuple[TappedToy, Any, HiddenStateDrafter]:
     target, slot = TappedToy(), ToySlot()
-    return target, slot, DraftDecoder(target, slot, branch=branch)  # type: ignore[arg-type]
+    return target, slot, HiddenStateDrafter(target, slot, branch=branch)  # type: ignore[arg-type]
 
 
 def entries(text: list[int], count: int) -> list[list[float]]:
@@ -51,7 +51,7 @@ def test_after_every_round_entries_are_the_texts(branch: tuple[int, ...] | None)
 class Resting(Wrapper):
     """Guesses in the first rounds, and once after so many others; notes whether that took no more than usual."""
 
-    def __init__(self, inside: DraftDecoder, rest: int, before: int = 0) -> None:
+    def __init__(self, inside: HiddenStateDrafter, rest: int, before: int = 0) -> None:
         super().__init__([inside])
         self.before, self.rest, self.round, self.found = before, rest, -1, list[bool]()
 

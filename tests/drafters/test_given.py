@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from edgespec.drafters.given import Given
+from edgespec.drafters.draft_cache import InputRows
 from tests.support.toy_drafter import HIDDEN, TappedToy, embedded
 
 COLUMNS = HIDDEN + 4
@@ -14,7 +14,7 @@ COLUMNS = HIDDEN + 4
 def test_rows_are_embeddings_and_what_stands_beside_them() -> None:
     """In the order of the tokens, however often one is among them; zeros where nothing stands."""
     target = TappedToy()
-    given = Given(target, COLUMNS, HIDDEN)
+    given = InputRows(target, COLUMNS, HIDDEN)
     for tokens in ([4, 1, 4], [7], [1, 7, 2, 1]):
         for width in (0, 1, 4):
             state = np.random.default_rng(width).standard_normal((len(tokens), width)).astype(np.float32)
@@ -27,15 +27,15 @@ def test_rows_are_embeddings_and_what_stands_beside_them() -> None:
 
 def test_one_state_beside_all_rows() -> None:
     state = np.array([[5, 6]], np.float32)
-    assert Given(TappedToy(), COLUMNS, HIDDEN)([4, 1], state)[:, HIDDEN:].tolist() == [[5, 6, 0, 0]] * 2
+    assert InputRows(TappedToy(), COLUMNS, HIDDEN)([4, 1], state)[:, HIDDEN:].tolist() == [[5, 6, 0, 0]] * 2
 
 
 def test_embeddings_that_are_kept_take_no_more_than_their_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Room for five: where more might come, none is kept, and what is needed again is asked for again."""
-    monkeypatch.setattr("edgespec.drafters.given.KEPT", 5 * HIDDEN * 4)
+    monkeypatch.setattr("edgespec.drafters.draft_cache.EMBEDDING_BYTES", 5 * HIDDEN * 4)
     target = TappedToy()
-    given, state = Given(target, HIDDEN, HIDDEN), np.zeros((1, 0), np.float32)
+    given, state = InputRows(target, HIDDEN, HIDDEN), np.zeros((1, 0), np.float32)
     for tokens in ([0, 1, 2], [3], [0], [4], [0], [5], [6, 7], [0, 5]):
         assert given(tokens, state).tolist() == [embedded(token).tolist() for token in tokens]
-        assert len(given._embedded) <= 5
+        assert len(given._token_embeddings) <= 5
     assert target.asked == [0, 1, 2, 3, 4, 0, 5, 6, 7, 0, 5]

@@ -14,8 +14,7 @@ from edgespec.decoding.loop import decode
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.blockwise import Blockwise
-from edgespec.drafters.medusa import Medusa
+from edgespec.drafters.heads import Blockwise, Medusa
 from edgespec.drafters.paradecode import ParaDecode
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import chain

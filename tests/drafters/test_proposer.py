@@ -18,7 +18,7 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.settings import Settings
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, Resume
-from edgespec.drafters.proposer import Custom
+from edgespec.drafters.proposer import UserDrafter
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
@@ -44,7 +44,7 @@ class Fixed:
 
 def run(proposer: Any, seed: int = 1, new: int = 40) -> Stats:
     stats = Stats()
-    found = [t for r in decode(hash_target(seed), Custom(proposer, VOCAB), [1], DecodeOptions(new, 4), stats)
+    found = [t for r in decode(hash_target(seed), UserDrafter(proposer, VOCAB), [1], DecodeOptions(new, 4), stats)
              for t in r.tokens]  # fmt: skip
     assert found == plain(hash_logits(seed, VOCAB), VOCAB, [1], new)
     return stats
@@ -177,7 +177,7 @@ def test_it_cannot_touch_the_text() -> None:
             return [1]
 
     assert run(Vandal()).dropped_reason is None
-    assert Custom(Vandal(), VOCAB).name == "vandal"
+    assert UserDrafter(Vandal(), VOCAB).name == "vandal"
 
 
 def test_it_is_told_what_any_drafter_is_told() -> None:
@@ -216,7 +216,7 @@ def test_many_random_proposers() -> None:
 @pytest.mark.parametrize("more", [{}, {"cheap": False, "wants_hidden": True}, {"cheap": 1, "wants_hidden": 0}])
 def test_what_it_says_of_itself(more: dict[str, Any]) -> None:
     """Its guesses cost nothing and it wants no hidden states, unless it says so."""
-    proposer = Custom(type("Says", (Fixed,), more)([1]), VOCAB)
+    proposer = UserDrafter(type("Says", (Fixed,), more)([1]), VOCAB)
     assert (proposer.cheap, proposer.wants_hidden) == (bool(more.get("cheap", 1)), bool(more.get("wants_hidden", 0)))
 
 

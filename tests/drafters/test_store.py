@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from edgespec.decoding.request import DecodeOptions
 from edgespec.drafters.ngram import NGram
-from edgespec.drafters.ngram_store.build import build_store
-from edgespec.drafters.ngram_store.store import ENTRY_BYTES, HEADER_BYTES, Hit, NGramStore
+from edgespec.drafters.ngram_stores import ENTRY_BYTES, HEADER_BYTES, Hit, NGramStore, build_store
 from edgespec.errors import StoreError
 from tests.support.toy import emitted, hash_logits, hash_target, plain
 

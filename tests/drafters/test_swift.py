@@ -18,9 +18,9 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.stats import Stats
 from edgespec.decoding.target import Pass, ScoringTarget, SkipSet
-from edgespec.drafters.ar import Plain
-from edgespec.drafters.drawing.comb import paper_width
-from edgespec.drafters.skip_search.search import OnlineSearch
+from edgespec.drafters.draw import paper_width
+from edgespec.drafters.plain import Plain
+from edgespec.drafters.skip_sets import OnlineSearch
 from edgespec.drafters.swift import DEPTH, ROWS, StepCost, Swift, matches
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import CostModel

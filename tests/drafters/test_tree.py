@@ -16,9 +16,9 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import MOST_NODES, DraftOptions, Settings
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.ar import Plain
-from edgespec.drafters.drawing.tree import rows_of, widths_of
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.draw import rows_of, widths_of
+from edgespec.drafters.plain import Plain
+from edgespec.drafters.speculative import Speculative
 from edgespec.errors import EdgespecError, InvalidRequest
 from edgespec.formulas.cost import CostModel
 from tests.drafters.test_chains import VOCAB, pair
@@ -34,8 +34,8 @@ RULES = (
 )
 
 
-def drafter(branch: tuple[int, ...], seed: int = 1) -> DraftModel:
-    return DraftModel(FunctionTarget(hash_logits(seed, VOCAB), VOCAB), VOCAB, branch=branch)
+def drafter(branch: tuple[int, ...], seed: int = 1) -> Speculative:
+    return Speculative(FunctionTarget(hash_logits(seed, VOCAB), VOCAB), VOCAB, branch=branch)
 
 
 def levels(proposal: Proposal) -> list[list[int]]:
@@ -53,8 +53,8 @@ def test_greedy_and_coupled_text_is_plain_text(branch: tuple[int, ...]) -> None:
             options = DecodeOptions(new, gamma, eos, sampling)
             wanted = emitted(hash_target(seed), Plain(), [1, 2], options)
             target, chain = pair("draft model", seed, seed + 1000)
-            assert isinstance(chain, DraftModel)
-            tree, stats = DraftModel(chain.model, VOCAB, branch=branch), Stats()
+            assert isinstance(chain, Speculative)
+            tree, stats = Speculative(chain.model, VOCAB, branch=branch), Stats()
             found = [t for r in decode(target, tree, [1, 2], options, stats) for t in r.tokens]
             assert found == wanted
             assert stats.dropped_reason is None
@@ -68,8 +68,8 @@ def test_a_tree_accepts_more_than_its_chain() -> None:
         stats = Stats()
         for seed in range(60):
             target, chain = pair("draft model", seed, seed + 1000)
-            assert isinstance(chain, DraftModel)
-            tree = DraftModel(chain.model, VOCAB, branch=branch)
+            assert isinstance(chain, Speculative)
+            tree = Speculative(chain.model, VOCAB, branch=branch)
             list(decode(target, tree, [1, 2], DecodeOptions(30, 3), stats))
         accepted[branch] = stats.tokens_per_round
     assert accepted[1,] < accepted[2,] < accepted[3, 2, 1]
@@ -78,7 +78,7 @@ def test_a_tree_accepts_more_than_its_chain() -> None:
 def test_a_comb_hangs_on_the_chain_of_first_choices_and_runs_no_more_than_it() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7]
     model = FunctionTarget(hash_logits(1, VOCAB), VOCAB)
-    tree = DraftModel(model, VOCAB, branch=(3,)).propose(tokens, 4)
+    tree = Speculative(model, VOCAB, branch=(3,)).propose(tokens, 4)
     first = plain(hash_logits(1, VOCAB), VOCAB, tokens, 4)
     assert tree.parents is not None
     assert tree.parents.tolist() == [-1, -1, -1, 0, 0, 0, 3, 3, 3, 6, 6, 6]
@@ -91,7 +91,7 @@ def test_a_comb_hangs_on_the_chain_of_first_choices_and_runs_no_more_than_it() -
 def test_a_full_tree_runs_once_a_level_and_leaves_its_first_choices_in_the_slot() -> None:
     tokens = [1, 2, 3, 4, 5, 6, 7]
     model = FunctionTarget(hash_logits(1, VOCAB), VOCAB)
-    full = DraftModel(model, VOCAB, branch=(3, 2, 1))
+    full = Speculative(model, VOCAB, branch=(3, 2, 1))
     tree = full.propose(tokens, 8)
     assert tree.parents is not None
     assert tree.parents.tolist() == [-1] * 3 + [0, 0, 1, 1, 2, 2] + [3, 4, 5, 6, 7, 8]
@@ -141,7 +141,7 @@ def test_two_children_without_replacement_have_the_right_joint_distribution() ->
     logits = np.array([1.0, 0.3, -0.5, -1.2])
     q = np.exp(logits) / np.exp(logits).sum()
     seen = np.zeros((4, 4))
-    tree = DraftModel(TableTarget(np.tile(logits, (4, 1))), 4, branch=(2,))
+    tree = Speculative(TableTarget(np.tile(logits, (4, 1))), 4, branch=(2,))
     for seed in range(4000):
         tree.bind(SamplingParams(1.0, seed=seed), Noise(seed))
         first, second = tree.propose([1], 1).tokens.tolist()
@@ -196,8 +196,8 @@ def test_adaptive_control_knows_the_rows_of_a_tree() -> None:
             return super().v(n)
 
     target, chain = pair("draft model", 3)
-    assert isinstance(chain, DraftModel)
-    inner = DraftModel(chain.model, VOCAB, branch=(3, 2, 1))
+    assert isinstance(chain, Speculative)
+    inner = Speculative(chain.model, VOCAB, branch=(3, 2, 1))
     control = Adaptive(inner, Cost({1: 1, 20: 1.2}, 0.01), 5, fallback=False)
     control._costs = control.cost
     text = emitted(target, control, [1], DecodeOptions(20, 5))
@@ -211,7 +211,7 @@ def test_adaptive_control_knows_the_rows_of_a_tree() -> None:
 def test_the_drafts_own_context_ends_a_tree() -> None:
     model = FunctionTarget(hash_logits(1, VOCAB), VOCAB, context=10)
     for branch in ((2,), (2, 2, 2, 2)):
-        tree = DraftModel(model, VOCAB, branch=branch)
+        tree = Speculative(model, VOCAB, branch=branch)
         assert [len(levels(tree.propose([1] * n, 4))) for n in (5, 6, 7, 9)] == [4, 4, 3, 1]
         assert len(tree.propose([1] * 10, 4)) == 0
         target, stats = hash_target(2), Stats()
@@ -226,7 +226,7 @@ def test_damaged_draft_logits_are_an_error(params: SamplingParams, bad: float) -
     row = np.zeros(VOCAB, np.float32)
     row[4] = bad
     for branch in ((1,), (2,), (2, 2)):
-        tree = DraftModel(FunctionTarget(lambda prefix: row, VOCAB), VOCAB, branch=branch)
+        tree = Speculative(FunctionTarget(lambda prefix: row, VOCAB), VOCAB, branch=branch)
         tree.bind(params, Noise(1))
         with pytest.raises(EdgespecError, match="finite"):
             tree.propose([1], 3)
@@ -237,9 +237,9 @@ def test_damaged_draft_logits_are_an_error(params: SamplingParams, bad: float) -
 KNOWN = [7, 0, 4, 2]
 
 
-def cut(named: bool, branch: tuple[int, ...] | None = None) -> DraftModel:
+def cut(named: bool, branch: tuple[int, ...] | None = None) -> Speculative:
     table = np.random.default_rng(3).normal(size=(VOCAB, VOCAB)) * 2
-    return DraftModel(CutTarget(table, KNOWN if named else [0, 1, 2, 3], named), VOCAB, branch=branch)
+    return Speculative(CutTarget(table, KNOWN if named else [0, 1, 2, 3], named), VOCAB, branch=branch)
 
 
 @pytest.mark.parametrize("branch", [None, (2,), (3, 2), (9,)])
@@ -282,6 +282,6 @@ def test_bias_and_penalty_of_a_cut_head_act_on_tokens() -> None:
     assert draft.propose([1], 2).tokens.tolist() == [4, 4]
     draft.bind(SamplingParams(logit_bias={4: 100.0, 5: 200.0}), Noise(0))  # 5 has no column
     assert draft.propose([1], 2).tokens.tolist() == [4, 4]
-    flat = DraftModel(CutTarget(np.ones((VOCAB, VOCAB)), KNOWN), VOCAB)
+    flat = Speculative(CutTarget(np.ones((VOCAB, VOCAB)), KNOWN), VOCAB)
     flat.bind(SamplingParams(repetition_penalty=2.0), Noise(0))
     assert flat.propose([0, 2], 3).tokens.tolist() == [4, 7, 0]  # the seen ones last

@@ -177,7 +177,7 @@ def test_a_failing_drafter_costs_its_speed_and_not_the_text(fresh: Get, monkeypa
     def fail(*_: object) -> None:
         raise RuntimeError("out of ideas")
 
-    monkeypatch.setattr("edgespec.drafters.speculative.DraftModel.propose", fail)
+    monkeypatch.setattr("edgespec.drafters.speculative.Speculative.propose", fail)
     result = ask(made, method="speculative", fallback=False)
     assert result.tokens == expected
     assert "out of ideas" in result.reason

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.settings import Settings
-from edgespec.drafters.entries import Entries
+from edgespec.drafters.draft_cache import DraftCache
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.methods import check_device, choose_method
@@ -125,9 +125,9 @@ def test_a_long_prompt_is_read_by_pieces(
 ) -> None:
     """So does the drafter, what it is shown of each; in between other requests run, and a cancel is seen."""
     pieces, texts, reading, cancel = list[int](), list[list[int]](), threading.get_ident(), threading.Event()
-    absorb, prompt = Entries.absorb, [5 + at % 900 for at in range(100)]
+    absorb, prompt = DraftCache.absorb, [5 + at % 900 for at in range(100)]
 
-    def absorbed(self: Entries, tokens: Sequence[int], taps: NDArray[np.float32]) -> None:
+    def absorbed(self: DraftCache, tokens: Sequence[int], taps: NDArray[np.float32]) -> None:
         if threading.get_ident() == reading:
             pieces.append(len(taps))
         absorb(self, tokens, taps)
@@ -140,7 +140,7 @@ def test_a_long_prompt_is_read_by_pieces(
             if cancelled:
                 cancel.set()
 
-    monkeypatch.setattr(Entries, "absorb", absorbed)
+    monkeypatch.setattr(DraftCache, "absorb", absorbed)
     monkeypatch.setattr(Pace, "rows", lambda self, most, alone: 16)
     with load(bundle("int8"), threads=THREADS, operators=operators) as engine:
         expected = engine.generate(prompt, GREEDY, method="ar").tokens

@@ -20,10 +20,10 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.rows import Rows
 from edgespec.decoding.sampling import SamplingParams, distribution
 from edgespec.decoding.target import Pass, SkipSet, Target
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.skip_search.search import OnlineSearch
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.skip_sets import OnlineSearch
+from edgespec.drafters.speculative import Speculative
 from edgespec.drafters.swift import StepCost, Swift
 from edgespec.engine.engine import Engine
 from edgespec.formulas.cost import CostModel
@@ -171,7 +171,7 @@ def drafted_pairs(
         assert manifest.draft is not None
         graph = made.operators.graph(manifest.draft, strict=False)
         draft: Target = RememberedTarget(open_slot(Model(made.bundle.path, manifest.draft, graph, THREADS)))
-        drafter = DraftModel(draft, target.vocab_size, branch=branch)
+        drafter = Speculative(draft, target.vocab_size, branch=branch)
     elif method == "self-spec":
         skip = manifest.methods["self-spec"].skip
         assert skip is not None

@@ -141,7 +141,7 @@ def test_a_bundle_without_prompts(opened: Bundle) -> None:
 
 
 def test_a_method_that_fails_costs_only_itself(opened: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    from edgespec.drafters.medusa import Medusa
+    from edgespec.drafters.heads import Medusa
 
     def broken(self: object, *_: object) -> None:
         raise RuntimeError("no heads today")

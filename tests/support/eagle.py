@@ -20,7 +20,7 @@ from edgespec.decoding.loop import decode
 from edgespec.decoding.proposal import Proposal
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.stats import Stats
-from edgespec.drafters.draft_decoder import DraftDecoder
+from edgespec.drafters.hidden_state import HiddenStateDrafter
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.drafters.drafter import Drafter
@@ -188,7 +188,7 @@ class Arithmetic(Protocol):
         ...
 
 
-class Recorder(DraftDecoder):
+class Recorder(HiddenStateDrafter):
     """Notes every proposal, and the tokens before it."""
 
     def __init__(self, target: Slot, slot: Slot, branch: tuple[int, ...] | None = None) -> None:

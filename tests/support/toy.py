@@ -19,7 +19,7 @@ from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
 from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import Pass, Target
-from edgespec.drafters.ar import Plain
+from edgespec.drafters.plain import Plain
 from edgespec.formulas.cost import CostModel
 from tests.support.reference import FunctionTarget, TableTarget
 

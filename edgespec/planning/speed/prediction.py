@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from edgespec.drafters.medusa import MOST_NODES
-from edgespec.drafters.priors import Prior
-from edgespec.drafters.registry import AR, METHODS
+from edgespec.drafters.heads import MOST_NODES
+from edgespec.drafters.registry import AR, METHODS, Prior
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.quiet import export_busy
 from edgespec.planning.profile.record import Profile, Trial

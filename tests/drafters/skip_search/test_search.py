@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.skip_search.search import OnlineSearch, Record
+from edgespec.drafters.skip_sets import OnlineSearch, Record
 from edgespec.drafters.swift import StepCost
 from tests.drafters.test_swift import FLAT, GOOD, LAYERS, START
 

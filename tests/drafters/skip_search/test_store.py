@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from edgespec.decoding.target import SkipSet
-from edgespec.drafters.skip_search.search import OnlineSearch, Record
-from edgespec.drafters.skip_search.store import SkipStore, forget_sets, stored_sets
+from edgespec.drafters.skip_sets import OnlineSearch, Record, SkipStore, forget_sets, stored_sets
 from edgespec.drafters.swift import StepCost
 from edgespec.errors import InvalidRequest
 from edgespec.runtimes.files.sealed import write_sealed
@@ -62,7 +61,7 @@ def test_forgetting_what_another_process_has_forgotten(manifest: Any, monkeypatc
     files = stored_sets(manifest)
     assert files == [store.path for store in stores]
     files[1].unlink()
-    monkeypatch.setattr("edgespec.drafters.skip_search.store.stored_sets", lambda _: files)
+    monkeypatch.setattr("edgespec.drafters.skip_sets.stored_sets", lambda _: files)
     assert forget_sets(manifest) == 3
     assert not any(file.exists() for file in files)
 
@@ -125,7 +124,7 @@ def test_why_a_file_is_ignored_is_said(
     def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("edgespec.drafters.skip_search.store.read_sealed", fail)
+    monkeypatch.setattr("edgespec.drafters.skip_sets.read_sealed", fail)
     other = SkipStore(manifest, "native", "text")
     assert not other.load(search())
     assert other.note == f"a stored skip set was ignored: {said}"

@@ -13,7 +13,7 @@ from edgespec.decoding.request import DecodeOptions
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.target import SkipSet
 from edgespec.drafters.self_spec import SelfSpec
-from edgespec.drafters.speculative import DraftModel
+from edgespec.drafters.speculative import Speculative
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
 from edgespec.runtimes.slots.slot import Slot
 from tests.conftest import DRAFT, TARGET, Written
@@ -53,7 +53,7 @@ def test_draft_model_acceptance_is_that_of_the_loop(
 ) -> None:
     _, chains = scorer
     model = written(DRAFT, "fp32")
-    drafter = DraftModel(model.slot("plain", 2), model.part.facts.vocab)
+    drafter = Speculative(model.slot("plain", 2), model.part.facts.vocab)
     target = written(TARGET, "fp32").slot("gated", 2)
     found = chains.score(model.slot("plain", 2))
     assert found == measured_by_the_loop(target, drafter, chains.tokens, chains.positions.tolist(), chains.gamma)

@@ -8,7 +8,6 @@ from typing import Any
 import onnxruntime
 import pytest
 
-from edgespec.drafters import priors
 from edgespec.drafters.registry import METHODS
 from edgespec.errors import InvalidRequest
 from edgespec.planning.profile.record import Profile
@@ -188,7 +187,9 @@ def test_another_format_has_the_documented_curve() -> None:
     assert speed.plain_tokens_per_second == pytest.approx(100 / ratio)
     assert found.draft is not None
     c = read_bytes(found.draft, "native") / read_bytes(found.target, "native")
-    a, more = priors.SPECULATIVE.acceptance, CONTROL / (10 * ratio)
+    prior = METHODS["speculative"].prior
+    assert prior
+    a, more = prior.acceptance, CONTROL / (10 * ratio)
     expected = best_gain(Guessing([a], 1), c, lambda rows: line(rising(CURVES["native"]["fp32"]), rows) + more)
     assert speed.speedup == pytest.approx(expected.speedup)
     assert 1 < speed.speedup < (1 + a) / (c + CURVES["native"]["fp32"][2])

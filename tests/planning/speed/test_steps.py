@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.shapes import SHAPES
-from edgespec.drafters.entries import FIRST_ROWS
+from edgespec.drafters.draft_cache import FIRST_ROWS
 from edgespec.export.bundle.model import open_model
 from edgespec.export.drafters.drafter import Drafter, cut_drafter
 from edgespec.export.drafters.mtp import read_mtp

@@ -14,7 +14,7 @@ import pytest
 import edgespec.runtimes.devices.golden as golden
 import edgespec.runtimes.devices.trust as opening
 import edgespec.runtimes.opening as models
-from edgespec.drafters.ngram_store.build import build_store
+from edgespec.drafters.ngram_stores import build_store
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest

@@ -1,4 +1,4 @@
-"""What a grammar forces comes next, whatever the model: guesses that cost nothing and mostly stand."""
+"""Drafters that need no model: none at all, and what a grammar forces."""
 
 from __future__ import annotations
 
@@ -7,6 +7,19 @@ import numpy as np
 from edgespec.decoding.constraint import Constraint
 from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import EMPTY, Proposal
+from edgespec.decoding.settings import DraftOptions
+from edgespec.drafters.registry import Parts
+from edgespec.runtimes.files.manifest import MethodPart
+
+
+class Plain(Drafter):
+    """Plain decoding, the baseline and the fall-back of every method: it guesses nothing."""
+
+    name = "ar"
+    cheap = True
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        return EMPTY
 
 
 class Forced(Drafter):
@@ -25,3 +38,8 @@ class Forced(Drafter):
     def propose(self, tokens: list[int], budget: int) -> Proposal:
         found = self._constraint.forced(tokens, budget)
         return Proposal(np.array(found, np.int64)) if found else EMPTY
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> Plain:
+    """Build plain decoding."""
+    return Plain()

@@ -4,19 +4,30 @@ Differences from the paper: the objective is predicted speed rather than matchne
 too is searched; the set to start from is scored first; a set is judged on windows that slide along the text, and takes
 the lead only after a second one; a linear model of what each sub-layer costs in acceptance stands in for its Gaussian
 process, and lends every set what others have shown of its parts.  The text is nowhere in here: only sets and counts.
+
+What was found is kept in the user's cache folder, in one small JSON file for a bundle (by its weights), the operators
+and a kind of text: ``CACHE/swift/WEIGHTS-OPERATORS-KIND.json``.  It is sealed (``runtimes.files.sealed``): what
+somebody else wrote there is ignored.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.decoding.target import SkipSet
+from edgespec.errors import InvalidRequest, first_line
 from edgespec.formulas.cost import speedup
+from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.manifest import Manifest
+from edgespec.runtimes.files.sealed import read_sealed, write_sealed
 
 GAMMA = 8  # longest draft whose speed is predicted
 _MODEL_EVERY = 3  # every third candidate is the model's; the paper's 25 suits a search of a thousand
@@ -31,6 +42,9 @@ _TRUST = 8.0  # guesses that the model's acceptance counts as
 _KEPT = 64  # records that are kept
 _LOSS = {"attention": 0.03, "mlp": 0.06}  # prior loss of log acceptance: attention is about twice as skippable
 _SPREAD = 0.06  # of that loss
+
+VERSION = 1
+_KIND = re.compile(r"[a-z0-9][a-z0-9-]{0,31}")
 
 
 @dataclass
@@ -54,7 +68,7 @@ class Record:
         self.windows += 1
 
     def acceptance(self, prior: float) -> float:
-        """Smoothed share of right guesses."""
+        """Smooth the share of right guesses."""
         return (self.matched + _TRUST * prior) / (self.seen + _TRUST)
 
 
@@ -97,12 +111,12 @@ class OnlineSearch:
     # -- judging -----------------------------------------------------------------------------------------------------
 
     def acceptance(self, skip: SkipSet) -> float:
-        """Estimated acceptance of a set."""
+        """Estimate the acceptance of a set."""
         modelled = math.exp(-float(self._loss @ self._bits(skip)))
         return self.records.get(skip, Record()).acceptance(modelled)
 
     def speed(self, skip: SkipSet, acceptance: float | None = None) -> float:
-        """Predicted speed over plain decoding with a set, at its best draft length."""
+        """Predict the speed over plain decoding with a set, at its best draft length."""
         rate = self.acceptance(skip) if acceptance is None else acceptance
         c = self.cost(skip)
         return max(speedup(rate, gamma, c, self.verify) for gamma in range(1, GAMMA + 1))
@@ -110,7 +124,7 @@ class OnlineSearch:
     # -- searching ---------------------------------------------------------------------------------------------------
 
     def ask(self) -> SkipSet:
-        """The set to score next."""
+        """Choose the set to score next."""
         for first in (self.initial, self.best):
             if first not in self.records or not self.records[first].windows:
                 return first
@@ -133,7 +147,7 @@ class OnlineSearch:
         return self._uniform()
 
     def tell(self, skip: SkipSet, matched: int, seen: int) -> bool:
-        """A window of ``skip`` was scored: so many right guesses of so many.  Returns whether the lead changed."""
+        """Learn that ``matched`` of ``seen`` guesses of a window of ``skip`` were right; whether the lead changed."""
         self.records.setdefault(skip, Record()).add(matched, seen)
         self._fit()
         if skip == self.best:
@@ -208,14 +222,14 @@ class OnlineSearch:
         return SkipSet(tuple(attention.tolist()), tuple(mlp.tolist()))
 
     def _uniform(self) -> SkipSet:
-        """Any set; its size is drawn first, or nearly all would have half of the sub-layers."""
+        """Draw any set; its size comes first, or nearly all would have half of the sub-layers."""
         size = int(self._random.integers(1, max(2, int(0.75 * self._variables) + 1)))
         bits = np.zeros(self._variables, bool)
         bits[self._random.choice(self._variables, size, replace=False)] = True
         return self._set(bits)
 
     def _mutated(self) -> SkipSet:
-        """The leading set with one to three sub-layers switched."""
+        """Switch one to three sub-layers of the leading set."""
         bits = self._bits(self.best)
         count = min(int(self._random.integers(1, 4)), self._variables)
         bits[self._random.choice(self._variables, count, replace=False)] ^= True
@@ -226,7 +240,7 @@ class OnlineSearch:
         return np.repeat([_LOSS["attention"], _LOSS["mlp"]], self._variables // 2)
 
     def _fit(self) -> None:
-        """Bayesian linear regression of the log acceptance on what is left out."""
+        """Fit a Bayesian linear regression of the log acceptance on what is left out."""
         precision = np.eye(self._variables) / _SPREAD**2
         moment = precision @ self._prior_loss
         for skip, record in self.records.items():
@@ -239,12 +253,12 @@ class OnlineSearch:
         self._precision, self._loss = precision, np.maximum(np.linalg.solve(precision, moment), 0)
 
     def _modelled(self) -> SkipSet:
-        """The fastest new set by a model drawn from the posterior (Thompson sampling)."""
+        """Find the fastest new set by a model drawn from the posterior (Thompson sampling)."""
         noise = self._random.standard_normal(self._variables)
         return self._fastest(np.maximum(self._loss + np.linalg.solve(np.linalg.cholesky(self._precision).T, noise), 0))
 
     def _fastest(self, loss: NDArray[np.float64]) -> SkipSet:  # [2 (layers - 2)]
-        """The fastest new set if sub-layers cost these losses; none, if every likely set is known.
+        """Find the fastest new set if sub-layers cost these losses; none, if every likely set is known.
 
         Losses add up, so the best set of every size is close to the sub-layers of the smallest loss for what they save:
         only those sets are looked at.
@@ -261,3 +275,110 @@ class OnlineSearch:
             if speed > fastest and skip not in self.records:
                 best, fastest = skip, speed
         return best
+
+
+# -- keeping it --------------------------------------------------------------------------------------------------------
+
+
+def store_folder() -> Path:
+    return cache_folder() / "swift"
+
+
+def stored_sets(manifest: Manifest) -> list[Path]:
+    """List the files of this bundle, whatever operators and kind of text."""
+    return sorted(store_folder().glob(f"{_identity(manifest)}-*.json"))
+
+
+def forget_sets(manifest: Manifest) -> int:
+    """Delete what was found for this bundle; returns how many files there were."""
+    files = stored_sets(manifest)
+    for file in files:
+        file.unlink(missing_ok=True)
+    return len(files)
+
+
+def _identity(manifest: Manifest) -> str:
+    """Name the weights; a bundle whose files are not listed has only its name for them."""
+    entry = manifest.files.get(manifest.target.weights)
+    return entry.sha256[:24] if entry else "unknown"
+
+
+class SkipStore:
+    """Reads and writes what one search has learned.
+
+    Args:
+        manifest: of the bundle.
+        operators: that run; acceptance and costs differ a little between them.
+        kind: of the text.
+
+    Attributes:
+        purpose: what its file is sealed for.
+        note: why something could not be read or written; "" = nothing of the sort.
+
+    Raises:
+        InvalidRequest: a kind that cannot be part of a file's name.
+    """
+
+    def __init__(self, manifest: Manifest, operators: str, kind: str) -> None:
+        if not _KIND.fullmatch(kind):
+            raise InvalidRequest(
+                f"stream kind {kind!r}: expected up to 32 lower-case letters, digits or dashes", "for example: code"
+            )
+        self.path = store_folder() / f"{_identity(manifest)}-{operators}-{kind}.json"
+        self.purpose = f"skip sets of {self.path.stem}"  # another bundle's, or another kind's, are no record of this
+        self.note = ""
+        self._read = 0  # time of the file that was read or written last
+
+    def load(self, search: OnlineSearch) -> bool:
+        """Let ``search`` go on from what is stored; whether there was something new to go on from."""
+        try:
+            stat = self.path.stat()
+        except OSError:
+            return False
+        if stat.st_mtime_ns == self._read:
+            return False
+        self._read = stat.st_mtime_ns
+        try:
+            data = read_sealed(self.path, self.purpose)
+            if data["version"] != VERSION or data["layers"] != search.layers:
+                raise ValueError("it is of another version or model")
+            records = dict(_record(item, search.layers) for item in data["records"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self.note = f"a stored skip set was ignored: {first_line(error)}"
+            return False
+        search.resume(records)
+        return True
+
+    def save(self, search: OnlineSearch) -> None:
+        """Replace the file by what ``search`` knows; a folder that cannot be written is no failure."""
+        records = [
+            {
+                "attention": list(skip.attention),
+                "mlp": list(skip.mlp),
+                "matched": round(record.matched, 3),
+                "seen": round(record.seen, 3),
+                "windows": record.windows,
+            }
+            for skip, record in search.records.items()
+        ]
+        data = {"version": VERSION, "layers": search.layers, "records": records}
+        try:
+            write_sealed(self.path, self.purpose, data)
+            self._read = self.path.stat().st_mtime_ns
+        except OSError as error:
+            self.note = f"skip sets cannot be kept: {error}"
+
+
+def _record(item: Any, layers: int) -> tuple[SkipSet, Record]:
+    """Read a set and its counts.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is not one.
+    """
+    lists = [[int(layer) for layer in item[name]] for name in ("attention", "mlp")]
+    if any(found != sorted(set(found)) or (found and not 0 < found[0] <= found[-1] < layers - 1) for found in lists):
+        raise ValueError("it leaves out layers that cannot be")
+    matched, seen, windows = float(item["matched"]), float(item["seen"]), int(item["windows"])
+    if not 0 <= matched <= seen <= 1e6 or not 0 <= windows <= 10**6:
+        raise ValueError("its counts make no sense")
+    return SkipSet(tuple(lists[0]), tuple(lists[1])), Record(matched, seen, windows)

@@ -1,0 +1,275 @@
+"""KV cache of a drafter that reads the target's hidden states, and the guesses that are drawn from it.
+
+Three kinds: a row for every token but the first (EAGLE-3, layers for multi-token prediction), a row for every token and
+a block of guesses in one pass (DFlash), and none of its own, where the drafter reads the target's keys and values
+(assistants of Gemma 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.target import Pass, TappedTarget
+from edgespec.drafters.draw import Draw, Rows, draw_chain, draw_tree
+from edgespec.runtimes.files.manifest import DecoderPart
+from edgespec.runtimes.slots.slot import Slot
+
+FIRST_ROWS = 3  # of the first step that is timed: the pending token and two accepted guesses
+EMBEDDING_BYTES = 1 << 20  # that are kept: asking the target for some takes as long as a small drafter's step
+
+
+class InputRows:
+    """Builds a drafter's input rows: the embedding of a token, and hidden states after it.
+
+    Args:
+        target: gives embeddings of tokens.
+        columns: of a row.
+        hidden: columns of the embedding, the first ones.
+    """
+
+    def __init__(self, target: TappedTarget, columns: int, hidden: int) -> None:
+        self.target, self.columns, self.hidden = target, columns, hidden
+        self._token_embeddings: dict[int, Rows] = {}  # [hidden] of each token asked for lately
+
+    def __call__(self, tokens: Sequence[int], state: Rows) -> Rows:
+        """Build the rows of tokens [n] and hidden states [n, any] -> [n, columns]."""
+        rows = np.zeros((len(tokens), self.columns), np.float32)
+        hidden, known = self.hidden, self._token_embeddings
+        if 4 * hidden * (len(known) + len(tokens)) > EMBEDDING_BYTES:
+            known.clear()
+        if new := [token for token in dict.fromkeys(tokens) if token not in known]:
+            known.update(zip(new, self.target.embed(np.array(new, np.int64)), strict=True))
+        for row, token in zip(rows, tokens, strict=True):
+            row[:hidden] = known[token]
+        rows[:, hidden : hidden + state.shape[1]] = state
+        return rows
+
+
+class DraftCache:
+    """Holds a row for every token but the first, of that token and the target's hidden states at the token before.
+
+    Args:
+        target: gives embeddings of tokens.
+        slot: of the drafter; a token of it stands for a row.
+        branch: guesses per node, see ``draw.widths_of``.
+    """
+
+    deferred_rows = 1  # that are left to the pass that guesses
+
+    def __init__(self, target: TappedTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> None:
+        assert slot.model.part.decoder is not None
+        self.target, self.slot, self.branch = target, slot, branch
+        self.decoder: DecoderPart = slot.model.part.decoder
+        # of the target's embedding, which is what an assistant is shown of the target, too
+        hidden = self.decoder.columns // 2 if self.decoder.reads else slot.model.facts.hidden
+        self._inputs = InputRows(target, self.decoder.columns, hidden)
+        self.no_states = np.zeros((0, self.decoder.columns - hidden), np.float32)
+        self._states = np.zeros((0, 0), np.float32)  # [1 + n, hidden]: its own, of the last token and of guesses
+
+    def __len__(self) -> int:
+        return len(self.slot.tokens)
+
+    def crop(self, rows: int) -> None:
+        """Keep the first ``rows`` rows."""
+        del self.slot.tokens[rows:]
+
+    def kept(self, same: int, rows: int) -> int:
+        """Keep the rows that are still right, forget the others, and count them.
+
+        Args:
+            same: tokens at the beginning of the text that are as they were.
+            rows: its tokens but the pending one.
+        """
+        found = max(min(same - self.deferred_rows, len(self), rows - self.deferred_rows), 0)
+        self.crop(found)
+        return found
+
+    def absorb(self, tokens: Sequence[int], states: Rows) -> None:
+        """Append the rows of tokens [n] and the target's hidden states [n, k * hidden]."""
+        self.slot.absorb_given(self._inputs(tokens, states))
+
+    def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
+        """Append the last rows, and guess after them; rows of guesses are appended, too.
+
+        Args:
+            states: [n, k * hidden], the target's hidden states that the last n tokens make rows with.
+            how: committed tokens, the pending one last, and how the request samples.
+            length: most levels of the tree, at least 1.
+        """
+
+        def run(guess: int | None, best: bool) -> Pass:
+            tokens, rows = (how.tokens[-len(states) :], states) if guess is None else ([guess], self._states)
+            output = self._forward(tokens, rows, guess is not None, best)
+            self._keep(len(tokens))
+            return output
+
+        def step(guess: int | None) -> Rows:
+            return self._whole(run(guess, False).logits)[-1]
+
+        def best(guess: int | None) -> tuple[int, float]:
+            found = run(guess, True).best
+            assert found is not None
+            return int(found[0][-1]), float(found[1][-1])
+
+        def level(nodes: Sequence[int], guesses: Sequence[int], parents: Sequence[int]) -> Rows:
+            if nodes[0] < 0 or len(self.branch) == 1:  # one number: only first choices have children
+                return step(None if nodes[0] < 0 else guesses[nodes[0]])[None]
+            above = np.array(parents, np.int64)
+            root = self._states[:1]
+            output = self._forward(guesses, self._states[above + 1], True, parents=above)
+            assert output.hidden is not None
+            self._states = np.concatenate((root, output.hidden))
+            return self._whole(output.logits[list(nodes)])
+
+        if self.branch == (1,):
+            return draw_chain(step, how, length, choose=best)
+        return draw_tree(level, how, self.branch, length)
+
+    def try_once(self) -> None:
+        """Run one dummy draft step for timing."""
+        self.slot.forward_given(self._inputs([0], np.zeros((1, 1), np.float32)), True, True)
+
+    def try_first(self) -> bool:
+        """Run a dummy first step of a round, over rows that were accepted; False = it takes what another does."""
+        states = np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32)
+        self.slot.forward_given(self._inputs([0] * FIRST_ROWS, states), False, True)
+        return True
+
+    def _keep(self, rows: int) -> None:
+        """Append the rows of the last pass."""
+        self.slot.keep(range(rows))
+
+    def _forward(
+        self,
+        tokens: Sequence[int],
+        states: Rows,
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,  # [n]
+    ) -> Pass:
+        """Run rows of tokens [n] and the target's or its own hidden states [n, any]; keep the state of the last."""
+        output = self.slot.forward_given(self._inputs(tokens, states), recycled, best, parents)
+        assert output.hidden is not None
+        self._states = output.hidden[-1:].copy()
+        return output
+
+    def _whole(self, logits: Rows) -> Rows:
+        """Spread ``logits`` [n, any] over the vocabulary -> [n, vocab]: no token without a column is guessed."""
+        columns = self.slot.head_tokens
+        whole = np.full((len(logits), self.target.vocab_size), -np.inf, np.float32)
+        whole[:, slice(logits.shape[1]) if columns is None else columns] = logits
+        return whole
+
+
+class BlockCache(DraftCache):
+    """Holds a row for every token, of the target's hidden states there alone, and guesses a block in one pass.
+
+    DFlash (arXiv 2602.06036).  The guesses of a block do not know each other: each is drawn from its own row.
+    """
+
+    deferred_rows = 0
+
+    @property
+    def block(self) -> int:
+        """Rows that the drafter was trained with: the pending token and guesses."""
+        assert self.decoder.block is not None
+        return self.decoder.block
+
+    def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
+        if len(states):
+            self.absorb((), states)
+        length = min(length, self.block - 1)
+        inputs = self._masked(how.tokens[-1], length)
+        if how.params.plain_greedy:
+            best = self.slot.forward_block(inputs, best=True).best
+            assert best is not None
+            pairs = iter(zip(best[0].tolist(), best[1].tolist(), strict=True))
+            return draw_chain(_no_step, how, length, choose=lambda _: next(pairs))
+        rows = iter(self._whole(self.slot.forward_block(inputs).logits))
+        return draw_chain(lambda _: next(rows), how, length)
+
+    def absorb(self, tokens: Sequence[int], states: Rows) -> None:
+        inputs = np.zeros((len(states), self._inputs.columns), np.float32)
+        inputs[:, self._inputs.columns - states.shape[1] :] = states
+        self.slot.absorb_given(inputs)
+
+    def try_once(self) -> None:
+        self.slot.forward_block(self._masked(0, self.block - 1), best=True)
+
+    def try_first(self) -> bool:
+        known = len(self)
+        self.absorb((), np.zeros((FIRST_ROWS, self.no_states.shape[1]), np.float32))
+        self.try_once()
+        self.crop(known)
+        return True
+
+    def _masked(self, pending: int, length: int) -> Rows:
+        """Build input rows of the pending token, and of masks where guesses will be -> [1 + length, columns]."""
+        assert self.decoder.mask is not None
+        return self._inputs([pending] + [self.decoder.mask] * length, np.zeros((1, 0), np.float32))
+
+
+def _no_step(guess: int | None) -> Rows:
+    raise AssertionError("rows of a block are there at once")
+
+
+class BorrowedCache(DraftCache):
+    """Has no rows of its own: each step reads the target's keys and values of all tokens but the pending one.
+
+    Gemma 4's assistants.  Of the target's hidden states only the last row is looked at, by a round's first step.
+    """
+
+    _rows = 1  # of the target's tokens that are seen
+
+    def __len__(self) -> int:
+        return self.slot.context  # wherever it is asked, they are there
+
+    def crop(self, rows: int) -> None: ...
+
+    def kept(self, same: int, rows: int) -> int:
+        return max(rows - self.deferred_rows, 0)
+
+    def absorb(self, tokens: Sequence[int], states: Rows) -> None: ...
+
+    def draw(self, states: Rows, how: Draw, length: int) -> Proposal:
+        self._rows = len(how.tokens) - 1
+        return super().draw(states[-1:], how, length)
+
+    def try_once(self) -> None:
+        self._rows = max(1, len(self._lender.tokens))
+        self._forward([0], np.zeros((1, 1), np.float32), True, True)
+
+    def try_first(self) -> bool:
+        return False  # it has no rows to make
+
+    def _keep(self, rows: int) -> None: ...
+
+    def _forward(
+        self,
+        tokens: Sequence[int],
+        states: Rows,
+        recycled: bool,
+        best: bool = False,
+        parents: NDArray[np.int64] | None = None,  # [n]
+    ) -> Pass:
+        output = self.slot.forward_over(self._lender, self._rows, self._inputs(tokens, states), recycled, best)
+        assert output.hidden is not None
+        self._states = output.hidden.copy()
+        return output
+
+    @property
+    def _lender(self) -> Slot:
+        assert isinstance(self.target, Slot)
+        return self.target
+
+
+def draft_cache_of(target: TappedTarget, slot: Slot, branch: tuple[int, ...] = (1,)) -> DraftCache:
+    """Choose the cache for a hidden-state drafter, by what its part of the manifest says."""
+    decoder = slot.model.part.decoder
+    if decoder and decoder.reads:
+        return BorrowedCache(target, slot)
+    return BlockCache(target, slot) if decoder and decoder.block else DraftCache(target, slot, branch)

@@ -1,0 +1,146 @@
+"""A small decoder conditioned on hidden states of the target, which guesses.
+
+EAGLE-3 (Li et al., arXiv 2503.01840); the layer for multi-token prediction that some checkpoints hold
+(arXiv 2412.19437), which sees the last hidden state alone; DFlash (arXiv 2602.06036): a block of guesses in one pass;
+Gemma 4's assistants, which have no cache: they read the target's keys and values.
+
+Auxiliary hidden states are the target's residual stream after some of its layers, side by side.  Row i of the first
+two's draft cache is made of token i + 1 and of the target's at token i, so that n tokens and the states of all but the
+pending one make n - 1 rows; the last of them gives the first guess.  It goes on with its own guesses and its own hidden
+states, and what it made of those is forgotten after the round: rows of accepted guesses are made again, of the
+target's states, which is what it was trained on.  Rows of a block's drafter are made of those states alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.proposal import EMPTY, Proposal, Verdict
+from edgespec.decoding.settings import DraftOptions
+from edgespec.decoding.target import Pass, TappedTarget, common_prefix
+from edgespec.drafters.draft_cache import draft_cache_of
+from edgespec.drafters.draw import DrawingDrafter, rows_of
+from edgespec.drafters.registry import Parts
+from edgespec.errors import EdgespecError
+from edgespec.runtimes.files.manifest import MethodPart
+from edgespec.runtimes.slots.slot import Slot
+
+MOST_OWED = 64  # rows whose states are kept while nothing is proposed, looked at four times on the way
+ROUND = 12  # rows that a round may leave to be read, and its guesses be timed
+
+
+class HiddenStateDrafter(DrawingDrafter):
+    """Draws chains or trees from a drafter that is conditioned on the target.
+
+    Invariant: the cache holds the rows before ``_at``, or of ``deferred_rows`` more, and ``_states`` with ``_later``
+    the auxiliary hidden states of row ``_at`` and all after it, up to the row before the pending token.
+
+    Args:
+        target: gives auxiliary hidden states, and embeddings of tokens.
+        slot: of the drafter; a token of it stands for a row of its cache.
+        name: the method.
+        branch: guesses per node, see ``draw.widths_of``.
+    """
+
+    wants_taps = True
+
+    def __init__(
+        self, target: TappedTarget, slot: Slot, name: str = "eagle", branch: tuple[int, ...] | None = None
+    ) -> None:
+        self.name, self.target, self.slot, self.branch = name, target, slot, branch or (1,)
+        self.vocab = target.vocab_size
+        self.cache = draft_cache_of(target, slot, self.branch)
+        self.deferred_rows = self.cache.deferred_rows
+        self.steps_at_once = not self.deferred_rows
+        self._tokens: list[int] = []  # committed, the pending one last
+        self._at, self._states = 0, self.cache.no_states  # first row, [rows, k * hidden]
+        self._later: list[NDArray[np.float32]] = []  # [n, k * hidden] each: of rounds since, not joined yet
+        self._sound = False  # nothing failed since the cache was right
+
+    def rows(self, budget: int) -> list[int]:  # [budget + 1]
+        return rows_of(self.branch, budget)
+
+    # -- the prompt ----------------------------------------------------------------------------------------------------
+
+    def known(self, tokens: list[int]) -> int:
+        """Keep the rows that are still right: row i needs token i + 1, too, where rows are made of tokens."""
+        same = common_prefix(self._tokens, tokens) if self._sound else 0
+        self._at = self.cache.kept(same, len(tokens) - 1)
+        self._tokens, self._states, self._sound = list(tokens), self.cache.no_states, True
+        self._later = []
+        return self._at
+
+    def absorb(self, first: int, taps: NDArray[np.float32]) -> None:
+        """Append rows of the prompt, but for the last where that one gives the first guess."""
+        known = self._at + len(self._states)  # a target with states may read again what is known here
+        if first > known:
+            raise EdgespecError(f"taps of token {first}: expected those of token {known}")
+        self._states = np.concatenate((self._states, taps[known - first :]))
+        self._settle()
+
+    # -- rounds --------------------------------------------------------------------------------------------------------
+
+    def propose(self, tokens: list[int], budget: int) -> Proposal:
+        """Draw a chain or tree; none where it was not shown all of the text, or where its context ends."""
+        self._join()
+        length, rows = min(budget, self.slot.context - len(tokens)), len(tokens) - 1
+        if length < 1 or rows < 1 or not self._complete(tokens):
+            return EMPTY
+        self._sound = False
+        start = min(len(self.cache), rows - self.deferred_rows)
+        self.caught_up = rows - start <= ROUND
+        self.cache.crop(start)
+        made = self.cache.draw(self._states[start - self._at :], self.how(tokens), length)
+        self.cache.crop(rows)
+        self._states = self._states[len(self._states) - self.deferred_rows :]
+        self._at, self._sound = rows - self.deferred_rows, True
+        return made
+
+    def observe(self, proposal: Proposal, verdict: Verdict, output: Pass) -> None:
+        """Keep the hidden states of the rows that were kept."""
+        if not self._sound or output.taps is None:
+            return
+        kept = [0, *(node + 1 for node in verdict.path)] if len(proposal) else slice(None)
+        self._later.append(output.taps[kept].copy())
+        self._tokens += [*proposal.tokens[list(verdict.path)].tolist(), verdict.next_token]
+        if len(self._later) >= MOST_OWED // 4:
+            self._join()
+            self._settle(MOST_OWED)
+
+    @property
+    def reason(self) -> str:
+        return "" if self._sound else "the drafter was not shown this text from its beginning"
+
+    def step_once(self) -> bool:
+        self.cache.try_once()
+        return True
+
+    def first_once(self) -> bool:
+        return self.cache.try_first()
+
+    def _complete(self, tokens: list[int]) -> bool:
+        """Tell whether the cache and the kept states reach up to the pending token."""
+        return self._sound and self._at + len(self._states) == len(tokens) - 1 and self._tokens[-1] == tokens[-1]
+
+    def _join(self) -> None:
+        """Join what rounds have brought to the states."""
+        if self._later:
+            self._states, self._later = np.concatenate((self._states, *self._later)), []
+
+    def _settle(self, most: int = 1) -> None:
+        """Append the rows whose states are kept, but for the deferred ones, where there are as many as ``most``."""
+        rows = len(self._states) - self.deferred_rows
+        if rows < most:
+            return
+        self.cache.crop(self._at)
+        tokens = self._tokens[self._at + 1 : self._at + 1 + rows]
+        self.cache.absorb(tokens, self._states[:rows])
+        self._at, self._states = self._at + rows, self._states[rows:]
+
+
+def build(parts: Parts, part: MethodPart, options: DraftOptions) -> HiddenStateDrafter:
+    """Draft by the bundle's drafter."""
+    slot = parts.draft("drafter")
+    assert slot.model.part.decoder is not None
+    return HiddenStateDrafter(parts.target, slot, slot.model.part.decoder.kind, options.branch)
