@@ -8,7 +8,7 @@ import importlib
 import inspect
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,21 +23,13 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.runtimes.options import LoadOptions
+from tools import house
 
 ROOT = Path(__file__).resolve().parents[1]
 PUBLIC = [
-    "EdgespecError",
-    "Engine",
-    "ExportOptions",
-    "Grammar",
-    "LoadOptions",
-    "Result",
-    "SamplingParams",
-    "Settings",
-    "__version__",
-    "export",
-    "load",
-]
+    "EdgespecError", "Engine", "ExportOptions", "Grammar", "LoadOptions", "Result", "SamplingParams",
+    "Settings", "__version__", "export", "load"
+]  # fmt: skip
 
 
 def names(cls: type) -> list[str]:
@@ -111,99 +103,35 @@ def test_signatures(function: Callable[..., object], signature: str) -> None:
 
 def test_settings() -> None:
     assert defaults(LoadOptions) == {
-        "threads": None,
-        "context": None,
-        "strict": True,
-        "check": True,
-        "operators": "auto",
-        "device": "cpu",
-        "device_precision": None,
-        "attention": None,
-        "draft_attention": None,
-        "ngram_store": None,
-        "budget": None,
-    }
+        "threads": None, "context": None, "strict": True, "check": True, "operators": "auto", "device": "cpu",
+        "device_precision": None, "attention": None, "draft_attention": None, "ngram_store": None, "budget": None
+    }  # fmt: skip
     assert defaults(Settings) == {
-        "method": None,
-        "max_new_tokens": None,
-        "gamma": None,
-        "fallback": True,
-        "adaptive": True,
-        "sampling": SamplingParams(),
-        "drafts": DraftOptions(),
-        "stop": (),
-        "ignore_eos": False,
-        "logprobs": False,
-        "batch": 4,
-        "shadow": None,
-        "proposer": None,
-        "accept": Accept(),
-        "grammar": None,
-    }
+        "method": None, "max_new_tokens": None, "gamma": None, "fallback": True, "adaptive": True,
+        "sampling": SamplingParams(), "drafts": DraftOptions(), "stop": (), "ignore_eos": False, "logprobs": False,
+        "batch": 4, "shadow": None, "proposer": None, "accept": Accept(), "grammar": None
+    }  # fmt: skip
     assert defaults(SamplingParams) == {
-        "temperature": 0.0,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "logit_bias": {},
-        "seed": None,
-        "acceptance": "rejection",
-        "verification": "token",
-        "constraint": None,
-    }
+        "temperature": 0.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
+        "seed": None, "acceptance": "rejection", "verification": "token", "constraint": None
+    }  # fmt: skip
     assert defaults(Accept) == {
-        "rule": "exact",
-        "epsilon": 0.09,
-        "delta": 0.3,
-        "k": 1,
-        "distance": 0,
-        "min_block": 0,
-    }
+        "rule": "exact", "epsilon": 0.09, "delta": 0.3, "k": 1, "distance": 0, "min_block": 0
+    }  # fmt: skip
 
 
 def test_results() -> None:
     assert names(Result) == [
-        "text",
-        "tokens",
-        "finish",
-        "stats",
-        "method_requested",
-        "method_used",
-        "reason",
-        "lossless",
-        "exact",
-        "approximations",
-        "operators",
-        "device",
-        "device_lost",
-        "draft_attention",
-        "logprobs",
-        "peak_bytes",
-        "predicted_bytes",
-        "model_sampling",
-        "unproven",
-    ]
+        "text", "tokens", "finish", "stats", "method_requested", "method_used", "reason", "lossless", "exact",
+        "approximations", "operators", "device", "device_lost", "draft_attention", "logprobs", "peak_bytes",
+        "predicted_bytes", "model_sampling", "unproven"
+    ]  # fmt: skip
     assert names(Chunk) == ["text", "round", "pieces"]
     assert names(Stats) == [
-        "prompt_tokens",
-        "reused_tokens",
-        "tokens",
-        "rounds",
-        "drafted",
-        "accepted",
-        "histogram",
-        "offered",
-        "accepted_at",
-        "prefill_ms",
-        "draft_ms",
-        "verify_ms",
-        "other_ms",
-        "dropped_reason",
-        "exact",
-        "lossless",
-        "monitor",
-    ]
+        "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted", "accepted", "histogram", "offered",
+        "accepted_at", "prefill_ms", "draft_ms", "verify_ms", "other_ms", "dropped_reason", "exact", "lossless",
+        "monitor"
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("value", [Settings(), SamplingParams(), Accept(), Chunk("", None)])
@@ -220,62 +148,12 @@ def test_every_public_method_of_the_engine_is_documented() -> None:
                 assert inspect.getdoc(member), f"{cls.__name__}.{name}"
 
 
-# -- the parts ---------------------------------------------------------------------------------------------------------
-
-
-def sources() -> Iterator[tuple[str, Path]]:
-    """(module, file) of the whole package, through the links."""
-    for folder in ("", "export", "runtimes", "configs"):
-        base = ROOT / (folder or "edgespec")
-        for file in sorted(base.rglob("*.py")):
-            parts = ["edgespec", *([folder] if folder else []), *file.relative_to(base).with_suffix("").parts]
-            if folder or parts[1] not in ("export", "runtimes", "configs"):
-                yield ".".join(parts).removesuffix(".__init__"), file
-
-
-MODULES = dict(sources())
-
-
-def imports(module: str) -> set[str]:
-    """Modules of this package that a module imports, anywhere in it."""
-    found: set[str] = set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text("utf-8"))):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import"
-            assert node.module is not None
-            inner = {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys()
-            found |= inner or {node.module}
-    return {name for name in found if name.split(".")[0] in ("edgespec", "export", "runtimes", "configs")}
-
-
-def inside(module: str, *parts: str) -> bool:
-    return any(module == part or module.startswith(f"{part}.") for part in parts)
-
-
-def test_all_parts_are_looked_at() -> None:
-    for module in ("edgespec", "edgespec.decoding.loop", "edgespec.cli.run", "edgespec.drafters.ngram"):
-        assert module in MODULES
-    assert "edgespec.export.architectures.llama" in MODULES
-    assert "edgespec.runtimes.slots.slot" in MODULES
-    assert "edgespec.runtimes.opening" in imports("edgespec.reports.proof")
-
-
-@pytest.mark.parametrize("module", MODULES)
-def test_every_module_says_what_it_is_for(module: str) -> None:
-    text = MODULES[module].read_text("utf-8")
-    if text.strip():
-        doc = ast.get_docstring(ast.parse(text))
-        assert doc
-        assert doc.splitlines()[0].endswith((".", "?", ":")), doc.splitlines()[0]
-
-
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "edgespec.__main__"])
-def test_every_module_can_be_imported_alone(module: str) -> None:
-    try:
-        importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if not inside(module, "edgespec.export.training") or error.name not in ("torch", "transformers", "accelerate"):
-            raise
-        pytest.skip(f"training needs {error.name}: pip install 'edgespec[train]'")
+def test_every_module_says_what_it_is_for_and_can_be_imported() -> None:
+    for module, file in house.modules().items():
+        doc = ast.get_docstring(ast.parse(text := file.read_text("utf-8")))
+        assert not text.strip() or (doc and doc.splitlines()[0].endswith((".", "?", ":"))), module
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            if "export.training" not in module or error.name not in ("torch", "transformers", "accelerate"):
+                raise

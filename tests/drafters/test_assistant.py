@@ -34,9 +34,9 @@ from tests.support.assistant import (
     write_assistant,
     write_target,
 )
-from tests.support.case import GEMMA_4
 from tests.support.eagle import Pair, Recorder, written
 from tests.support.mtp import write_mtp
+from tests.support.zoo import GEMMA_4
 
 CUT = np.array([3, *range(9, 120), 150])
 KINDS: dict[str, dict[str, Any]] = {"random": {}, "cut": {"tokens": CUT}, "accepted": {"agrees": True}}

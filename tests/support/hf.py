@@ -4,7 +4,7 @@
 safetensors file or as shards with an index, tokenizer.json and tokenizer_config.json. The weights are a function of
 the configuration, the seed and the scale alone, so a test can compare an export of the folder it has just written with
 the logits transformers computed from the same folder elsewhere (tests/data/reference, made by
-tools/make_reference_logits.py from `CONFIGS`, `SEEDS` and `DTYPES`).
+tools/make_reference_logits.py).
 """
 
 from __future__ import annotations
@@ -20,18 +20,13 @@ from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from tests.support import saved
-from tests.support.core_configs import BOS as BOS
-from tests.support.core_configs import CORE as CORE
-from tests.support.core_configs import DTYPES as DTYPES
-from tests.support.core_configs import EOS as EOS
-from tests.support.core_configs import MAX_POSITIONS as MAX_POSITIONS
-from tests.support.core_configs import SEEDS as SEEDS
-from tests.support.core_configs import Config as Config
-from tests.support.core_configs import DType as DType
-from tests.support.zoo import CASES
-
-SCALE = 2.0
-"""The default `scale`: about the standard deviation of the logits."""
+from tests.support.zoo import BOS as BOS
+from tests.support.zoo import CASES, SCALE
+from tests.support.zoo import CORE as _CORE
+from tests.support.zoo import EOS as EOS
+from tests.support.zoo import MAX_POSITIONS as MAX_POSITIONS
+from tests.support.zoo import Config as Config
+from tests.support.zoo import DType as DType
 
 NUMPY_DTYPES: dict[DType, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
@@ -47,12 +42,14 @@ CHAT_TEMPLATE = (
 
 SHAPES = Path(__file__).parents[1] / "data" / "reference" / "shapes.json"
 """Tensors of the configurations of tests/support/zoo.py, as transformers names and shapes them."""
+_SHAPES: dict[str, dict[str, list[int]]] = json.loads(SHAPES.read_text("utf-8"))
 
 
-CONFIGS: dict[str, Config] = CORE | {name: case.config for name, case in CASES.items()}
+CORE: dict[str, Config] = {name: case.config for name, case in _CORE.items()}
+CONFIGS: dict[str, Config] = {name: case.config for name, case in CASES.items()}
 """Every configuration with reference logits; ``CORE`` stands for all where a test is not about architectures."""
-SEEDS |= {name: case.seed for name, case in CASES.items()}
-DTYPES |= {name: case.dtype for name, case in CASES.items()}
+SEEDS = {name: case.seed for name, case in CASES.items()}
+DTYPES = {name: case.dtype for name, case in CASES.items()}
 CONTEXTS = {name: case.context for name, case in CASES.items() if case.context}
 """What an export is limited to, where not to the model's own limit."""
 _NATIVE_ONLY = ("gemma4_text", "granitemoe", "lfm2", "lfm2_moe", "lfm3", "olmo_hybrid", "olmoe", "qwen3_5_moe_text",
@@ -63,15 +60,14 @@ NATIVE_ONLY = {
     if config["model_type"] in _NATIVE_ONLY or "mamba" in config.get("layer_types", [])
 }
 """Configurations with layers that stock operators cannot compute."""
-LONG = [name for name in CONFIGS if "llama3" in name or (name in CASES and CASES[name].long)]
+LONG = [name for name, case in CASES.items() if case.long]
 """Configurations whose reference reaches far positions."""
 
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """The tensors of a checkpoint under their Hugging Face names, in the order of the network."""
-    for name, case in CASES.items():
-        if case.config is config:
-            return {tensor: tuple(shape) for tensor, shape in json.loads(SHAPES.read_text("utf-8"))[name].items()}
+    if (kept := next((_SHAPES[name] for name in _SHAPES if CONFIGS[name] is config), None)) is not None:
+        return {tensor: tuple(shape) for tensor, shape in kept.items()}
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads") or heads
@@ -147,49 +143,6 @@ def weights(config: Config, seed: int, scale: float = SCALE, boost: float = 1.0)
     return made
 
 
-_CLASSES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-    "gemma": "GemmaForCausalLM",
-    "gemma2": "Gemma2ForCausalLM",
-    "gemma3_text": "Gemma3ForCausalLM",
-    "gemma4_text": "Gemma4ForCausalLM",
-    "granitemoe": "GraniteMoeForCausalLM",
-    "olmoe": "OlmoeForCausalLM",
-    "qwen3_moe": "Qwen3MoeForCausalLM",
-    "phi3": "Phi3ForCausalLM",
-    "smollm3": "SmolLM3ForCausalLM",
-    "olmo2": "Olmo2ForCausalLM",
-    "olmo3": "Olmo3ForCausalLM",
-    "olmo_hybrid": "OlmoHybridForCausalLM",
-    "granite": "GraniteForCausalLM",
-    "stablelm": "StableLmForCausalLM",
-    "gpt2": "GPT2LMHeadModel",
-    "gpt_neox": "GPTNeoXForCausalLM",
-    "starcoder2": "Starcoder2ForCausalLM",
-    "falcon": "FalconForCausalLM",
-    "lfm2": "Lfm2ForCausalLM",
-    "lfm2_moe": "Lfm2MoeForCausalLM",
-    "lfm3": "Lfm3ForCausalLM",
-    "qwen3_5_text": "Qwen3_5ForCausalLM",
-    "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",
-    "qwen3_next": "Qwen3NextForCausalLM",
-    "cohere": "CohereForCausalLM",
-    "cohere2": "Cohere2ForCausalLM",
-    "ernie4_5": "Ernie4_5ForCausalLM",
-    "exaone4": "Exaone4ForCausalLM",
-    "glm": "GlmForCausalLM",
-    "glm4": "Glm4ForCausalLM",
-    "seed_oss": "SeedOssForCausalLM",
-    "apertus": "ApertusForCausalLM",
-    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
-    "ministral3": "Ministral3ForCausalLM",
-    "nanochat": "NanoChatForCausalLM",
-    "phi": "PhiForCausalLM",
-    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
-}
 _OUTER = ("embed_tokens", "embed_tokens_per_layer", "lm_head", "wte", "embed_in", "embed_out", "word_embeddings")
 _POST_NORMS = tuple(f"post_{name}" for name in ("attention_layernorm", "feedforward_layernorm", "self_attn_layernorm",
                                                     "mlp_layernorm", "operator_norm", "ffn_norm"))  # fmt: skip
@@ -220,10 +173,14 @@ def write_checkpoint(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    architecture = _CLASSES[config["model_type"]]
+    architectures = next(
+        one["config"]["architectures"]
+        for one in saved.kept().values()
+        if one["config"]["model_type"] == config["model_type"]
+    )
     # transformers 5 writes rope_parameters and dtype where transformers 4 wrote rope_theta and torch_dtype.
     dtype_key = "dtype" if "rope_parameters" in config else "torch_dtype"
-    described: Config = {"architectures": [architecture], dtype_key: dtype, **config}
+    described: Config = {"architectures": architectures, dtype_key: dtype, **config}
     special: Config = {key: config[key] for key in ("bos_token_id", "eos_token_id") if key in config}
     generation: Config = {"_from_model_config": True, **special}
     stored = {
@@ -247,10 +204,9 @@ def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1, i
     other versions of transformers, and other programs, save it.
     """
     saved_as = None if in_memory else name
-    scale, boost = (CASES[name].scale, CASES[name].boost) if name in CASES else (SCALE, 1.0)
-    config, dtype = CONFIGS[name], DTYPES[name]
-    return write_checkpoint(folder, config, SEEDS[name], dtype=dtype, shards=shards, scale=scale, boost=boost,
-                            saved_as=saved_as)  # fmt: skip
+    case = CASES[name]
+    return write_checkpoint(folder, case.config, case.seed, dtype=case.dtype, shards=shards, scale=case.scale,
+                            boost=case.boost, saved_as=saved_as)  # fmt: skip
 
 
 def make_tokenizer(vocab_size: int, add_bos: bool) -> Tokenizer:

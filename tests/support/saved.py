@@ -29,10 +29,15 @@ Shapes = dict[str, tuple[int, ...]]
 
 
 @cache
-def saved(name: str) -> dict[str, Any]:
-    """What is kept of a configuration: ``config``, ``generation_config`` and ``tensors``, as lists of sizes by name."""
-    found: dict[str, Any] = json.loads(SAVED.read_text("utf-8"))[name]
+def kept() -> dict[str, dict[str, Any]]:
+    """Read what is kept: by name ``config``, ``generation_config`` and ``tensors``, as lists of sizes by name."""
+    found: dict[str, dict[str, Any]] = json.loads(SAVED.read_text("utf-8"))
     return found
+
+
+def saved(name: str) -> dict[str, Any]:
+    """Give what is kept of a configuration."""
+    return kept()[name]
 
 
 def names_differ(name: str, in_memory: Shapes) -> bool:

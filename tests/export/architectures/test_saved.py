@@ -145,7 +145,7 @@ def test_transformers_reads_the_kept_form_as_it_is_in_memory(checkpoint: Callabl
     model, told = AutoModelForCausalLM.from_pretrained(checkpoint(name), dtype="float32", output_loading_info=True)
     assert not any(told.values()), told
     state = model.state_dict()
-    scale, boost = (CASES[name].scale, CASES[name].boost) if name in CASES else (hf.SCALE, 1.0)
+    scale, boost = CASES[name].scale, CASES[name].boost
     for tensor, made in hf.weights(hf.CONFIGS[name], hf.SEEDS[name], scale, boost).items():
         kept = np.asarray(np.asarray(made, hf.NUMPY_DTYPES[hf.DTYPES[name]]), np.float32)
         np.testing.assert_array_equal(state[tensor].numpy(), kept, err_msg=tensor)
