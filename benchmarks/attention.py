@@ -21,7 +21,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from benchmarks.common import alternate, conditions, show
-from edgespec.export.graphs.graph import EDGESPEC, MICROSOFT
+from edgespec.export.emit.graph import EDGESPEC, MICROSOFT
 from edgespec.runtimes.files.formats import CENTROIDS, KEYS
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat, padded_dim
 from edgespec.runtimes.files.manifest import ModelFacts

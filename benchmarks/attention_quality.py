@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.common import conditions, show
-from edgespec.export.attention.prepare import TABLES, score, store
-from edgespec.export.attention.tables import BUDGET, learn_tables
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.quantization.coded_keys import TABLES, score, store
+from edgespec.export.quantization.key_tables import BUDGET, learn_tables
 from edgespec.export.source.source import resolve
 from edgespec.runtimes.files.formats import FORMATS, LEARNT, SINKS, WINDOW, KeyFormat, ValueFormat
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat

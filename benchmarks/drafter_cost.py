@@ -29,12 +29,12 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.model_part import open_described
 from edgespec.export.drafters.mtp import mtp_of
+from edgespec.export.emit.plans import storage_plans
 from edgespec.export.heads.choice import cut_draft
 from edgespec.export.heads.description import FUSE, HeadPlan
 from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.planning.heads import assumed_blocks, assumed_drafter
 from edgespec.export.source.source import Checkpoint, ConfigOnly
-from edgespec.export.storage.plans import storage_plans
 from edgespec.formulas.cost import expected_tokens
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.opening import open_slot

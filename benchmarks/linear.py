@@ -21,7 +21,7 @@ from onnx import helper
 
 from benchmarks.attention import aligned, session_of
 from benchmarks.common import alternate, conditions, show
-from edgespec.export.graphs.graph import EDGESPEC
+from edgespec.export.emit.graph import EDGESPEC
 from edgespec.runtimes.files.packing import Packed
 from edgespec.runtimes.ort.native_library import read_bandwidth
 from edgespec.runtimes.slots.shared import Bound

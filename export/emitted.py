@@ -14,7 +14,7 @@ from edgespec.export.architectures.deviations import approximations, remedies
 from edgespec.export.architectures.traits import traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
-from edgespec.export.graphs.device_graphs import add_device_graphs
+from edgespec.export.emit.device_graphs import add_device_graphs
 from edgespec.export.heads.choice import HeadChoice, cut_draft
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.heads.vocab import write_tokens

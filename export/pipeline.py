@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from edgespec import __version__
 from edgespec.drafters.registry import EAGLE, MTP, SPECULATIVE, needing
 from edgespec.errors import ExportError
-from edgespec.export.attention.prepare import check_attention, prepare_attention
 from edgespec.export.bundle.genai import GENAI, genai_config
 from edgespec.export.bundle.model_part import check_coded_keys, check_devices, check_layers, check_operators, open_model
 from edgespec.export.bundle.source_model import Progress, SourceModel, Writing
@@ -33,7 +32,6 @@ from edgespec.export.heads.vocab import frequent_tokens
 from edgespec.export.in_progress import InProgress
 from edgespec.export.measuring.method_parts import MethodMeasurer, digest
 from edgespec.export.measuring.skip_sets import read_skip_set
-from edgespec.export.mixing.mixer import Mix, Mixer
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
 from edgespec.export.options import ExportOptions
@@ -45,6 +43,8 @@ from edgespec.export.quantization.calibration_text import (
     read_calibration,
     unmeasured,
 )
+from edgespec.export.quantization.coded_keys import check_attention, prepare_attention
+from edgespec.export.quantization.mixer import Mix, Mixer
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import Checkpoint, resolve

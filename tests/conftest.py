@@ -24,11 +24,11 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.emit.fill import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
-from edgespec.export.storage.fill import Errors
 from edgespec.planning.profile import quiet
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import ModelPart, Operators

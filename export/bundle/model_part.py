@@ -8,10 +8,10 @@ from pathlib import Path
 
 from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures import Architecture, architecture
-from edgespec.export.graphs.wide_heads import least_length
+from edgespec.export.emit.layout import HEADROOM, WEIGHTS, converted_name
+from edgespec.export.emit.wide_heads import least_length
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.source.source import Checkpoint, ConfigOnly
-from edgespec.export.storage.layout import HEADROOM, WEIGHTS, converted_name
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import LEARNT, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION

@@ -10,9 +10,9 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.emit.fill import Errors
 from edgespec.export.heads.choice import HeadChoice
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.storage.fill import Errors
 from edgespec.export.tokenizers.facts import DescribedModel
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import ModelPart, Precision, SkipSetPart

@@ -16,7 +16,7 @@ from edgespec.export.drafters.guesses import LEAST, Text, accepted, decoder_of, 
 from edgespec.export.drafters.probe import HELPS
 from edgespec.export.drafters.readings import Reading, as_read, other_readings
 from edgespec.export.drafters.write import write_drafter
-from edgespec.export.quantization.quantizers.levels import BLOCKS
+from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.runtimes.files.formats import FOUR_BITS, Format
 from edgespec.runtimes.files.staged import scratch

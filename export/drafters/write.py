@@ -6,11 +6,11 @@ from pathlib import Path
 
 from edgespec.export.bundle.model import write_model
 from edgespec.export.drafters.drafter import Drafter
+from edgespec.export.emit.plans import storage_plans
 from edgespec.export.heads.vocab import write_tokens
+from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
-from edgespec.export.quantization.quantizers.levels import BLOCKS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
-from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.files.manifest import Layout, ModelPart
 
 PREFIX = "drafter/"

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.deviations import as_used_for
+from edgespec.export.emit.fill import Errors
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.slots.slot import Slot
 
 ROWS = 64  # positions whose logits are compared

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from edgespec.export.emit.fill import Errors
 from edgespec.export.measuring.parity import ROWS, compare_logits, error_by_layer, plain_logits, relative_error
-from edgespec.export.storage.fill import Errors
 from edgespec.runtimes.files.manifest import Graph, ModelPart
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model

@@ -13,13 +13,13 @@ from onnx import helper
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model_part import MAIN, STRICT
 from edgespec.export.bundle.source_model import WrittenModel
-from edgespec.export.graphs.graph import MICROSOFT, alive, reads, stored_tensor
+from edgespec.export.emit.fill import Errors, WeightFile, add_error
+from edgespec.export.emit.graph import MICROSOFT, alive, reads, stored_tensor
+from edgespec.export.emit.layout import INLINE_BYTES, WEIGHTS, WeightLayout
 from edgespec.export.optimum.graph import ForeignGraph, Matrix
 from edgespec.export.optimum.strict import double_last_rows
-from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.export.quantization import levels as quantize
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.storage.fill import Errors, WeightFile, add_error
-from edgespec.export.storage.layout import INLINE_BYTES, WEIGHTS, WeightLayout
 from edgespec.runtimes.files.manifest import Graph, ModelFacts, ModelPart
 
 WORK = ".optimum"  # of a bundle in the making: what optimum writes

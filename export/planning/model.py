@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import model_part, stock_graphs
+from edgespec.export.emit.plans import storage_plans
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.heads.vocab import check_size
 from edgespec.export.planning.files import device_graphs, head_tokens, model_files
@@ -13,7 +14,6 @@ from edgespec.export.planning.heads import PlannedHeads, Shaped, cut_shapes
 from edgespec.export.planning.plan import model_bytes
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.extended import ExtendedCheckpoint
-from edgespec.export.storage.plans import storage_plans
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.manifest import HeadVocab, Layout, ModelPart, SkipSetPart
 

@@ -8,9 +8,9 @@ from typing import Any
 from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import counted
 from edgespec.export.bundle.source_model import SourceModel
+from edgespec.export.emit.plans import storage_plans
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.export.storage.plans import storage_plans
 from edgespec.planning.speed.cut import TYPICAL, paying_size
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout

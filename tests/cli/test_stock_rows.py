@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.export.graphs import wide_heads
+from edgespec.export.emit import wide_heads
 from tests.cli.conftest import Command
 from tests.support.wide import wide_bundle
 

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import AttentionRule
-from edgespec.export.attention.prepare import TABLES, store
-from edgespec.export.attention.tables import learn_tables
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.quantization.coded_keys import TABLES, store
+from edgespec.export.quantization.key_tables import learn_tables
 from edgespec.export.quantization.reference import NumpyOps
 from edgespec.runtimes.files.formats import LEARNT
 from edgespec.runtimes.files.kv import ATTENTION, KvFormat

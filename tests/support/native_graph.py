@@ -13,8 +13,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
-from edgespec.export.graphs.graph import EDGESPEC
-from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.export.emit.graph import EDGESPEC
+from edgespec.export.quantization import levels as quantize
 from edgespec.runtimes.files.formats import Kind
 from edgespec.runtimes.files.kv import KvFormat
 from edgespec.runtimes.files.manifest import ModelFacts

@@ -9,8 +9,8 @@ import onnx
 import onnxruntime
 import pytest
 
-from edgespec.export.graphs.device_graphs import add_device_graphs
-from edgespec.export.graphs.graph import reads
+from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.graph import reads
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import ModelPart, Operators
 from tests.conftest import OPERATORS, Written

@@ -64,7 +64,7 @@ def interrupted(*_: object, **__: object) -> Iterator[Any]:
     raise KeyboardInterrupt
 
 
-PLACES = ["edgespec.export.storage.fill.WeightFile.write", "edgespec.export.graphs.graph.GraphBuilder.save",
+PLACES = ["edgespec.export.emit.fill.WeightFile.write", "edgespec.export.emit.graph.GraphBuilder.save",
           "edgespec.export.pipeline.copy_tokenizer", "edgespec.export.emitted.parity_report",
           "edgespec.export.measuring.method_parts.measure_steps", "edgespec.export.pipeline.write_manifest",
           "edgespec.export.bundle.writer.save_manifest", "pathlib.Path.rename"]  # fmt: skip

@@ -23,7 +23,7 @@ from edgespec.export.optimum.strict import choose_strict
 from edgespec.export.optimum.write import HEADROOM, write_foreign
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.quantization.quantizers.levels import dequantize_block, unpack_levels
+from edgespec.export.quantization.levels import dequantize_block, unpack_levels
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.reports.proof import prove
 from edgespec.runtimes.files.bundle import Bundle

@@ -11,9 +11,9 @@ import pytest
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
-from edgespec.export.attention import prepare as attention
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
+from edgespec.export.quantization import coded_keys as attention
 from edgespec.planning.memory.passes import model_kv
 from edgespec.reports.proof import check_golden
 from edgespec.runtimes.files.formats import Attention

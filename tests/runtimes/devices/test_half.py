@@ -20,8 +20,8 @@ import edgespec.runtimes.devices.golden as golden
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BundleError, DeviceError, InvalidRequest
-from edgespec.export.graphs.device_graphs import add_device_graphs
-from edgespec.export.graphs.half import PRODUCTS
+from edgespec.export.emit.device_graphs import add_device_graphs
+from edgespec.export.emit.half import PRODUCTS
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.runtimes.devices import webgpu as devices

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from edgespec.export.quantization.quantizers import levels as quantize
+from edgespec.export.quantization import levels as quantize
 from edgespec.runtimes.files.formats import Kind
 from edgespec.runtimes.ort.native_library import native_library
 from tests.support.native_graph import Floats, Node, Rows, Weights, levels

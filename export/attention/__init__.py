@@ -1,1 +1,0 @@
-"""Ways to keep keys and values: tables learnt, quality measured."""

@@ -1,0 +1,195 @@
+"""Writing a weight file by its plan, piece by piece, so that no tensor need be whole in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.emit.layout import HEADROOM, Stored
+from edgespec.export.emit.plan import Matrix, StoragePlan
+from edgespec.export.quantization import levels as quantize
+from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels, LevelSource
+
+Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
+Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] and scales [r, ..] of consecutive rows
+
+
+class WeightFile:
+    """A weight file in the making; ``progress`` is told the bytes so far after every piece."""
+
+    def __init__(self, path: Path, progress: Callable[[int], None] = lambda done: None) -> None:
+        self._file, self.progress = path.open("wb"), progress
+
+    def __enter__(self) -> WeightFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def write(self, entry: Stored, pieces: Iterable[NDArray[Any]]) -> None:
+        """Write a tensor that arrives as consecutive pieces of its bytes, in row order."""
+        self._file.seek(entry.offset)
+        written = 0
+        for piece in pieces:
+            written += self._file.write(np.ascontiguousarray(piece, entry.dtype).data)
+            self.progress(entry.offset + written)
+        if written != entry.length:
+            raise AssertionError(f"wrote {written} bytes at {entry.offset}, expected {entry.length}")
+
+
+def fill(
+    path: Path,
+    plan: StoragePlan,
+    chosen: LevelSource | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Errors:
+    """Write the tensors of a plan's model.
+
+    Args:
+        path: a new file.
+        plan: what lies where.
+        chosen: the levels of int4 and int8 matrices; None = round to nearest.
+        progress: called with (bytes written, of) after every piece of a tensor.
+
+    Returns the squared errors of the matrices.
+    """
+    filler = _Filler(plan, chosen or DirectLevels(QUANTIZERS["rtn"]))
+    with WeightFile(path, lambda done: progress(done, plan.end) if progress else None) as file:
+        for content, name in plan.contents:
+            for entry, pieces in filler.tensors(content, name):
+                file.write(plan.entries[entry], pieces)
+    return filler.errors
+
+
+class _Filler:
+    def __init__(self, plan: StoragePlan, chosen: LevelSource) -> None:
+        self.plan, self.arch, self.source, self.chosen = plan, plan.arch, plan.arch.source, chosen
+        self.errors: Errors = {}
+
+    def tensors(self, content: str, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """Names of entries, and what they hold."""
+        if content == "matrix":
+            yield from self._matrix(name, self.plan.matrices[name])
+        elif content == "rows":
+            yield from self._table(name)
+        elif content == "parts":
+            yield from self._parts(name)
+        elif content == "vector":
+            yield name, [self.source.read(name)]
+        elif content == "angles":
+            context, rotary = self.arch.facts.context, self.arch.rotaries[name]
+            tables = rotary.tables(context + HEADROOM, context)
+            yield from ((f"{name}_{which}", [table]) for which, table in zip(("cos", "sin"), tables, strict=True))
+            if (growth := rotary.growth(context + HEADROOM)) is not None:
+                yield f"{name}_growth", [growth]
+        else:  # learnt positions; zeros beyond what was learnt, where no token ever stands
+            rows = self.arch.facts.context + HEADROOM
+            learnt = self.source.read(name, slice(0, min(rows, self.source.shape(name)[0])))
+            yield name, [learnt, np.zeros((rows - len(learnt), learnt.shape[1]), np.float32)]
+
+    def _table(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """An embedding that is only looked up, [vocab, k]: float32, or int8 with a scale a row."""
+        if f"{name}.table_scales" not in self.plan.entries:
+            yield f"{name}.table", self.source.pieces(name)
+            return
+        pieces = (quantize.quantize_channel(piece, quantize.EMBEDDING_LEVELS) for piece in self.source.pieces(name))
+        yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces)
+
+    def _parts(self, name: str) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        """The same with a scale for each part of a row: embeddings of all layers."""
+        if f"{name}.table_scales" not in self.plan.entries:
+            yield f"{name}.table", self.source.pieces(name)
+            return
+        parts = self.plan.entries[f"{name}.table_scales"].dims[1]
+
+        def pieces() -> Pieces:
+            for piece in self.source.pieces(name):
+                rows = piece.reshape(len(piece) * parts, -1)
+                levels, scales = quantize.quantize_channel(rows, quantize.EMBEDDING_LEVELS)
+                yield levels.reshape(piece.shape), scales.reshape(len(piece), parts)
+
+        yield from _in_turn(f"{name}.table", f"{name}.table_scales", pieces())
+
+    def _matrix(self, name: str, matrix: Matrix) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+        packed, levels, scales = matrix.packed, f"{name}.levels", f"{name}.scales"
+        if matrix.form == "fp32":
+            rows = self._floats(matrix)
+            yield (name, _columns(matrix, rows)) if packed is None else (f"{name}.packed", packed.pack_floats(rows))
+        elif matrix.form == "w8a8":
+            pieces = self._channels(matrix)
+            if packed is None:
+                yield from _in_turn(levels, scales, pieces, lambda pieces: _columns(matrix, pieces))
+            else:
+                yield f"{name}.packed", packed.pack_channels(pieces)
+        else:
+            form = quantize.BLOCKS[matrix.form]
+            pieces = self._blocks(matrix, form)
+            if packed is None:
+                yield from _in_turn(levels, scales, (form.to_stock(*piece, matrix.k) for piece in pieces))
+            else:
+                yield f"{name}.packed", packed.pack_blocks(pieces)
+
+    def _floats(self, matrix: Matrix) -> Iterator[NDArray[np.float32]]:
+        for part in matrix.parts:
+            for piece in self.source.pieces(part):
+                add_error(self.errors, part, piece, piece)
+                yield piece
+
+    def _channels(self, matrix: Matrix) -> Pieces:
+        for part in matrix.parts:
+            for piece in self.source.pieces(part):
+                levels, scales = quantize.quantize_channel(piece)
+                add_error(self.errors, part, piece, quantize.dequantize_channel(levels, scales))
+                yield levels, scales
+
+    def _blocks(self, matrix: Matrix, form: quantize.Blocks) -> Pieces:
+        for part in matrix.parts:
+            for piece, (levels, scales) in self.chosen.pieces(self.source, part, form):
+                add_error(self.errors, part, piece, quantize.dequantize_block(levels, scales, matrix.k, form.bits))
+                yield levels, scales
+
+
+def _in_turn(
+    levels: str,
+    scales: str,
+    pieces: Pieces,
+    change: Callable[[Iterator[NDArray[Any]]], Iterable[NDArray[Any]]] = lambda pieces: pieces,
+) -> Iterator[tuple[str, Iterable[NDArray[Any]]]]:
+    """Levels, then their scales: those are small, and kept until the levels are written."""
+    kept: list[NDArray[np.float32]] = []
+
+    def first() -> Iterator[NDArray[Any]]:
+        for piece, own in pieces:
+            kept.append(own)
+            yield piece
+
+    yield levels, change(first())
+    yield scales, kept
+
+
+def _columns(matrix: Matrix, pieces: Iterable[NDArray[Any]]) -> Iterator[NDArray[Any]]:
+    """The rows of a matrix [n, k] as one piece [k, n]."""
+    whole: NDArray[Any] | None = None
+    at = 0
+    for piece in pieces:
+        whole = np.empty((matrix.k, matrix.n), piece.dtype) if whole is None else whole
+        whole[:, at : at + len(piece)] = piece.T
+        at += len(piece)
+    if whole is not None:
+        yield whole
+
+
+def add_error(
+    errors: Errors, name: str, weight: NDArray[np.float32], approximation: NDArray[np.float32]  # [r, k] both
+) -> None:  # fmt: skip
+    """Add the squared error and the sum of squares of some rows to those of their matrix."""
+    error, norm = quantize.squared_error(weight, approximation)
+    before = errors.get(name, (0.0, 0.0))
+    errors[name] = before[0] + error, before[1] + norm

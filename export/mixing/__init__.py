@@ -1,1 +1,0 @@
-"""Four and eight bits in one model."""

@@ -1,0 +1,144 @@
+"""Scales that minimise the squared error of each block, optionally weighted by the importance of its channels."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+
+from edgespec.export.quantization.base import Array, PieceQuantizer, Quantized
+from edgespec.export.quantization.levels import (
+    Blocks,
+    grouped,
+    half,
+    largest_scales,
+    reciprocal,
+    round_levels,
+)
+from edgespec.runtimes.ort.session import default_threads
+
+CHUNK = 8192  # blocks searched at once: a few arrays of this size fit a core's cache, and threads seldom take turns
+GRID = {4: np.linspace(0.8, 1.3, 16, dtype=np.float32), 8: np.linspace(0.985, 1.015, 4, dtype=np.float32)}
+REFINEMENTS = 2
+
+
+class SquaredError:
+    """Every channel counts the same."""
+
+    name = "mse"
+    calibrated = False
+    corrects = False
+
+    def prepare(self, inputs: Array | None) -> PieceQuantizer:
+        """See Quantizer."""
+        return quantize_searched
+
+
+def quantize_searched(
+    weight: Array,  # [n, k]
+    form: Blocks,
+    importance: Array | None = None,  # [k], not negative
+) -> Quantized:
+    """Quantize with the scales of ``search_scales``; never worse than round to nearest, block by block."""
+    bits, size = form.bits, form.size
+    blocks = grouped(weight, size)  # [n, blocks, size]
+    n, count = blocks.shape[:2]
+    levels, scales = np.empty(blocks.shape, np.uint8), np.empty((n, count), np.float32)
+    step = max(1, CHUNK // count)
+    shared = None if importance is None else _tile(importance, size, count, min(step, n))  # [size, step * count]
+
+    def search(start: int) -> None:
+        part = slice(start, start + step)
+        own = blocks[part]
+        columns = np.ascontiguousarray(own.reshape(-1, size).T)  # [size, m]
+        weights = None if shared is None else shared[:, : columns.shape[1]]
+        scales[part] = search_scales(columns, largest_scales(own, bits).ravel(), bits, weights).reshape(-1, count)
+        levels[part] = round_levels(own, scales[part], bits)
+
+    with ThreadPoolExecutor(default_threads()) as pool:  # numpy computes without the lock
+        for _ in pool.map(search, range(0, n, step)):
+            pass
+    return levels, scales
+
+
+def search_scales(
+    columns: Array,  # [size, m]: a block a column, so that every operation runs along m
+    start: Array,  # [m], float16 values
+    bits: int,
+    importance: Array | None = None,  # [size, m] or [size, 1]
+) -> Array:  # [m], float16 values
+    """Scales of least squared error.
+
+    Candidates of both signs put the largest weight near either end of the range.  For the levels of each, the best
+    scale is that of least squares, and its error is known without computing it: sum(x**2) - sum(x l)**2 / sum(l**2).
+    The winner is refined by least squares, every time rounded to float16; ``start`` is kept where nothing beats it.
+
+    Levels that a checkpoint had already are found again: where most blocks are exact, the largest weight of the others
+    is tried as every level.
+    """
+    zero = 1 << (bits - 1)
+    low, high = np.float32(-zero), np.float32(zero - 1)
+    at = np.abs(columns).argmax(0)  # [m]
+    levels, work = np.empty_like(columns), np.empty_like(columns)
+    best_gain, best = np.zeros_like(start), start.copy()
+
+    def fit(inverse: Array, reach: float) -> tuple[Array, Array]:  # [m] -> sums of x l and of l l, [m]
+        np.multiply(columns, inverse, out=levels)
+        np.rint(levels, out=levels)
+        if reach > high + 0.49:  # the largest level before rounding; below, nothing is beyond either end
+            np.clip(levels, low, high, out=levels)
+        along = np.add.reduce(np.multiply(levels, weighted, out=work), 0)
+        np.multiply(levels, levels, out=work)
+        if importance is not None:
+            np.multiply(work, importance, out=work)
+        return along, np.add.reduce(work, 0)
+
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):  # huge and tiny weights: `start` stays
+        weighted = columns if importance is None else columns * importance
+        anchor = reciprocal(np.take_along_axis(columns, at[None], 0)[0])  # [m]
+        for end in (low, high):
+            for ratio in GRID[bits]:
+                along, own = fit(anchor * (end * ratio), abs(end) * ratio)
+                scale = np.divide(along, own, out=np.zeros_like(own), where=own > 0)
+                better = along * scale > best_gain
+                best_gain = np.where(better, along * scale, best_gain)
+                best = np.where(better, scale, best)
+        kept, least = start, _error(columns, start, low, high, importance, work)
+        for again in range(REFINEMENTS + 1):
+            scale = half(best)
+            error = _error(columns, scale, low, high, importance, work)
+            better = error < least
+            kept, least = np.where(better, scale, kept), np.where(better, error, least)
+            if again < REFINEMENTS:
+                along, own = fit(reciprocal(scale), np.inf)
+                best = np.divide(along, own, out=best.copy(), where=own > 0)
+        ordinary = start != 0
+        if 2 * ((least == 0) & ordinary).sum() > ordinary.sum():  # a checkpoint of levels already, in blocks as large
+            largest = np.take_along_axis(columns, at[None], 0)[0]
+            for level in range(1, zero):  # also where a block has no level near either end
+                scale = half(largest / np.float32(level))
+                error = _error(columns, scale, low, high, importance, work)
+                better = error < least
+                kept, least = np.where(better, scale, kept), np.where(better, error, least)
+    return kept
+
+
+def _error(
+    columns: Array, scale: Array, low: np.float32, high: np.float32, importance: Array | None, work: Array
+) -> Array:
+    """Weighted squared error of each block with this scale, [m]."""
+    np.multiply(columns, reciprocal(scale), out=work)
+    np.rint(work, out=work)
+    np.clip(work, low, high, out=work)
+    np.multiply(work, scale, out=work)
+    np.subtract(work, columns, out=work)
+    np.multiply(work, work, out=work)
+    if importance is not None:
+        np.multiply(work, importance, out=work)
+    return np.add.reduce(work, 0)
+
+
+def _tile(importance: Array, size: int, count: int, rows: int) -> Array:  # [k] -> [size, rows * count]
+    padded = np.zeros(count * size, np.float32)
+    padded[: len(importance)] = importance
+    return np.ascontiguousarray(np.tile(padded.reshape(count, size).T, rows))

@@ -1,1 +1,0 @@
-"""The weight file: planned from shapes, then written."""
