@@ -27,7 +27,7 @@ from edgespec.export.bundle.model import open_model, write_model
 from edgespec.export.emit.fill import Errors
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
 from edgespec.planning.profile import quiet
 from edgespec.runtimes.files.formats import Format

@@ -10,15 +10,15 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.bundle.model_part import INDEX, NATIVE, STANDARD, model_part, stock_graphs
 from edgespec.export.bundle.model_part import open_model as open_model  # beside what writes it
 from edgespec.export.bundle.source_model import WrittenModel
-from edgespec.export.emit.stock import GraphOps
-from edgespec.export.emit.standard import StandardOps
-from edgespec.export.heads.description import HeadPlan
-from edgespec.export.emit.native import NativeOps
-from edgespec.export.quantization.quantizers import LevelSource
 from edgespec.export.emit.fill import fill
 from edgespec.export.emit.layout import WEIGHTS
+from edgespec.export.emit.native import NativeOps
 from edgespec.export.emit.plan import StoragePlan, index_text
 from edgespec.export.emit.plans import storage_plans
+from edgespec.export.emit.standard import StandardOps
+from edgespec.export.emit.stock import GraphOps
+from edgespec.export.heads.description import HeadPlan
+from edgespec.export.quantization.quantizer import LevelSource
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import HeadVocab, Layout
 

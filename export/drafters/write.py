@@ -9,7 +9,7 @@ from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.heads.vocab import write_tokens
 from edgespec.export.quantization.levels import BLOCKS
-from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.runtimes.files.manifest import Layout, ModelPart
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from edgespec.export.emit.layout import HEADROOM, Stored
 from edgespec.export.emit.plan import Matrix, StoragePlan
 from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels, LevelSource
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels, LevelSource
 
 Errors = dict[str, tuple[float, float]]  # tensor name -> sum of squared errors, sum of squares
 Pieces = Iterator[tuple[NDArray[Any], NDArray[np.float32]]]  # levels [r, ..] and scales [r, ..] of consecutive rows

@@ -9,8 +9,8 @@ from onnx import TensorProto
 
 from edgespec.export.architectures.ops import Linear, Norm
 from edgespec.export.emit.graph import EDGESPEC, GraphBuilder
-from edgespec.export.emit.vectors import stacked_bias, vector
 from edgespec.export.emit.plan import StoragePlan, stacked_name
+from edgespec.export.emit.vectors import stacked_bias, vector
 from edgespec.runtimes.files.formats import KINDS, SPECS, Kind
 
 PLAN, CONTROLS = 6, 8

@@ -18,9 +18,9 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
+from edgespec.export.emit.plan import Matrix, StoragePlan
 from edgespec.export.heads.description import HeadPlan, cut_head, group_matrices
 from edgespec.export.quantization.levels import BLOCKS
-from edgespec.export.emit.plan import Matrix, StoragePlan
 from edgespec.runtimes.files.formats import Format
 
 

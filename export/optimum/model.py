@@ -22,7 +22,7 @@ from edgespec.export.optimum.parity import foreign_parity
 from edgespec.export.optimum.strict import choose_strict
 from edgespec.export.optimum.write import HEADROOM, WORK, write_foreign
 from edgespec.export.quantization.levels import BLOCKS
-from edgespec.export.quantization.quantizers import QUANTIZERS
+from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.export.source.json_object import read_object
 from edgespec.export.source.source import Checkpoint

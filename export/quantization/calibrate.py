@@ -24,11 +24,18 @@ from edgespec.export.architectures.ops import (
     Linear,
     Norm,
 )
-from edgespec.export.quantization.base import Array, PieceQuantizer, Quantized
-from edgespec.export.quantization.drift import Correction
-from edgespec.export.quantization.levels import BLOCK, Blocks, dequantize_block, pack_levels, unpack_levels
+from edgespec.export.quantization.gptq import Correction
+from edgespec.export.quantization.levels import (
+    BLOCK,
+    Array,
+    Blocks,
+    Quantized,
+    dequantize_block,
+    pack_levels,
+    unpack_levels,
+)
 from edgespec.export.quantization.mse import quantize_searched
-from edgespec.export.quantization.quantizers import DirectLevels, LevelSource, Quantizer
+from edgespec.export.quantization.quantizer import DirectLevels, LevelSource, PieceQuantizer, Quantizer
 from edgespec.export.quantization.reference import NumpyOps
 from edgespec.export.source.source import Checkpoint
 

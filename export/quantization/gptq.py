@@ -1,38 +1,22 @@
-"""GPTQ: column by column, the error of each made up for by those that follow (Frantar et al., arXiv 2210.17323)."""
+"""Quantizing with error feedback: GPTQ, and the corrections of GPTAQ.
+
+* GPTQ (Frantar et al., arXiv 2210.17323): column by column, the error of each is made up for by those that follow.
+* ``Correction``: weights are moved so that a matrix makes up for the errors of the quantized matrices before it, the
+  asymmetric calibration of GPTAQ (Li et al., arXiv 2504.02692), by ridge regression: the outputs to match are those of
+  the unquantized model, whose inputs f differ from the inputs x that the matrix gets.  A matrix that writes into the
+  residual stream also makes up for what that stream has lost.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from edgespec.export.quantization.base import Array, PieceQuantizer, Quantized
-from edgespec.export.quantization.levels import HALF_MAX, Blocks, half, reciprocal
-from edgespec.export.quantization.mse import CHUNK, quantize_searched, search_scales
+from edgespec.export.quantization.levels import HALF_MAX, Array, Blocks, Quantized, half, reciprocal
+from edgespec.export.quantization.mse import CHUNK, search_scales
 
 LAZY = 128  # whole blocks of columns whose corrections reach the rest of the matrix together
 DAMPING = 0.01  # of the mean of the diagonal
-
-
-class Gptq:
-    """Minimises the squared error of a matrix's outputs on its calibration inputs.
-
-    Columns come in their stored order: blocks are contiguous, so the paper's order by activation would need a
-    permutation of the inputs.  The scale of a block is searched when the block is reached, on the corrected weights.
-    """
-
-    name = "gptq"
-    calibrated = True
-    corrects = True
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """See Quantizer."""
-        if inputs is None or not inputs.any():
-            return quantize_searched
-        feedback, importance = feedback_factor(inputs), np.diag(inputs)
-
-        def quantize(weight: Array, form: Blocks) -> Quantized:
-            return quantize_corrected(weight, form, feedback, importance)
-
-        return quantize
+RIDGE = 0.05  # of the mean of the diagonal: what holds the correction back on few tokens
 
 
 def feedback_factor(products: Array, damping: float = DAMPING) -> Array:  # [k, k] -> [k, k], upper triangular
@@ -102,3 +86,32 @@ def _scales(columns: Array, bits: int, importance: Array | None) -> Array:  # [u
         part = slice(start, start + CHUNK)
         found[part] = search_scales(np.ascontiguousarray(columns[:, part]), first[part], bits, weights)
     return found
+
+
+class Correction:
+    """Targets W' = W + W @ C + G of one matrix [n, k].
+
+    Args:
+        products: [k, k], mean of x.T @ x.
+        drift: [k, k], mean of (f - x).T @ x.
+        residual: [n, k], mean of e.T @ x, e [tokens, n] being what the residual stream lacks; None for a matrix that
+            does not write into it.
+    """
+
+    def __init__(self, products: Array, drift: Array, residual: Array | None) -> None:
+        damped = products.copy()
+        diagonal = damped.ravel()[:: len(damped) + 1]
+        diagonal += np.float32(RIDGE) * diagonal.mean()
+        self._share: Array | None = None  # C
+        self._added: Array | None = None  # G
+        if not diagonal.any() or not (drift.any() or (residual is not None and residual.any())):
+            return  # nothing to make up for
+        both = drift.T if residual is None else np.concatenate([drift.T, residual.T], 1)  # [k, k (+ n)]
+        solved = np.linalg.solve(damped, both).T
+        self._share = solved[: len(damped)]
+        self._added = None if residual is None else solved[len(damped) :]
+
+    def target(self, weight: Array, rows: slice) -> Array:  # [rows, k] -> [rows, k]
+        """What to quantize instead of these rows."""
+        moved = weight if self._share is None else weight + weight @ self._share
+        return moved if self._added is None else moved + self._added[rows]

@@ -19,6 +19,9 @@ from edgespec.runtimes.files.packing import Blocks as Blocks
 from edgespec.runtimes.files.packing import pack_levels as pack_levels
 from edgespec.runtimes.files.packing import unpack_levels as unpack_levels
 
+Array = NDArray[np.float32]
+Quantized = tuple[NDArray[np.uint8], Array]  # levels [n, blocks, size], scales [n, blocks], all float16 values
+
 CHANNEL_LEVELS = 63  # 7-bit weights: see above
 HALF_MAX = np.float32(65504)  # largest finite float16
 EMBEDDING_LEVELS = 127  # rows that are only looked up cannot saturate anything

@@ -20,7 +20,7 @@ from edgespec.export.emit.stock_plan import StockPlan
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.levels import BLOCKS
-from edgespec.export.quantization.quantizers import QUANTIZERS
+from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.planning.memory.budget import show_bytes

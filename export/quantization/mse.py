@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
-from edgespec.export.quantization.base import Array, PieceQuantizer, Quantized
 from edgespec.export.quantization.levels import (
+    Array,
     Blocks,
+    Quantized,
     grouped,
     half,
     largest_scales,
@@ -20,18 +21,6 @@ from edgespec.runtimes.ort.session import default_threads
 CHUNK = 8192  # blocks searched at once: a few arrays of this size fit a core's cache, and threads seldom take turns
 GRID = {4: np.linspace(0.8, 1.3, 16, dtype=np.float32), 8: np.linspace(0.985, 1.015, 4, dtype=np.float32)}
 REFINEMENTS = 2
-
-
-class SquaredError:
-    """Every channel counts the same."""
-
-    name = "mse"
-    calibrated = False
-    corrects = False
-
-    def prepare(self, inputs: Array | None) -> PieceQuantizer:
-        """See Quantizer."""
-        return quantize_searched
 
 
 def quantize_searched(

@@ -12,7 +12,7 @@ from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Activation, AttentionRule, ExpertsRule, Kind, Linear, Norm
 from edgespec.export.measuring.parity import log_softmax
 from edgespec.export.quantization.levels import Blocks, dequantize_block
-from edgespec.export.quantization.quantizers import Quantizer
+from edgespec.export.quantization.quantizer import Quantizer
 from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.export.source.source import Checkpoint
 

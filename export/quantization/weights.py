@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
-from edgespec.export.quantization.quantizers import QUANTIZERS, Quantizer
 from edgespec.export.quantization.levels import BLOCKS, Blocks
+from edgespec.export.quantization.quantizer import QUANTIZERS, Quantizer
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, FOUR_BITS, Format, listed
 
 DEFAULT_QUANTIZER = "mse"

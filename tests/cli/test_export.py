@@ -11,7 +11,7 @@ import pytest
 
 from edgespec.cli.export import QUANTIZERS
 from edgespec.errors import InvalidRequest
-from edgespec.export.quantization import quantizers
+from edgespec.export.quantization import quantizer
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Manifest
@@ -89,7 +89,7 @@ def test_dry_run(command: Command, elsewhere: Path) -> None:
 
 
 def test_quantizer_and_head_format(command: Command, elsewhere: Path) -> None:
-    assert tuple(QUANTIZERS) == tuple(quantizers.QUANTIZERS)
+    assert tuple(QUANTIZERS) == tuple(quantizer.QUANTIZERS)
     options = ("--quantizer", "gptq", "--head-format", "int8")
     plan = command("export", TARGET, *options, "--dry-run", "--json").json
     assert (plan["format"], plan["quantizer"], plan["head_format"]) == ("int4", "gptq", "int8")

@@ -14,13 +14,13 @@ import pytest
 
 from edgespec.errors import ExportError
 from edgespec.export.bundle.model import open_model
+from edgespec.export.emit.fill import WeightFile, fill
+from edgespec.export.emit.layout import LARGE_ALIGN, Stored, WeightLayout
+from edgespec.export.emit.plans import storage_plans
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.source.source import resolve
-from edgespec.export.emit.fill import WeightFile, fill
-from edgespec.export.emit.layout import LARGE_ALIGN, Stored, WeightLayout
-from edgespec.export.emit.plans import storage_plans
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout
 from tests.conftest import LARGE, TARGET, write_large
@@ -105,7 +105,7 @@ CONVERT = """
 import sys, threading, time
 from pathlib import Path
 from edgespec.export.bundle.model import open_model, write_model
-from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 
 chosen = DirectLevels(QUANTIZERS["mse"])
 

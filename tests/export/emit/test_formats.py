@@ -14,15 +14,15 @@ from onnx import TensorProto
 
 from edgespec.export.architectures.ops import Linear
 from edgespec.export.bundle.model import open_model
+from edgespec.export.emit.fill import fill
 from edgespec.export.emit.formats import LINEAR, table_rows
 from edgespec.export.emit.graph import GraphBuilder
-from edgespec.export.quantization import levels as quantize
-from edgespec.export.quantization.levels import EMBEDDING_LEVELS, Blocks
-from edgespec.export.quantization.reference import Array, NumpyOps
-from edgespec.export.emit.fill import fill
 from edgespec.export.emit.layout import LARGE_ALIGN, SMALL_ALIGN, WeightLayout
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.emit.stock_plan import StockPlan
+from edgespec.export.quantization import levels as quantize
+from edgespec.export.quantization.levels import EMBEDDING_LEVELS, Blocks
+from edgespec.export.quantization.reference import Array, NumpyOps
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.kv import ATTENTION
 from edgespec.runtimes.opening import open_slot

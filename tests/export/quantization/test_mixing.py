@@ -22,7 +22,7 @@ from edgespec.export.pipeline import Exporter
 from edgespec.export.planning.plan import weight_bytes
 from edgespec.export.quantization.levels import Blocks, dequantize_block
 from edgespec.export.quantization.mixer import TOKENS, Mixer
-from edgespec.export.quantization.quantizers import QUANTIZERS
+from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.quantization.weights import WeightChoice

@@ -28,10 +28,9 @@ from edgespec.export.quantization.calibrate import (
     sequences,
 )
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
-from edgespec.export.quantization.drift import Correction
-from edgespec.export.quantization.gptq import feedback_factor
+from edgespec.export.quantization.gptq import Correction, feedback_factor
 from edgespec.export.quantization.levels import Blocks, dequantize_block, grouped
-from edgespec.export.quantization.quantizers import QUANTIZERS, DirectLevels
+from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source import source as sources
