@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from benchmarks.common import conditions, show
 from edgespec.export.bundle.model import open_model, write_model
+from edgespec.export.measuring.mixer import Mixer
 from edgespec.export.measuring.parity import divergence, log_softmax
 from edgespec.export.quantization.calibrate import chosen_levels
 from edgespec.export.quantization.calibration_text import quantizer_texts, read_calibration
-from edgespec.export.quantization.mixer import Mixer
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve

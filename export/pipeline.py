@@ -31,6 +31,7 @@ from edgespec.export.heads.choice import HeadChoice, choose_heads
 from edgespec.export.heads.vocab import frequent_tokens
 from edgespec.export.in_progress import InProgress
 from edgespec.export.measuring.method_parts import MethodMeasurer, digest
+from edgespec.export.measuring.mixer import Mix, Mixer
 from edgespec.export.measuring.skip_sets import read_skip_set
 from edgespec.export.optimum.model import ForeignModel, is_foreign
 from edgespec.export.optimum.write import WORK
@@ -44,7 +45,6 @@ from edgespec.export.quantization.calibration_text import (
     unmeasured,
 )
 from edgespec.export.quantization.coded_keys import check_attention, prepare_attention
-from edgespec.export.quantization.mixer import Mix, Mixer
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.refusals import refuse_draft, refuse_target
 from edgespec.export.source.source import Checkpoint, resolve

@@ -28,7 +28,6 @@ from edgespec.export.bundle.model_part import (
     open_described,
 )
 from edgespec.export.drafters.mtp import has_mtp, planned_mtp
-from edgespec.export.emit.layout import TABLES
 from edgespec.export.measuring.skip_sets import first_skip_set
 from edgespec.export.options import ExportOptions
 from edgespec.export.planning.files import copied_files, entries
@@ -42,6 +41,7 @@ from edgespec.export.planning.heads import (
 )
 from edgespec.export.planning.model import PlannedModel
 from edgespec.export.planning.plan import paying_rows
+from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
 from edgespec.export.tokenizers.facts import PADDING

@@ -12,7 +12,6 @@ WEIGHTS = "model.data"
 INLINE_BYTES = 1024  # smaller tensors sit inside the .onnx file
 SMALL_ALIGN, LARGE_ALIGN = 1 << 12, 1 << 16  # page sizes of Linux and, for large tensors, of Windows mappings
 HEADROOM = 66  # rows beyond the context: the largest tree (64 nodes) and two for padding
-TABLES = "kv/tables.safetensors"  # of a bundle: what coded keys were learnt with
 
 
 def converted_name(operators: str) -> str:

@@ -7,9 +7,9 @@ from itertools import combinations
 from math import prod
 from pathlib import Path
 
-from edgespec.export.emit.layout import TABLES
 from edgespec.export.emit.plan import StoragePlan, index_text
 from edgespec.export.heads.vocab import HEAD_TOKENS
+from edgespec.export.quantization.coded_keys import TABLES
 from edgespec.export.source.source import TOKENIZER_FILES
 from edgespec.export.tokenizers.chat_data import CHAT_FILE
 from edgespec.runtimes.devices.webgpu import DeviceName

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.errors import ExportError
-from edgespec.export.emit.layout import TABLES as TABLES  # beside what writes them
 from edgespec.export.quantization.key_tables import learn_tables
 from edgespec.runtimes.files.attention import exact_attention
 from edgespec.runtimes.files.formats import LEARNT, Attention
@@ -23,6 +22,7 @@ from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
 
+TABLES = "kv/tables.safetensors"  # of a bundle: what coded keys were learnt with
 MOST_PERPLEXITY_CHANGE = 0.01  # the gate: relative, against float16 keys of the same bundle
 LEAST_AGREEMENT = 0.95  # of the likeliest token
 SCORED = 2048  # positions, at most

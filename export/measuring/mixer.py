@@ -16,12 +16,12 @@ import numpy as np
 from edgespec.errors import ExportError
 from edgespec.export.architectures import Architecture
 from edgespec.export.architectures.ops import Kind
+from edgespec.export.emit.plans import storage_plans
 from edgespec.export.emit.stock_plan import StockPlan
 from edgespec.export.heads.description import HeadPlan
-from edgespec.export.planning.plan import weight_bytes
+from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
-from edgespec.export.quantization.variants import EMBEDDING, HEAD, Choice, Rounded, VariantOps
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
 from edgespec.planning.memory.budget import show_bytes
 from edgespec.runtimes.files.formats import Format
@@ -133,7 +133,7 @@ class Mixer:
     def bytes(self, fine: Iterable[str]) -> int:
         """Of the weight file with these parts in int8."""
         made = self._choice(fine)
-        return weight_bytes(self.arch, made.format, made.head, self.layout, self.plan, made.fine)
+        return storage_plans(self.arch, made.format, made.head, self.plan, made.fine)[self.layout].end
 
     def _choice(self, fine: Iterable[str]) -> WeightChoice:
         names = frozenset[str]().union(*(self.matrices[part] for part in fine))
