@@ -7,8 +7,8 @@ import android.content.Context
 import android.os.Build
 import android.os.Handler
 import android.os.Looper
-import dev.edgespec.planning.memory.MemoryFacts
 import dev.edgespec.engine.Trim
+import dev.edgespec.planning.memory.MemoryFacts
 import java.io.File
 
 /** What ActivityManager says of memory. */

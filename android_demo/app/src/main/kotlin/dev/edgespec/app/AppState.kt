@@ -5,27 +5,16 @@ import dev.edgespec.Edgespec
 import dev.edgespec.EdgespecError
 import dev.edgespec.decoding.Settings
 import dev.edgespec.engine.Engine
-import dev.edgespec.planning.memory.MemoryFacts
 import dev.edgespec.engine.Trim
+import dev.edgespec.planning.memory.MemoryFacts
 import dev.edgespec.planning.memory.showBytes
 import dev.edgespec.planning.plan
-import dev.edgespec.reports.BENCH_HEADINGS
-import dev.edgespec.reports.MethodFigures
-import dev.edgespec.reports.Proved
-import dev.edgespec.reports.bench
-import dev.edgespec.reports.benchRows
-import dev.edgespec.reports.proof
+import dev.edgespec.reports.*
 import java.io.File
 import java.util.Locale
 import kotlin.coroutines.cancellation.CancellationException
 import kotlin.coroutines.resume
-import kotlinx.coroutines.CoroutineScope
-import kotlinx.coroutines.Dispatchers
-import kotlinx.coroutines.Job
-import kotlinx.coroutines.SupervisorJob
-import kotlinx.coroutines.ensureActive
-import kotlinx.coroutines.launch
-import kotlinx.coroutines.suspendCancellableCoroutine
+import kotlinx.coroutines.*
 
 /** Where the app keeps things, and what it is told by the system. */
 class Surroundings(

@@ -5,13 +5,7 @@ import android.content.Intent
 import android.text.Editable
 import android.text.TextWatcher
 import android.view.View
-import android.widget.AdapterView
-import android.widget.ArrayAdapter
-import android.widget.EditText
-import android.widget.ScrollView
-import android.widget.SeekBar
-import android.widget.Spinner
-import android.widget.Switch
+import android.widget.*
 import dev.edgespec.decoding.Settings
 import dev.edgespec.planning.memory.showBytes
 

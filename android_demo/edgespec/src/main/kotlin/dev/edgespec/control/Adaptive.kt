@@ -1,15 +1,6 @@
 package dev.edgespec.control
 
-import dev.edgespec.decoding.Control
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
-import dev.edgespec.decoding.reached
+import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
 import java.util.Locale
 

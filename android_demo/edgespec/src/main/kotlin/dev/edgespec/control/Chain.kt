@@ -1,14 +1,6 @@
 package dev.edgespec.control
 
-import dev.edgespec.decoding.Best
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 
 private const val STRIDE = 1 shl 20 // bucket = number of the proposer * STRIDE + its own bucket
 

@@ -1,10 +1,6 @@
 package dev.edgespec.drafters
 
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 
 /** Plain decoding: guesses nothing, so that every round is one token. */
 class Plain : Drafter {

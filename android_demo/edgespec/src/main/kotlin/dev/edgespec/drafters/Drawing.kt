@@ -1,22 +1,7 @@
 package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
-import dev.edgespec.decoding.DRAFT
-import dev.edgespec.decoding.MOST_NODES
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Prefix
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.Support
-import dev.edgespec.decoding.TARGET
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.adjusted
-import dev.edgespec.decoding.argmax
-import dev.edgespec.decoding.bestOf
-import dev.edgespec.decoding.doubles
-import dev.edgespec.decoding.logSoftmaxAt
-import dev.edgespec.decoding.support
+import dev.edgespec.decoding.*
 import kotlin.math.exp
 import kotlin.math.ln
 

@@ -1,13 +1,7 @@
 package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.TappedTarget
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.*
 import dev.edgespec.runtimes.DecoderPart
 import dev.edgespec.runtimes.Slot
 

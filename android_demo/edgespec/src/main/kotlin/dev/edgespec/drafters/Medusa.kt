@@ -1,13 +1,7 @@
 package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.HeadTarget
-import dev.edgespec.decoding.Best
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 import dev.edgespec.formulas.Layout
 import dev.edgespec.formulas.Path
 import dev.edgespec.formulas.chainOf

@@ -1,11 +1,7 @@
 package dev.edgespec.drafters
 
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 
 private const val LONGEST = 32 // a match is measured no further back
 private const val EXTRA = 1 // guesses more than tokens matched

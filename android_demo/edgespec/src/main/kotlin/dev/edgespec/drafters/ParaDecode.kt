@@ -1,19 +1,7 @@
 package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
-import dev.edgespec.decoding.DRAFT
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Prefix
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.Resume
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.TARGET
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
-import dev.edgespec.decoding.argmax
-import dev.edgespec.decoding.support
+import dev.edgespec.decoding.*
 import dev.edgespec.runtimes.Slot
 import kotlin.math.exp
 

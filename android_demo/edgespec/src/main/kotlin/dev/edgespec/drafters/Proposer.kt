@@ -1,12 +1,6 @@
 package dev.edgespec.drafters
 
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 import kotlin.math.abs
 
 /** A caller's own proposer: any object that can say what might come next ([dev.edgespec.decoding.Settings.proposer]). */

@@ -1,14 +1,6 @@
 package dev.edgespec.drafters
 
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.SelfDraftTarget
-import dev.edgespec.decoding.SkipSet
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 
 private const val START = 0.6 // threshold of the first round; the constants of arXiv 2309.08168
 private const val STEP = 0.01 // how far one verification may ask to move it

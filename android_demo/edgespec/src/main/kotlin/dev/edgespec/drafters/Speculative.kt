@@ -1,14 +1,6 @@
 package dev.edgespec.drafters
 
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.GreedyTarget
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 import dev.edgespec.runtimes.Slot
 
 // tokens the draft has not seen yet are fed in one pass with the pending one up to this many; more are prefilled first

@@ -2,16 +2,7 @@ package dev.edgespec.drafters
 
 import dev.edgespec.EdgespecError
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.ScoringTarget
-import dev.edgespec.decoding.SkipSet
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
-import dev.edgespec.decoding.argmax
+import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
 import dev.edgespec.runtimes.Manifest
 import dev.edgespec.runtimes.MethodPart

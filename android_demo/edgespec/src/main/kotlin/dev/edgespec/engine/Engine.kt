@@ -7,34 +7,18 @@ import dev.edgespec.decoding.Tokens
 import dev.edgespec.drafters.NGramStore
 import dev.edgespec.planning.memory.Allowance
 import dev.edgespec.planning.memory.MemoryFacts
-import dev.edgespec.runtimes.AttentionChoice
-import dev.edgespec.runtimes.Bundle
-import dev.edgespec.runtimes.ChatTemplate
-import dev.edgespec.runtimes.Message
-import dev.edgespec.runtimes.Model
-import dev.edgespec.runtimes.OperatorChoice
-import dev.edgespec.runtimes.RunOptions
-import dev.edgespec.runtimes.TextCodec
-import dev.edgespec.runtimes.chooseAttention
-import dev.edgespec.runtimes.chooseOperators
-import dev.edgespec.runtimes.MOST_THREADS
-import dev.edgespec.runtimes.defaultThreads
-import dev.edgespec.runtimes.probeRows
+import dev.edgespec.runtimes.*
 import java.io.File
 import java.util.concurrent.Callable
 import java.util.concurrent.ExecutionException
 import java.util.concurrent.Executors
 import java.util.concurrent.atomic.AtomicBoolean
-import kotlinx.coroutines.asCoroutineDispatcher
+import kotlinx.coroutines.*
 import kotlinx.coroutines.channels.Channel
-import kotlinx.coroutines.currentCoroutineContext
-import kotlinx.coroutines.ensureActive
 import kotlinx.coroutines.flow.Flow
 import kotlinx.coroutines.flow.buffer
 import kotlinx.coroutines.flow.flow
 import kotlinx.coroutines.flow.flowOn
-import kotlinx.coroutines.runBlocking
-import kotlinx.coroutines.yield
 
 private const val ONE_THREAD_BYTES = 4L shl 20 // of a draft's weights: it is done before a second thread has woken up
 

@@ -1,14 +1,7 @@
 package dev.edgespec.engine
 
 import dev.edgespec.control.Switch
-import dev.edgespec.decoding.DecodeOptions
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Round
-import dev.edgespec.decoding.Rounds
-import dev.edgespec.decoding.SHADOW_EVERY
-import dev.edgespec.decoding.Settings
-import dev.edgespec.decoding.Stats
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.*
 import dev.edgespec.planning.memory.Admission
 import dev.edgespec.runtimes.StreamDecoder
 import dev.edgespec.runtimes.endOfQuestion

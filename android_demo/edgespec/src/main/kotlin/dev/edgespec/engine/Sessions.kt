@@ -7,11 +7,7 @@ import dev.edgespec.control.Switch
 import dev.edgespec.decoding.DraftOptions
 import dev.edgespec.decoding.Drafter
 import dev.edgespec.decoding.Tokens
-import dev.edgespec.drafters.Custom
-import dev.edgespec.drafters.NGramStore
-import dev.edgespec.drafters.Parts
-import dev.edgespec.drafters.Proposer
-import dev.edgespec.drafters.build
+import dev.edgespec.drafters.*
 import dev.edgespec.formulas.CostModel
 import dev.edgespec.formulas.ENOUGH
 import dev.edgespec.formulas.measure

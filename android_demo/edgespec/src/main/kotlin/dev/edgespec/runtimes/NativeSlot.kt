@@ -2,14 +2,7 @@ package dev.edgespec.runtimes
 
 import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.Best
-import dev.edgespec.decoding.GreedyTarget
-import dev.edgespec.decoding.Heads
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Resume
-import dev.edgespec.decoding.SkipSet
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.*
 import java.util.TreeSet
 
 /**

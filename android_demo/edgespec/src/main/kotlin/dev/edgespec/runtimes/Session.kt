@@ -1,22 +1,11 @@
 package dev.edgespec.runtimes
 
-import ai.onnxruntime.OnnxJavaType
-import ai.onnxruntime.OnnxTensor
-import ai.onnxruntime.OnnxTensorLike
-import ai.onnxruntime.OnnxValue
-import ai.onnxruntime.OrtEnvironment
-import ai.onnxruntime.OrtException
-import ai.onnxruntime.OrtLoggingLevel
-import ai.onnxruntime.OrtSession
+import ai.onnxruntime.*
 import dev.edgespec.BundleError
 import dev.edgespec.EdgespecError
 import dev.edgespec.firstLine
 import java.io.File
-import java.nio.ByteBuffer
-import java.nio.ByteOrder
-import java.nio.FloatBuffer
-import java.nio.IntBuffer
-import java.nio.LongBuffer
+import java.nio.*
 
 /* ONNX Runtime: sessions made the same way everywhere, and memory that a session reads and writes where it lies. */
 

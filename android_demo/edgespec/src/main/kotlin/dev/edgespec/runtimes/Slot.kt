@@ -1,15 +1,7 @@
 package dev.edgespec.runtimes
 
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.Best
-import dev.edgespec.decoding.LayeredTarget
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Revocable
-import dev.edgespec.decoding.ScoringTarget
-import dev.edgespec.decoding.SkipSet
-import dev.edgespec.decoding.TappedTarget
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.*
 
 const val PREFILL_CHUNK = 128
 internal const val ROUND_CAPACITY = 64

@@ -2,11 +2,7 @@ package dev.edgespec.runtimes
 
 import ai.onnxruntime.OnnxJavaType
 import dev.edgespec.InvalidRequest
-import dev.edgespec.decoding.Heads
-import dev.edgespec.decoding.Matrix
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Resume
-import dev.edgespec.decoding.SkipSet
+import dev.edgespec.decoding.*
 import java.nio.FloatBuffer
 
 private const val HIDE = -1e30f // finite, so that a row that hides everything cannot become NaN

@@ -1,20 +1,8 @@
 package dev.edgespec.control
 
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Noise
-import dev.edgespec.decoding.Pass
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.SamplingParams
-import dev.edgespec.decoding.Tokens
-import dev.edgespec.decoding.Verdict
+import dev.edgespec.decoding.*
 import dev.edgespec.formulas.CostModel
-import dev.edgespec.support.doubles
-import dev.edgespec.support.flag
-import dev.edgespec.support.int
-import dev.edgespec.support.ints
-import dev.edgespec.support.matrix
-import dev.edgespec.support.text
-import dev.edgespec.support.vectors
+import dev.edgespec.support.*
 import org.junit.jupiter.api.Assertions.assertArrayEquals
 import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Test

@@ -1,16 +1,6 @@
 package dev.edgespec.decoding
 
-import dev.edgespec.support.assertClose
-import dev.edgespec.support.doubles
-import dev.edgespec.support.int
-import dev.edgespec.support.ints
-import dev.edgespec.support.intsOrNull
-import dev.edgespec.support.matrix
-import dev.edgespec.support.paramsOf
-import dev.edgespec.support.row
-import dev.edgespec.support.softmax
-import dev.edgespec.support.text
-import dev.edgespec.support.vectors
+import dev.edgespec.support.*
 import org.junit.jupiter.api.Assertions.assertArrayEquals
 import org.junit.jupiter.api.Assertions.assertEquals
 import org.junit.jupiter.api.Test

@@ -1,12 +1,6 @@
 package dev.edgespec.engine
 
-import dev.edgespec.decoding.DecodeOptions
-import dev.edgespec.decoding.DraftOptions
-import dev.edgespec.decoding.Drafter
-import dev.edgespec.decoding.Proposal
-import dev.edgespec.decoding.Rounds
-import dev.edgespec.decoding.Settings
-import dev.edgespec.decoding.Tokens
+import dev.edgespec.decoding.*
 import dev.edgespec.support.loadNative
 import dev.edgespec.support.vectors
 import org.junit.jupiter.api.Assertions.assertArrayEquals

@@ -9,12 +9,7 @@ import dev.edgespec.decoding.Rounds
 import dev.edgespec.decoding.Settings
 import dev.edgespec.drafters.Plain
 import dev.edgespec.engine.Engine
-import dev.edgespec.runtimes.Binding
-import dev.edgespec.runtimes.Bound
-import dev.edgespec.runtimes.Bundle
-import dev.edgespec.runtimes.Model
-import dev.edgespec.runtimes.NativeSlot
-import dev.edgespec.runtimes.openSlot
+import dev.edgespec.runtimes.*
 import java.io.File
 import java.lang.management.ManagementFactory
 import kotlin.system.exitProcess

@@ -1,16 +1,6 @@
 package dev.edgespec.planning.memory
 
-import dev.edgespec.runtimes.ATTENTION
-import dev.edgespec.runtimes.KV_BLOCK
-import dev.edgespec.runtimes.KvFormat
-import dev.edgespec.runtimes.ModelPart
-import dev.edgespec.runtimes.ROUND_CAPACITY
-import dev.edgespec.runtimes.RunOptions
-import dev.edgespec.runtimes.checkpointBytes
-import dev.edgespec.runtimes.exactAttention
-import dev.edgespec.runtimes.paddedDim
-import dev.edgespec.runtimes.stateWidth
-import dev.edgespec.runtimes.up
+import dev.edgespec.runtimes.*
 
 /* Bytes of running: keys and values, and the scratch space and outputs of the largest passes. */
 
