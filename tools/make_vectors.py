@@ -31,7 +31,9 @@ from edgespec.engine.pace import Pace
 from edgespec.formulas.cost import CostModel
 from edgespec.formulas.tree import grow, layout
 from tools.make_bundle_vectors import manifests
+from tools.make_drafter_vectors import drawing, searches
 from tools.make_plan_vectors import plans, turns
+from tools.vector_rows import params_of, row
 
 FOLDER = Path(__file__).resolve().parents[1] / "tests" / "vectors"
 CURVE = {1: 1.0, 2: 1.2, 8: 2.1}  # of a pass by its rows
@@ -47,20 +49,6 @@ PARAMS: list[dict[str, Any]] = [
     {"temperature": 1.1, "repetition_penalty": 0.6, "logit_bias": {"3": 4.5, "1": float("-inf"), "7": -2.0}},
     {"temperature": 0.0, "repetition_penalty": 2.0, "logit_bias": {"2": 1.5}},
 ]
-
-
-def row(seed: int, vocab: int, scale: float = 6.0) -> NDArray[np.float32]:
-    """float32 [vocab]: logits that any language can make: a hash of (seed, token) as a fraction, times the scale."""
-    tokens = np.arange(vocab, dtype=np.uint64)
-    hashed = (tokens * np.uint64(2654435761) + np.uint64(seed * 40503 + 12345)) % np.uint64(1 << 32)
-    hashed = (hashed * np.uint64(2246822519) + np.uint64(seed)) % np.uint64(1 << 32)
-    return ((hashed.astype(np.float64) / 2**32 * 2 - 1) * scale).astype(np.float32)
-
-
-def params_of(given: dict[str, Any], seed: int | None = None) -> SamplingParams:
-    """Sampling parameters of a vector; JSON has text for keys."""
-    bias = {int(token): value for token, value in given.get("logit_bias", {}).items()}
-    return SamplingParams(**{**given, "logit_bias": bias, "seed": seed})
 
 
 def noise() -> Iterator[dict[str, Any]]:
@@ -296,6 +284,8 @@ MAKERS: dict[str, Callable[[], Iterator[dict[str, Any]]]] = {
     "plans": plans,
     "turns": turns,
     "pace": pace,
+    "drawing": drawing,
+    "searches": searches,
 }
 
 

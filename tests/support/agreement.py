@@ -32,6 +32,9 @@ FIXED = ("ar", "ngram", "self-spec", "blockwise", "paradecode")  # the clock doe
 TREE = {"method": "speculative", "branch": [2]}
 CHAIN = {"method": "chain", "proposers": ["ngram", "self-spec"]}
 SEEDED = {"temperature": 0.9, "top_p": 0.95, "seed": 11}
+# the same text says nothing of a drafter's guesses; these no clock changes: no control, no search, no choice of a tree
+COUNTED = ("ngram", "speculative", "self-spec", "swift", "medusa", "blockwise", "paradecode", "eagle")
+UNCONTROLLED = {"adaptive": False, "search": 0.0, "nodes": 12}
 
 
 class LastToken:
@@ -44,7 +47,9 @@ class LastToken:
 def ways() -> list[dict[str, Any]]:
     """Settings that are compared: every method, greedy and sampled; some shapes of guesses and ways to verify."""
     found: list[dict[str, Any]] = [{"method": name, **how} for name in METHODS for how in ({}, SEEDED)]
-    shapes = (TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"})
+    shapes: list[dict[str, Any]] = [TREE, {"method": "eagle", "branch": [2, 1]}, CHAIN, {"method": "proposer"}]
+    counted: list[dict[str, Any]] = [{"method": name} for name in COUNTED]
+    found += [{**one, **UNCONTROLLED, **how} for one in [*counted, *shapes[:3]] for how in ({}, SEEDED)]
     found += [{**shape, **how} for shape in shapes for how in ({}, SEEDED)]
     found += [
         {"method": "speculative", **SEEDED, **how} for how in ({"verification": "block"}, {"acceptance": "coupled"})
@@ -71,7 +76,9 @@ def serve(bundle: Path, operators: str, requests: Sequence[tuple[dict[str, Any],
         result = engine.generate(prompt, max_new_tokens=length, ignore_eos=True, **changes)
         assert result.stats.dropped_reason is None
         assert len(result.tokens) == length
-        cases.append({"prompt": prompt, "settings": settings, "max_new_tokens": length, "tokens": result.tokens,
+        guesses: dict[str, Any] = {"drafted": result.stats.drafted, "histogram": result.stats.histogram}
+        cases.append({**(guesses if "adaptive" in settings else {}), "prompt": prompt, "settings": settings,
+                      "max_new_tokens": length, "tokens": result.tokens,
                       "reused": result.stats.reused_tokens, "text": result.text,
                       "exact": result.exact and fixed})  # fmt: skip
     form = engine.bundle.manifest.target.format

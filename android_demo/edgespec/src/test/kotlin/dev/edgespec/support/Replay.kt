@@ -32,9 +32,12 @@ private fun settings(case: JsonObject): Settings {
         drafts = DraftOptions(
             branch = given["branch"]?.ints()?.asList(),
             proposers = given["proposers"]?.asJsonArray?.map { it.asString } ?: emptyList(),
+            nodes = given["nodes"]?.asInt,
             cycles = given["cycles"]?.asInt,
             threshold = given["threshold"]?.asDouble,
+            search = given["search"]?.asDouble ?: DraftOptions().search,
         ),
+        adaptive = given["adaptive"]?.asBoolean ?: true,
         proposer = if (method == "proposer") LastToken() else null,
         ignoreEos = true,
     )
@@ -49,6 +52,10 @@ private fun Engine.serve(case: JsonObject): String? {
         case.text("text") != result.text -> "expected ${case["text"]}, got ${result.text}"
         // the clock chooses what auto begins with, and so whether a drafter must be shown what is known already
         result.methodRequested != "auto" && case.int("reused") != result.stats.reusedTokens -> "expected ${case["reused"]} reused tokens, got ${result.stats.reusedTokens}"
+        // a drafter that guesses otherwise writes the same text: only its guesses tell
+        case.has("drafted") && case.int("drafted") != result.stats.drafted -> "expected ${case["drafted"]} guesses, got ${result.stats.drafted}"
+        case.has("histogram") && case.ints("histogram").asList() != result.stats.histogram ->
+            "expected rounds ${case["histogram"]} by guesses accepted, got ${result.stats.histogram}"
         case.flag("exact") && result.exact != true -> "expected an exact result"
         else -> null
     }

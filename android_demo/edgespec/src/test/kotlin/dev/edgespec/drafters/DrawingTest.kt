@@ -1,0 +1,63 @@
+package dev.edgespec.drafters
+
+import com.google.gson.JsonObject
+import dev.edgespec.decoding.*
+import dev.edgespec.formulas.CostModel
+import dev.edgespec.support.*
+import org.junit.jupiter.api.Assertions.assertArrayEquals
+import org.junit.jupiter.api.Assertions.assertEquals
+import org.junit.jupiter.api.Test
+
+private const val VOCAB = 40
+private val TEXT = intArrayOf(3, 7, 7, 1, 12)
+
+/** Guesses and beliefs of drafters are the Python side's, number for number. */
+class DrawingTest {
+    private fun logits(seed: Int, last: Int?) = row(131 * seed + if (last == null) 0 else last + 1, VOCAB, 3.0)
+
+    private fun draw(case: JsonObject): Proposal {
+        val (seed, length) = case.int("seed") to case.int("length")
+        val shape = case["shape"].asJsonObject
+        val params = paramsOf(case["params"].asJsonObject, seed.toLong())
+        val (text, noise) = Tokens(TEXT) to Noise(seed.toLong())
+        val stop = shape["stop"]?.asDouble ?: 0.0
+        val step = { last: Int? -> logits(seed, last) }
+        val level: Level = { nodes, guesses, _ -> matrix(nodes.map { step(if (it < 0) null else guesses[it]) }) }
+        return when (shape.text("kind")) {
+            "chain" -> drawChain(step, text, length, VOCAB, params, noise, stop)
+            "tree" -> drawTree(level, text, shape.ints("branch").asList(), length, VOCAB, params, noise)
+            else -> {
+                val price = shape["price"]?.asDouble?.let { price -> { _: Int, _: Double, rows: Int -> price * rows } }
+                drawComb(step, text, length, VOCAB, params, noise, stop, SiblingPolicy(shape.ints("most").asList(), price))
+            }
+        }
+    }
+
+    @Test
+    fun `chains, trees and siblings are drawn as on the Python side`() {
+        for (case in vectors("drawing")) {
+            val made = draw(case)
+            assertArrayEquals(case.ints("tokens"), made.tokens, "$case")
+            assertEquals(case.intsOrNull("parents")?.asList(), made.parents?.asList(), "$case")
+            assertEquals(case["q"].isJsonNull, made.probs == null, "$case")
+            made.probs?.let { probs -> assertClose(case.doubles("q"), DoubleArray(made.size) { probs[it][made.tokens[it]] }, "$case") }
+        }
+    }
+
+    @Test
+    fun `a search believes what the Python side does`() {
+        for (case in vectors("searches")) {
+            val layers = case.int("layers")
+            val cost = StepCost(0.4 / layers, 0.5 / layers)
+            val curve = CostModel(mapOf(1 to 1.0, 2 to 1.2, 8 to 2.1), null)
+            val search = OnlineSearch(layers, SkipSet(listOf(1), listOf(2)), cost::invoke, curve::v)
+            for (step in case["steps"].asJsonArray.map { it.asJsonObject }) {
+                val skip = SkipSet(step.ints("attention").asList(), step.ints("mlp").asList())
+                assertEquals(step.flag("changed"), search.tell(skip, step.int("matched"), 16), "$step")
+                assertEquals(step["acceptance"].asDouble, search.acceptance(skip), 1e-9, "$step")
+                assertEquals(step["speed"].asDouble, search.speed(skip), 1e-9, "$step")
+                assertEquals(step["best"].asJsonArray.map { it.ints().asList() }, listOf(search.best.attention, search.best.mlp), "$step")
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+"""Vectors of drafters: guesses drawn from draft logits, and what a search for skip sets believes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.decoding.noise import Noise
+from edgespec.decoding.proposal import Proposal
+from edgespec.decoding.target import SkipSet
+from edgespec.drafters.draw import Draw, SiblingPolicy, draw_chain, draw_siblings, draw_tree
+from edgespec.drafters.skip_sets import OnlineSearch
+from edgespec.drafters.swift import StepCost
+from edgespec.formulas.cost import CostModel
+from tools.vector_rows import params_of, row
+
+VOCAB = 40
+TEXT = [3, 7, 7, 1, 12]
+WAYS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.7, "top_k": 6},
+    {"temperature": 1.0, "acceptance": "coupled"},
+    {"temperature": 0.0, "repetition_penalty": 1.4},
+    {"temperature": 0.9, "top_p": 0.8, "repetition_penalty": 1.2},
+]
+SHAPES: list[dict[str, Any]] = [
+    {"kind": "chain"},
+    {"kind": "chain", "stop": 0.2},
+    {"kind": "tree", "branch": [2]},
+    {"kind": "tree", "branch": [3, 2]},
+    {"kind": "siblings", "most": [3, 2]},
+    {"kind": "siblings", "most": [4], "stop": 0.15, "price": 0.02},
+]
+SCALE = 3.0  # of the draft's logits
+
+
+def _logits(seed: int, last: int | None) -> NDArray[np.float32]:  # [VOCAB]
+    """What the draft says after a guess; None = after the text."""
+    return row(131 * seed + (0 if last is None else last + 1), VOCAB, SCALE)
+
+
+def _draw(shape: dict[str, Any], length: int, seed: int, given: dict[str, Any]) -> Proposal:
+    draw = Draw(TEXT, VOCAB, params_of(given, seed), Noise(seed))
+
+    def step(last: int | None) -> NDArray[np.float32]:
+        return _logits(seed, last)
+
+    def level(nodes: Sequence[int], guesses: Sequence[int], parents: Sequence[int]) -> NDArray[np.float32]:
+        return np.stack([step(None if node < 0 else guesses[node]) for node in nodes])
+
+    stop = shape.get("stop", 0.0)
+    if shape["kind"] == "chain":
+        return draw_chain(step, draw, length, stop)
+    if shape["kind"] == "tree":
+        return draw_tree(level, draw, shape["branch"], length)
+    price = shape.get("price")
+    policy = SiblingPolicy(shape["most"], None if price is None else lambda depth, expected, rows: price * rows)
+    return draw_siblings(step, draw, length, stop, policy)
+
+
+def drawing() -> Iterator[dict[str, Any]]:
+    """Chains, trees and chains with siblings, greedy and drawn; ``q``: what each drawn guess was drawn with."""
+    for seed, (given, shape) in enumerate((given, shape) for given in WAYS for shape in SHAPES):
+        for length in (1, 5):
+            made = _draw(shape, length, seed, given)
+            drawn = None if made.probs is None else made.probs[range(len(made)), made.tokens].tolist()
+            yield {
+                "seed": seed,
+                "shape": shape,
+                "params": given,
+                "length": length,
+                "tokens": made.tokens.tolist(),
+                "parents": None if made.parents is None else made.parents.tolist(),
+                "q": drawn,
+            }
+
+
+def searches() -> Iterator[dict[str, Any]]:
+    """What a search believes after each scored set; which sets it would try is drawn by generators of their own."""
+    for layers in (4, 8, 12):
+        rng, inner = np.random.default_rng(layers), range(1, layers - 1)
+        initial = SkipSet((1,), (2,))
+        cost, curve = StepCost(0.4 / layers, 0.5 / layers), CostModel({1: 1.0, 2: 1.2, 8: 2.1})
+        search, steps = OnlineSearch(layers, initial, cost, curve.v), []
+        pool = [initial, *(_some(rng, list(inner)) for _ in range(7))]
+        for _ in range(60):
+            skip = pool[int(rng.integers(len(pool)))]
+            matched = int(rng.binomial(16, max(0.1, 0.97 - 0.04 * (len(skip.attention) + len(skip.mlp)))))
+            changed = search.tell(skip, matched, 16)
+            best = search.best
+            steps.append({
+                "attention": list(skip.attention), "mlp": list(skip.mlp), "matched": matched, "changed": changed,
+                "acceptance": search.acceptance(skip), "speed": search.speed(skip),
+                "best": [list(best.attention), list(best.mlp)],
+            })  # fmt: skip
+        yield {"layers": layers, "steps": steps}
+
+
+def _some(rng: np.random.Generator, inner: list[int]) -> SkipSet:
+    attention, mlp = ([layer for layer in inner if rng.random() < 0.4] for _ in range(2))
+    return SkipSet(tuple(attention), tuple(mlp) or (inner[0],))
