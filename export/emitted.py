@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.deviations import approximations, remedies
-from edgespec.export.architectures.traits import traits
+from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.model import write_model
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.emit.device_graphs import add_device_graphs

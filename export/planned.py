@@ -15,10 +15,9 @@ from edgespec import __version__
 from edgespec.drafters.registry import ASSISTANT, DFLASH, EAGLE, MTP, SELF_SPEC, SPECULATIVE, drafters_apart, needing
 from edgespec.errors import BundleError, ExportError, IncompatibleDraft, UnsupportedModel
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.beyond_text import NotText
-from edgespec.export.architectures.deviations import approximations, remedies
 from edgespec.export.architectures.gemma4 import Gemma4
-from edgespec.export.architectures.traits import traits
+from edgespec.export.architectures.refused import NotText
+from edgespec.export.architectures.words import approximations, remedies, traits
 from edgespec.export.bundle.genai import GENAI, genai_config
 from edgespec.export.bundle.model_part import (
     check_coded_keys,

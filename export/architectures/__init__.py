@@ -5,106 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.apertus import Apertus
-from edgespec.export.architectures.base import Architecture
-from edgespec.export.architectures.beyond_text import refuse_encoder, refuse_senses, senses
+from edgespec.export.architectures import gemma, gemma4, gpt, granite, lfm, llama, olmo, qwen  # noqa: F401 (register)
+from edgespec.export.architectures.base import ARCHITECTURES, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.cohere import Cohere
-from edgespec.export.architectures.cohere2 import Cohere2
-from edgespec.export.architectures.ernie4_5 import Ernie45
-from edgespec.export.architectures.exaone4 import Exaone4
-from edgespec.export.architectures.falcon import Falcon
-from edgespec.export.architectures.gemma import Gemma
-from edgespec.export.architectures.gemma2 import Gemma2
-from edgespec.export.architectures.gemma3 import Gemma3
-from edgespec.export.architectures.gemma4 import Gemma4
-from edgespec.export.architectures.glm import Glm
-from edgespec.export.architectures.glm4 import Glm4
-from edgespec.export.architectures.gpt2 import Gpt2
-from edgespec.export.architectures.gpt_neox import GptNeoX
-from edgespec.export.architectures.granite import Granite
-from edgespec.export.architectures.granitemoe import GraniteMoe
-from edgespec.export.architectures.granitemoehybrid import GraniteHybrid
-from edgespec.export.architectures.hunyuan_v1_dense import HunyuanDense
-from edgespec.export.architectures.lfm2 import Lfm2
-from edgespec.export.architectures.lfm2_moe import Lfm2Moe
-from edgespec.export.architectures.lfm3 import Lfm3
-from edgespec.export.architectures.llama import Llama
-from edgespec.export.architectures.ministral3 import Ministral3
-from edgespec.export.architectures.mistral import Mistral
-from edgespec.export.architectures.nanochat import NanoChat
-from edgespec.export.architectures.olmo2 import Olmo2
-from edgespec.export.architectures.olmo3 import Olmo3
-from edgespec.export.architectures.olmo_hybrid import OlmoHybrid
-from edgespec.export.architectures.olmoe import Olmoe
-from edgespec.export.architectures.phi import Phi
-from edgespec.export.architectures.phi3 import Phi3
-from edgespec.export.architectures.qwen2 import Qwen2
-from edgespec.export.architectures.qwen3 import Qwen3
-from edgespec.export.architectures.qwen3_5 import Qwen35
-from edgespec.export.architectures.qwen3_5_moe import Qwen35Moe
-from edgespec.export.architectures.qwen3_moe import Qwen3Moe
-from edgespec.export.architectures.qwen3_next import Qwen3Next
-from edgespec.export.architectures.refused import reason
-from edgespec.export.architectures.seed_oss import SeedOss
-from edgespec.export.architectures.smollm3 import SmolLm3
-from edgespec.export.architectures.stablelm import StableLm
-from edgespec.export.architectures.starcoder2 import StarCoder2
+from edgespec.export.architectures.refused import reason, refuse_encoder, refuse_senses, senses
 from edgespec.export.source.prefix import with_usual_prefix
 from edgespec.export.source.source import Checkpoint
 
 __all__ = ["ARCHITECTURES", "Architecture", "VERIFIED", "architecture", "describe"]
 
-KINDS: tuple[type[Architecture], ...] = (
-    Llama,
-    Mistral,
-    Qwen2,
-    Qwen3,
-    Gemma,
-    Gemma2,
-    Gemma3,
-    Gemma4,
-    GraniteMoe,
-    Olmoe,
-    Qwen3Moe,
-    Phi3,
-    SmolLm3,
-    Olmo2,
-    Olmo3,
-    Granite,
-    StableLm,
-    Gpt2,
-    GptNeoX,
-    StarCoder2,
-    Falcon,
-    Apertus,
-    Cohere,
-    Cohere2,
-    Ernie45,
-    Exaone4,
-    Glm,
-    Glm4,
-    GraniteHybrid,
-    HunyuanDense,
-    Ministral3,
-    NanoChat,
-    Phi,
-    SeedOss,
-    Lfm2,
-    Lfm2Moe,
-    Lfm3,
-    Qwen35,
-    Qwen35Moe,
-    Qwen3Next,
-    OlmoHybrid,
-)
 VERIFIED = "5.23.0"
 """The version of transformers whose logits every architecture's equal (tests/data/reference)."""
-ARCHITECTURES: dict[str, type[Architecture]] = {kind.model_type: kind for kind in KINDS}
 
 
 def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
-    """The architecture of a checkpoint.
+    """Open a checkpoint as its architecture.
 
     Args:
         source: the checkpoint.
@@ -136,19 +51,19 @@ def architecture(source: Checkpoint, text_only: bool = False) -> Architecture:
 
 
 def text_kind(config: dict[str, Any]) -> str | None:
-    """The architecture of a model's text, in whatever it is wrapped; None = one that is not supported."""
+    """Find the architecture of a model's text, in whatever it is wrapped; None = one that is not supported."""
     kinds = [describe(one) for one in (config, config.get("text_config")) if isinstance(one, dict)]
     return next((kind for kind in kinds if kind in ARCHITECTURES), None)
 
 
 def refusal(name: str) -> str:
-    """That a ``model_type`` is not supported, why if that is known, and what is."""
+    """Write the error text for an unsupported model type."""
     why = f" ({found})" if (found := reason(name)) else ""
     return f"architecture {name!r} is not supported{why}; supported: {', '.join(sorted(ARCHITECTURES))}"
 
 
 def describe(config: dict[str, Any]) -> str:
-    """How a configuration names itself, for messages."""
+    """Return how a configuration names itself, for messages."""
     if kind := config.get("model_type"):
         return str(kind)
     names = config.get("architectures")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from edgespec.errors import ExportError
+from edgespec.errors import ExportError, UnsupportedModel
 from edgespec.export.architectures.ops import AttentionRule, Linear, LogitsRule, Norm, Ops, Value
 from edgespec.export.architectures.rope import Rotary, rope_facts, rope_parameters
+from edgespec.export.architectures.rows import grouped, head_rows, paired, stacked
 from edgespec.export.architectures.settings import Settings, model_facts, part_of
 from edgespec.export.architectures.shapes import ShapeOps
 from edgespec.export.source.derived import Affine, DerivedCheckpoint, Own, Rows
@@ -19,77 +18,135 @@ from edgespec.export.source.source import Checkpoint
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 
 EMBEDDING, FINAL_NORM, HEAD, LAYERS = "model.embed_tokens", "model.norm", "lm_head", "model.layers"
-ATTENTION, MLP = "self_attn.{}_proj", "mlp.{}_proj"
+ATTENTION, MLP, GATE = "self_attn.{}_proj", "mlp.{}_proj", "self_attn.output_gate_proj"
+QKV = tuple(ATTENTION.format(part) for part in "qkv")
+
+Switch = bool | tuple[str, bool]
+"""On or off; or a key of config.json and what it means if it is absent."""
+
+
+class Norms(NamedTuple):
+    """The norms of a layer, by module: in front of its sub-layers and behind them; None = there is no such norm."""
+
+    attention: str | None = None
+    mlp: str | None = None
+    after_attention: str | None = None
+    after_mlp: str | None = None
+
+
+BEFORE = Norms("input_layernorm", "post_attention_layernorm")
+AFTER = Norms(after_attention="post_attention_layernorm", after_mlp="post_feedforward_layernorm")
+AROUND = AFTER._replace(attention="input_layernorm", mlp="pre_feedforward_layernorm")
+
+
+class Part:
+    """What some layers have instead of attention (``Architecture.states``) or of the MLP (``Architecture.experts``)."""
+
+    def configure(self, arch: Architecture) -> dict[str, Any]:
+        """Return facts that config.json implies.
+
+        Raises:
+            UnsupportedModel: sizes or options that no operator computes.
+        """
+        return {}
+
+    def run(self, arch: Architecture, ops: Ops, h: Value, layer: int) -> Value:
+        """Compute the sub-layer of a layer, [1, T, hidden], from a normed stream h of that shape."""
+        raise NotImplementedError
+
+    def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
+        """Return the part's tensors, by Llama's name, where the checkpoint has others."""
+        return {}
+
+
+ARCHITECTURES: dict[str, type[Architecture]] = {}
+"""The architectures that can be exported, by the ``model_type`` of config.json."""
+Kind = TypeVar("Kind", bound="Architecture")
+
+
+def known(model_type: str, example: str, features: str) -> Callable[[type[Kind]], type[Kind]]:
+    """Register an architecture.
+
+    Args:
+        model_type: as in config.json.
+        example: well-known models of this kind.
+        features: what sets it apart, for people.
+    """
+
+    def register(kind: type[Kind]) -> type[Kind]:
+        kind.model_type, kind.example, kind.features = model_type, example, features
+        ARCHITECTURES[model_type] = kind
+        return kind
+
+    return register
 
 
 class Architecture:
     """A decoder with rotary attention and a gated MLP, both behind a norm; subclasses state only what differs.
 
     Whatever a checkpoint calls its tensors, the decoder below and everything behind it use Llama's names.
-
-    Attributes:
-        model_type: as in config.json.
-        example, features: well-known models of this kind, and what is special, for people.
-        aliases: keys of config.json that mean a common one, by the common one.
-        layers_at, outer_names, layer_names: where the checkpoint has the layers, and the modules it calls otherwise:
-            by Llama's name, below a layer in ``layer_names``.
-        epsilon: the key of the norms' epsilon, and its value if config.json does not say.
-        norm_weight_is_offset: norms multiply by 1 + weight.
-        layer_norms: norms are layer norms.
-        norm_bias: layer norms have biases.
-        attention_norm, mlp_norm, after_attention, after_mlp: modules of a layer; None = there is no such norm.
-        gated_mlp: activation(gate) * up, not only activation(up).
-        positions: the matrix of learnt positions.
-        tied_by_default: the LM head is the embedding if config.json does not say.
-        context_default: the longest text, if config.json does not say.
-        rope_theta: the base of angles if config.json does not say.
-        rope_share: the share of a head that is rotated if config.json does not say.
-        pairs: which channels of a head turn together: each with the one half the turned channels further on
-            ("halves"), with its neighbour ("neighbours"), or as halves, but the other way round ("reversed").
-            Everything behind the architecture sees halves: rows of q and k are read in another order.
-        head_bias: the LM head has a bias.
-        drafts: the method that it is a drafter of; None = it is a model.
-        block, mask: of a drafter of blocks: rows that it was trained with, and the token that stands for a guess.
-        input_width: width of the float rows that a drafter's passes read; 0 = they read token ids.
-        borrowed_kv_dims: sizes of heads of the target's layers, for a drafter that reads their keys and values.
-        reads: which of them each layer reads.
-        target: the model that a drafter is for, where it is given embeddings that it does not norm.
-        text_half_of: what the whole model reads beside text, as in "images"; "" = it is a model of text.
     """
 
-    model_type: ClassVar[str]
-    example: ClassVar[str] = ""
-    features: ClassVar[str] = ""
-    aliases: ClassVar[dict[str, str]] = {}
+    # what it is called: see ``known``
+    model_type: str
+    example: str = ""
+    features: str = ""
+    # config.json and its sizes
+    aliases: ClassVar[Mapping[str, str]] = {}  # keys that mean a common one, by the common one
+    refused: ClassVar[tuple[tuple[str, str, str], ...]] = ()  # keys not to be set, what they mean, what is supported
+    tied_by_default: ClassVar[bool] = False  # the LM head is the embedding
+    context_default: ClassVar[int | None] = None  # the longest text
+    # names in the checkpoint
     layers_at: ClassVar[str] = LAYERS
-    outer_names: ClassVar[dict[str, str]] = {}
-    layer_names: ClassVar[dict[str, str]] = {}
-    epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)
+    outer_names: ClassVar[Mapping[str, str]] = {}  # of modules, by Llama's name
+    layer_names: Mapping[str, str] = {}  # the same below a layer
+    stacked: ClassVar[Mapping[str, tuple[str, ...]]] = {}  # matrices that hold modules one behind the other
+    grouped_qkv: ClassVar[str] = ""  # a matrix that holds q, k and v, group by group of heads; "" = there is none
+    # which projections of a layer have a bias: by how the module's name begins, the longest beginning counts
+    biases: ClassVar[Mapping[str, Switch]] = {"": ("attention_bias", False), "mlp": ("mlp_bias", False)}
+    head_bias: ClassVar[bool] = False  # of the LM head
+    # norms
+    epsilon: ClassVar[tuple[str, float]] = ("rms_norm_eps", 1e-6)  # its key, and what it is without
+    norms: ClassVar[Norms] = BEFORE  # where they stand
+    norm_weight_is_offset: ClassVar[bool] = False  # they multiply by 1 + weight
+    layer_norms: ClassVar[bool] = False  # not root-mean-square norms
+    norm_bias: ClassVar[bool] = True  # of layer norms
+    head_norms: ClassVar[tuple[str, str] | None] = None  # modules of the norms of each head of q and k
+    late_head_norms: ClassVar[bool] = False  # those stand behind the rotation
+    row_norms: ClassVar[bool] = False  # q and k are normed as whole rows, by ``q_norm`` and ``k_norm``
+    # sub-layers
+    parallel: Switch = False  # attention and MLP read the same stream
+    one_norm: bool = True  # both do so behind attention's norm
+    output_gate: ClassVar[Switch] = False  # attention is multiplied by the sigmoid of a projection (GATE) of its input
     activation_key: ClassVar[str] = "hidden_act"
     activation_default: ClassVar[str] = "silu"
-    norm_weight_is_offset: ClassVar[bool] = False
-    layer_norms: ClassVar[bool] = False
-    norm_bias: ClassVar[bool] = True
-    attention_norm: ClassVar[str | None] = "input_layernorm"
-    mlp_norm: ClassVar[str | None] = "post_attention_layernorm"
-    after_attention: ClassVar[str | None] = None
-    after_mlp: ClassVar[str | None] = None
-    gated_mlp: ClassVar[bool] = True
-    positions: ClassVar[str | None] = None
-    tied_by_default: ClassVar[bool] = False
-    context_default: ClassVar[int | None] = None
-    rope_theta: ClassVar[float] = 10000.0
-    rope_share: ClassVar[float] = 1.0
+    gated_mlp: ClassVar[bool] = True  # activation(gate) * up, not only activation(up)
+    states: ClassVar[Part | None] = None  # what stands instead of attention in ``facts.convolutions``
+    experts: ClassVar[Part | None] = None  # what stands instead of the MLP in ``facts.experts.layers``
+    score_size: ClassVar[str] = ""  # the key of the size whose root divides scores; "" = that of heads
+    score_cap: ClassVar[str] = ""  # the key of the cap of scores; "" = there is none
+    logits_cap: ClassVar[tuple[str, float]] = ("", 0.0)  # the same of logits, and its default
+    # positions
+    positions: ClassVar[str | None] = None  # the matrix of learnt ones
+    windows: ClassVar[Literal["typed", "all", "none"]] = "typed"  # layers with one: as ``layer_types`` says, all, none
+    # without ``layer_types`` every so many layers one has none: a key ("" = none) and its default (0: no layer has one)
+    window_pattern: ClassVar[tuple[str, int]] = ("", 0)
+    rope_theta: ClassVar[float] = 10000.0  # the base of angles if config.json does not say
+    rope_share: ClassVar[float] = 1.0  # the share of a head that is rotated if config.json does not say
+    # which channels of a head turn together: each with the one half the turned channels further on, with its neighbour,
+    # or as halves, but the other way round; everything behind the architecture sees halves, in rows of q and k read in
+    # another order
     pairs: ClassVar[Literal["halves", "neighbours", "reversed"]] = "halves"
-    head_bias: ClassVar[bool] = False
-    drafts: ClassVar[DrafterKind | None] = None
-    block: int | None = None
-    mask: int | None = None
-    input_width: int = 0
-    borrowed_kv_dims: tuple[int, ...] = ()
-    reads: tuple[int, ...] = ()
-    target: Architecture | None = None
-    text_half_of: str = ""
+    # of drafters
+    drafts: ClassVar[DrafterKind | None] = None  # the method; None = it is a model
+    block: int | None = None  # rows that a drafter of blocks was trained with
+    mask: int | None = None  # the token that stands for a guess there
+    input_width: int = 0  # width of the float rows that a drafter's passes read; 0 = they read token ids
+    borrowed_kv_dims: tuple[int, ...] = ()  # sizes of heads of the target's layers whose keys and values it reads
+    reads: tuple[int, ...] = ()  # which of them each layer reads
+    target: Architecture | None = None  # the model it is for, where it is given embeddings that it does not norm
+
+    text_half_of: str = ""  # what the whole model reads beside text, as in "images"; "" = it is a model of text
 
     def __init__(self, source: Checkpoint) -> None:
         self.settings = settings = Settings(source.path, source.config, self.aliases)
@@ -112,8 +169,9 @@ class Architecture:
             # some checkpoints say untied and yet hold no head: transformers ties those as well
             or not any(source.has(f"{name}.weight") for name in (HEAD, self.outer_names.get(HEAD, HEAD))),
         )
-        self.check()
+        self.facts = self.facts.model_copy(update=self.configure())
         self.rotaries = self.rotations()
+        self._check_heads()
         self.facts = part_of(ModelFacts, settings.file, dict(self.facts) | {"rope": rope_facts(self.rotaries)})
         self.source: Checkpoint = DerivedCheckpoint(source, self._named(source))
 
@@ -150,46 +208,60 @@ class Architecture:
         return ops.embed(self.embedding)
 
     def layer(self, ops: Ops, x: Value, layer: int) -> Value:
-        """One layer: attention, then MLP."""
-        x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
-        return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer))
-
-    def parallel_layer(self, ops: Ops, x: Value, layer: int, mlp_norm: str | None) -> Value:
-        """A layer whose MLP reads what its attention read; normed by ``mlp_norm``, or with the attention's norm."""
-        if mlp_norm is None:
-            h = self.normed(ops, x, layer, self.attention_norm)
+        """One layer: attention, then MLP; or both of the same stream."""
+        if not self.on(self.parallel):
+            x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
+            return ops.sublayer("mlp", layer, x, lambda x: self.mlp(ops, x, layer))
+        norms = self.norms_of(layer)
+        h = self.normed(ops, x, layer, norms.attention if self.one_norm else norms.mlp)
+        if self.one_norm:
             x = ops.sublayer("attention", layer, x, lambda x: self.attend(ops, h, layer))
         else:
-            h = self.normed(ops, x, layer, mlp_norm)
             x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
         return ops.sublayer("mlp", layer, x, lambda x: self.transform(ops, h, layer))
 
     def attention(self, ops: Ops, x: Value, layer: int) -> Value:
         """One attention sub-layer without its residual."""
-        y = self.attend(ops, self.normed(ops, x, layer, self.attention_norm), layer)
-        return self.normed(ops, y, layer, self.after_attention)
+        norms = self.norms_of(layer)
+        y = self.attend(ops, self.normed(ops, x, layer, norms.attention), layer)
+        return self.normed(ops, y, layer, norms.after_attention)
 
     def attend(self, ops: Ops, h: Value, layer: int) -> Value:
-        """Attention without norms."""
-        q, k, v = ops.linear(h, *(self.linear(layer, ATTENTION.format(name)) for name in "qkv"), joined=True)
-        (y,) = ops.linear(ops.attention(q, k, v, self.rule(layer)), self.linear(layer, ATTENTION.format("o")))
-        return y
+        """Attention, or what stands in its place, without norms."""
+        if self.states is not None and layer in self.facts.convolutions:
+            return self.states.run(self, ops, h, layer)
+        q, k, v = ops.linear(h, *(self.linear(layer, module) for module in QKV), joined=not self.row_norms)
+        if self.row_norms:
+            at = f"{LAYERS}.{layer}.self_attn"
+            q, k = ops.norm(q, self.norm(f"{at}.q_norm")), ops.norm(k, self.norm(f"{at}.k_norm"))
+        gates = ops.linear(h, self.linear(layer, GATE)) if self.on(self.output_gate) else ()
+        y = ops.attention(q, k, v, self.rule(layer))
+        for gate in gates:
+            y = ops.sigmoid_gate(y, gate)
+        return ops.linear(y, self.linear(layer, ATTENTION.format("o")))[0]
 
     def mlp(self, ops: Ops, x: Value, layer: int) -> Value:
         """One MLP sub-layer without its residual."""
-        y = self.transform(ops, self.normed(ops, x, layer, self.mlp_norm), layer)
-        return self.normed(ops, y, layer, self.after_mlp)
+        norms = self.norms_of(layer)
+        y = self.transform(ops, self.normed(ops, x, layer, norms.mlp), layer)
+        return self.normed(ops, y, layer, norms.after_mlp)
 
     def transform(self, ops: Ops, h: Value, layer: int) -> Value:
-        """The MLP without norms."""
+        """The MLP, or the experts in its place, without norms."""
+        mixed = self.facts.experts
+        if self.experts is not None and mixed is not None and layer in mixed.layers:
+            return self.experts.run(self, ops, h, layer)
+        return self.dense(ops, h, layer)
+
+    def dense(self, ops: Ops, h: Value, layer: int) -> Value:
+        """The MLP that every row goes through."""
         if self.gated_mlp:
             gate, up = ops.linear(h, *(self.linear(layer, MLP.format(name)) for name in ("gate", "up")))
             inner = ops.gated(gate, up, self.activation)
         else:
             (up,) = ops.linear(h, self.linear(layer, MLP.format("up")))
             inner = ops.activate(up, self.activation, self.numbers(layer))
-        (y,) = ops.linear(inner, self.linear(layer, MLP.format("down")))
-        return y
+        return ops.linear(inner, self.linear(layer, MLP.format("down")))[0]
 
     def normed(self, ops: Ops, x: Value, layer: int, module: str | None) -> Value:
         """x behind a norm of a layer; x itself if there is no such norm."""
@@ -217,16 +289,36 @@ class Architecture:
         """Heads of keys and values."""
         return self.settings.integer("num_key_value_heads", heads)
 
-    def check(self) -> None:
-        """Refuse options that are not supported.
+    def configure(self) -> dict[str, Any]:
+        """Return the facts that config.json implies beside sizes; subclasses may keep other things it says.
 
         Raises:
-            UnsupportedModel: config.json asks for one.
+            UnsupportedModel: config.json asks for what is not supported.
         """
+        for key, what, supported in self.refused:
+            self.settings.refuse(key, what, supported)
+        found: dict[str, Any] = {}
+        for part in (self.states, self.experts):
+            if part is not None:
+                found |= part.configure(self)
+        return found
+
+    def is_mixed(self, layer: int) -> bool:
+        """Whether a layer's MLP is a mixture of experts, in an architecture that has some."""
+        return True
+
+    def on(self, switch: Switch) -> bool:
+        """Whether a switch is on in this configuration."""
+        return switch if isinstance(switch, bool) else self.settings.flag(*switch)
 
     def bias(self, module: str) -> bool:
         """Whether a projection of a layer, such as ``self_attn.q_proj``, has a bias."""
-        return self.settings.flag("mlp_bias" if module.startswith("mlp") else "attention_bias")
+        found = [begin for begin in self.biases if module.startswith(begin)]
+        return bool(found) and self.on(self.biases[max(found, key=len)])
+
+    def norms_of(self, layer: int) -> Norms:
+        """The norms of a layer."""
+        return self.norms
 
     def rotations(self) -> dict[str, Rotary]:
         """The rotary tables by name; ``rope`` is the main one."""
@@ -252,7 +344,26 @@ class Architecture:
 
     def rule(self, layer: int) -> AttentionRule:
         """How a layer attends."""
-        return AttentionRule(layer, self.facts.head_dim**-0.5, "rope", self.window(layer))
+        number = layer - sum(other < layer for other in self.facts.convolutions)
+        cap = self.settings.number(self.score_cap, 0.0) if self.score_cap else 0.0
+        rule = AttentionRule(number, self.score_scale, self.rotary(layer), self.window(layer), cap)
+        if self.head_norms is None:
+            return rule
+        q, k = (self.norm(f"{LAYERS}.{layer}.self_attn.{name}") for name in self.head_norms)
+        return replace(rule, q_norm=q, k_norm=k, late_norms=self.late_head_norms)
+
+    @property
+    def score_scale(self) -> float:
+        """What scores are multiplied by."""
+        size = self.facts.head_dim
+        return (self.settings.positive(self.score_size, size) if self.score_size else size) ** -0.5
+
+    def rotary(self, layer: int) -> str | None:
+        """The rotation of a layer, by its name in ``rotations``; None = the layer is not told positions."""
+        if self.rotaries.keys() > {"rope"}:
+            own = "rope_local" if self.slides(layer) else "rope_full"
+            return own if own in self.rotaries else "rope"
+        return "rope" if self.rotaries else None
 
     def window(self, layer: int) -> int:
         """Positions that a layer's rows see; 0 = all of the context."""
@@ -261,8 +372,13 @@ class Architecture:
 
     def slides(self, layer: int) -> bool:
         """Whether a layer has a sliding window."""
-        kinds = self.layer_types
-        return kinds is not None and kinds[layer] == "sliding_attention"
+        if self.windows != "typed":
+            return self.windows == "all"
+        if (kinds := self.layer_types) is not None:
+            return kinds[layer] == "sliding_attention"
+        key, every = self.window_pattern
+        every = self.settings.integer(key, every) if key else every
+        return every > 0 and (layer + 1) % every != 0
 
     @property
     def layer_types(self) -> list[str] | None:
@@ -272,16 +388,23 @@ class Architecture:
     @property
     def logits(self) -> LogitsRule:
         """What becomes of the LM head's products."""
-        return LogitsRule()
-
-    @property
-    def names(self) -> dict[str, str]:
-        """``layer_names`` of this configuration."""
-        return self.layer_names
+        key, default = self.logits_cap
+        return LogitsRule(cap=self.settings.number(key, default)) if key else LogitsRule()
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
         """Tensors that are made of others, by Llama's name; what names alone cannot say."""
-        return {}
+        found: dict[str, Extra] = {}
+        for layer in range(self.facts.layers):
+            at, theirs = f"{LAYERS}.{layer}", f"{self.layers_at}.{layer}"
+            for name, modules in self.stacked.items():
+                found |= stacked(Own(source, f"{theirs}.{name}.weight"), at, modules, self.facts)
+            if self.grouped_qkv:
+                whole = f"{theirs}.{self.grouped_qkv}"
+                found |= grouped(source, whole, f"{at}.self_attn", self.facts, self.bias(QKV[0]))
+        for part in (self.states, self.experts):
+            if part is not None:
+                found |= part.derived(self, source)
+        return found
 
     # -- names -------------------------------------------------------------------------------------------------------
 
@@ -323,25 +446,32 @@ class Architecture:
         for ours, theirs in self.outer_names.items():
             name(ours, theirs)
         for layer in range(self.facts.layers):
-            for ours, theirs in self.names.items():
+            for ours, theirs in self.layer_names.items():
                 name(f"{LAYERS}.{layer}.{ours}", f"{self.layers_at}.{layer}.{theirs}")
         found |= self.derived(source)
         if self.pairs != "halves":
-            self._pair_halves(source, found)
+            order = paired(self.facts.head_dim, self.rotaries["rope"].dims, self.pairs)
+            for layer in range(self.facts.layers):
+                for module, heads in zip(QKV, (self.facts.heads, self.facts.kv_heads), strict=False):
+                    for own in filter(None, vars(self.linear(layer, module)).values()):
+                        found[own] = Rows(found.get(own, Own(source, own)), head_rows(heads, order))
         if self.norm_weight_is_offset:
             for weight, shape in self.tensors.items():
                 if len(shape) == 1 and weight.endswith("norm.weight"):
                     found[weight] = Affine(found.get(weight, Own(source, weight)), shift=1.0)
         return found
 
-    def _pair_halves(self, source: Checkpoint, found: dict[str, Extra]) -> None:
-        """Rows of q and k so that channels that turn together lie half the turned channels apart."""
-        size, turned = self.facts.head_dim, self.rotaries["rope"].dims
-        order = np.arange(size)
-        pairs = order[:turned].reshape(-1, 2).T if self.pairs == "neighbours" else np.roll(order[:turned], turned // 2)
-        order[:turned] = pairs.flatten()
-        for layer in range(self.facts.layers):
-            for part, heads in (("q", self.facts.heads), ("k", self.facts.kv_heads)):
-                rows: NDArray[np.int64] = (np.arange(heads)[:, None] * size + order).ravel()
-                for name in (given for given in vars(self.linear(layer, ATTENTION.format(part))).values() if given):
-                    found[name] = Rows(found.get(name, Own(source, name)), rows)
+    def _check_heads(self) -> None:
+        """Refuse heads that do not divide, or that no operator takes."""
+        facts, file = self.facts, self.settings.file
+        turned = max((rotary.dims for rotary in self.rotaries.values()), default=0)
+        if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2:
+            raise ExportError(
+                f"{file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} key heads: "
+                "expected a whole number of heads for each key head, and even sizes"
+            )
+        if facts.head_dim % 8:
+            raise UnsupportedModel(
+                f"{file}: heads of {facts.head_dim}: expected a multiple of 8",
+                "ONNX Runtime's attention takes no other",
+            )

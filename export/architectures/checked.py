@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.errors import ExportError
 from edgespec.export.architectures.base import Architecture
 from edgespec.export.source.derived import DerivedCheckpoint
 from edgespec.export.source.source import Checkpoint, ConfigOnly
@@ -15,9 +15,9 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.(\d+)\.")
 
 
 def check_tensors(arch: Architecture, source: Checkpoint) -> None:
-    """Every tensor the decoder asks for is there with its shape, and its layers hold nothing else.
+    """Check that every tensor the decoder asks for is there with its shape, and that its layers hold nothing else.
 
-    Of a config.json without weights only what it says itself is checked.
+    Of a config.json without weights nothing is checked here.
 
     A tensor that nothing reads is a bias or a norm of a variant that this architecture does not describe: the export
     would be wrong.
@@ -25,7 +25,6 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
     Raises:
         ExportError: a tensor that is missing, of another shape, or left over.
     """
-    _check_heads(arch)
     if isinstance(source, ConfigOnly):
         return
     wanted = arch.tensors
@@ -60,18 +59,3 @@ def check_tensors(arch: Architecture, source: Checkpoint) -> None:
 def _adds_nothing(source: Checkpoint, name: str) -> bool:
     """Whether a tensor is a bias of zeros: GPTQ tools give one to every projection."""
     return name.endswith(".bias") and len(source.shape(name)) == 1 and not source.read(name).any()
-
-
-def _check_heads(arch: Architecture) -> None:
-    """Refuse heads that do not divide, or that no operator takes."""
-    facts, file = arch.facts, arch.settings.file
-    turned = max((rotary.dims for rotary in arch.rotaries.values()), default=0)
-    if facts.heads % facts.kv_heads or facts.head_dim % 2 or turned % 2:
-        raise ExportError(
-            f"{file}: {facts.heads} heads of {facts.head_dim} ({turned} turned) on {facts.kv_heads} key heads: "
-            "expected a whole number of heads for each key head, and even sizes"
-        )
-    if facts.head_dim % 8:
-        raise UnsupportedModel(
-            f"{file}: heads of {facts.head_dim}: expected a multiple of 8", "ONNX Runtime's attention takes no other"
-        )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from edgespec.errors import UnsupportedModel
-from edgespec.export.architectures.base import LAYERS, Architecture
+from edgespec.export.architectures.base import LAYERS, Architecture, Part, Switch
 from edgespec.export.architectures.ops import ExpertsRule, Ops, Value
 from edgespec.export.architectures.settings import part_of
 from edgespec.export.source.derived import Columns, Floats, Joined, Own
@@ -53,88 +52,75 @@ class Stacked:
         return found if columns is None else found[:, columns]
 
 
-class MixtureOfExperts(Architecture):
-    """A decoder some of whose MLPs are mixtures of experts.
+@dataclass(frozen=True)
+class Experts(Part):
+    """Mixtures of experts in the layers that ``Architecture.is_mixed`` names.
 
     Attributes:
+        size: the key of an expert's width.
+        count: the key of how many there are.
         routers: names of a router's matrix, below a layer, of which a checkpoint has one.
         fused: names of gate and up of all experts as one tensor, and of down.
         single: where each expert's own are, by its number and the part, if they are stored one by one; "" = never.
         parts: what gate, up and down are called there.
-        expert_size: the key of an expert's width.
-        expert_count: the key of how many there are.
         shared: an MLP that gets every row, and the key of its width; it counts as experts of the others' width.
-        opening: the matrix [1, hidden] of its gate.
+        shared_gate: the matrix [1, hidden] of its gate.
         sigmoid: probabilities are sigmoids.
+        normed: the weights of a row's experts add up to one.
+        scale: the key of what the output is multiplied by; "" = nothing.
+        bias: a vector below a layer that is added to probabilities when experts are chosen, and the switch for it.
     """
 
-    routers: ClassVar[tuple[str, ...]] = ("mlp.gate.weight",)
-    fused: ClassVar[tuple[tuple[str, str], ...]] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
-    single: ClassVar[str] = "mlp.experts.{}.{}.weight"
-    parts: ClassVar[dict[str, str]] = {"gate": "gate_proj", "up": "up_proj", "down": "down_proj"}
-    shared: ClassVar[tuple[str, str]] = ("", "")
-    opening: ClassVar[str] = ""
-    sigmoid: ClassVar[bool] = False
-    expert_size: ClassVar[str] = "intermediate_size"
-    expert_count: ClassVar[str] = "num_experts"
+    size: str = "intermediate_size"
+    count: str = "num_experts"
+    routers: tuple[str, ...] = ("mlp.gate.weight",)
+    fused: tuple[tuple[str, str], ...] = (("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),)
+    single: str = "mlp.experts.{}.{}.weight"
+    parts: dict[str, str] = field(default_factory=lambda: {part: f"{part}_proj" for part in ("gate", "up", "down")})
+    shared: tuple[str, str] = ("", "")
+    shared_gate: str = ""
+    sigmoid: bool = False
+    normed: Switch = ("norm_topk_prob", False)
+    scale: str = ""
+    bias: tuple[str, Switch] = ("", False)
 
-    def check(self) -> None:
-        super().check()
-        settings, layers = self.settings, [layer for layer in range(self.facts.layers) if self.is_mixed(layer)]
+    def configure(self, arch: Architecture) -> dict[str, Any]:
+        settings, hidden = arch.settings, arch.facts.hidden
+        layers = [layer for layer in range(arch.facts.layers) if arch.is_mixed(layer)]
         if not layers:
-            return
-        count, inner = settings.integer(self.expert_count), settings.integer(self.expert_size)
+            return {}
+        count, inner = settings.integer(self.count), settings.integer(self.size)
         chosen = settings.integer("num_experts_per_tok")
         size = settings.integer(self.shared[1]) if self.shared[1] else 0
         always = size // inner
-        if inner % 32 or self.facts.hidden % 32 or chosen > count or count + always > 1024 or size % inner:
+        if inner % 32 or hidden % 32 or chosen > count or count + always > 1024 or size % inner:
             raise UnsupportedModel(
-                f"{settings.file}: {chosen} of {count} experts of {inner} in {self.facts.hidden}, {size} shared: "
+                f"{settings.file}: {chosen} of {count} experts of {inner} in {hidden}, {size} shared: "
                 "expected at most 1024, widths that are multiples of 32, and a shared one of whole experts"
             )
         sizes = {"count": count + always, "chosen": chosen + always, "inner": inner, "layers": layers, "always": always}
-        facts = part_of(ExpertFacts, settings.file, sizes)
-        self.facts = self.facts.model_copy(update={"experts": facts})
+        return {"experts": part_of(ExpertFacts, settings.file, sizes)}
 
-    def is_mixed(self, layer: int) -> bool:
-        """Whether a layer's MLP is a mixture of experts."""
-        return True
-
-    @property
-    def score_bias(self) -> str:
-        """A vector that is added to probabilities when experts are chosen, below a layer; "" = none."""
-        return ""
-
-    @property
-    def weights_normed(self) -> bool:
-        """Whether the weights of a row's experts add up to one."""
-        return self.settings.flag("norm_topk_prob")
-
-    @property
-    def expert_scale(self) -> float:
-        """What a mixture's output is multiplied by."""
-        return 1.0
-
-    def transform(self, ops: Ops, h: Value, layer: int) -> Value:
-        if self.facts.experts is None or layer not in self.facts.experts.layers:
-            return super().transform(ops, h, layer)
-        at = f"{LAYERS}.{layer}.mlp"
+    def run(self, arch: Architecture, ops: Ops, h: Value, layer: int) -> Value:
+        at, mixed = f"{LAYERS}.{layer}.mlp", arch.facts.experts
+        assert mixed is not None
         gate, up, down = (f"{at}.experts.{part}.weight" for part in ("gate", "up", "down"))
-        bias = f"{LAYERS}.{layer}.{self.score_bias}" if self.score_bias else None
-        rule = ExpertsRule(f"{at}.router.weight", gate, up, down, self.weights_normed, self.expert_scale,
-                           self.facts.experts.always, self.sigmoid, bias)  # fmt: skip
-        return ops.experts(h, rule, self.activation)
+        bias = f"{LAYERS}.{layer}.{self.bias[0]}" if arch.on(self.bias[1]) else None
+        scale = arch.settings.number(self.scale, 1.0) if self.scale else 1.0
+        rule = ExpertsRule(f"{at}.router.weight", gate, up, down, arch.on(self.normed), scale, mixed.always,
+                           self.sigmoid, bias)  # fmt: skip
+        return ops.experts(h, rule, arch.activation)
 
-    def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        found, facts = dict(super().derived(source)), self.facts.experts
+    def derived(self, arch: Architecture, source: Checkpoint) -> dict[str, Extra]:
+        facts, hidden, found = arch.facts.experts, arch.facts.hidden, dict[str, Extra]()
         if facts is None:
             return found
-        count, inner, hidden = facts.count - facts.always, facts.inner, self.facts.hidden
+        count, inner = facts.count - facts.always, facts.inner
         sizes = {"gate": (inner, hidden, 0), "up": (inner, hidden, inner), "down": (hidden, inner, 0)}
         for layer in facts.layers:
             at = f"{LAYERS}.{layer}."
-            opening = (Own(source, at + self.opening),) * facts.always
-            found[f"{at}mlp.router.weight"] = _joined(Own(source, at + first_of(source, at, self.routers)), opening)
+            gates = (Own(source, at + self.shared_gate),) * facts.always
+            found[f"{at}mlp.router.weight"] = _joined(Own(source, at + first_of(source, at, self.routers)), gates)
             both = next((pair for pair in self.fused if source.has(at + pair[0])), self.fused[0])
             for part, (n, k, first) in sizes.items():
                 if self.single and source.has(at + self.single.format(0, self.parts[part])):

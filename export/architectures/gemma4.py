@@ -1,30 +1,129 @@
 """Gemma 4, the text model of E2B and E4B: per-layer embeddings, layers that share keys and values, two head sizes."""
 
-from collections.abc import Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from edgespec.export.architectures.base import ATTENTION, LAYERS
-from edgespec.export.architectures.gemma2 import Gemma2
-from edgespec.export.architectures.gemma4_config import Gemma4Config
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures.base import AROUND, ATTENTION, LAYERS, Architecture, known
 from edgespec.export.architectures.ops import AttentionRule, LayerEmbedding, Norm, Ops, Value
-from edgespec.export.architectures.proportional import proportional, turned_first, turned_rows
-from edgespec.export.architectures.rope import Rotary
+from edgespec.export.architectures.rope import Rotary, proportional, rotations_by_kind
+from edgespec.export.architectures.rows import turned_first, turned_rows
 from edgespec.export.source.derived import Affine, Own, Rows
 from edgespec.export.source.extended import Extra, Held
 from edgespec.export.source.source import Checkpoint
 
 TABLE, PROJECTION, NORM = (f"model.{name}.weight" for name in (
     "embed_tokens_per_layer", "per_layer_model_projection", "per_layer_projection_norm"))  # fmt: skip
+SUPPORTED = "gemma4 with per-layer embeddings and without experts (E2B, E4B)"
+ROTATIONS = {
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    "full_attention": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+}
 
 
-class Gemma4(Gemma4Config, Gemma2):
-    model_type = "gemma4_text"
-    example = "gemma-4-E2B-it, gemma-4-E4B-it"
-    features = "embeddings of each layer, shared keys and values, two head sizes; native operators only"
-    norm_weight_is_offset = False
+@known(
+    "gemma4_text",
+    "gemma-4-E2B-it, gemma-4-E4B-it",
+    "embeddings of each layer, shared keys and values, two head sizes; native operators only",
+)
+class Gemma4(Architecture):
+    """See the module.
+
+    Attributes:
+        kinds: sliding or full attention, by layer.
+        owners: layers with keys and values of their own; those after them read the last ones' of their kind.
+        wide: size of a head of full layers.
+    """
+
+    activation_key = "hidden_activation"
+    activation_default = "gelu_pytorch_tanh"
+    tied_by_default = True
+    norms = AROUND
+    logits_cap = ("final_logit_softcapping", 0.0)
+    kinds: list[str]
+    owners: int
+    wide: int
+
+    def configure(self) -> dict[str, Any]:
+        settings, facts = self.settings, self.facts
+        if settings.get("use_bidirectional_attention") == "all":
+            settings.refuse("use_bidirectional_attention", "attention to later tokens", "causal attention")
+        settings.refuse("enable_moe_block", "a mixture of experts", SUPPORTED)
+        settings.refuse("attention_k_eq_v", "one projection for keys and values", SUPPORTED)
+        width = settings.get("hidden_size_per_layer_input", 256)
+        if not width or settings.get("vocab_size_per_layer_input", facts.vocab) != facts.vocab:
+            raise UnsupportedModel(
+                f"{settings.file}: expected embeddings of each layer (hidden_size_per_layer_input) of all tokens "
+                f"(vocab_size_per_layer_input); supported: {SUPPORTED}"
+            )
+        settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
+        self.kinds = self._kinds()
+        shared = settings.get("num_kv_shared_layers", 0)
+        self.owners = facts.layers - (shared if isinstance(shared, int) and 0 <= shared < facts.layers else 0)
+        if set(self.kinds[: self.owners]) != set(self.kinds):
+            raise ExportError(
+                f"{settings.file}: num_kv_shared_layers: no layer gives keys and values to those that share them"
+            )
+        self.wide = self._wide()
+        dims = [self.dim(layer) for layer in range(self.owners)]
+        sizes = {"head_dims": dims, "shared": facts.layers - self.owners,
+                 "layer_embedding": settings.integer("hidden_size_per_layer_input", 256)}  # fmt: skip
+        return sizes
+
+    def _kinds(self) -> list[str]:
+        """Sliding or full attention of each layer; the last one's is full."""
+        kinds = self.layer_types or ["full_attention" if at % 6 == 5 else "sliding_attention"
+                                     for at in range(self.facts.layers)]  # fmt: skip
+        return [*kinds[:-1], "full_attention"]
+
+    def _wide(self) -> int:
+        """Size of a head of full layers: said at once, or layer by layer."""
+        every = self.settings.get("per_layer_config")
+        if not isinstance(every, dict):
+            return self.settings.integer("global_head_dim", 512)
+        found = [every.get(str(at), {}) for at, kind in enumerate(self.kinds) if kind == "full_attention"]
+        sizes = [own.get("head_dim", self.facts.head_dim) if isinstance(own, dict) else None for own in found]
+        size = sizes[0]
+        others = {key for own in every.values() if isinstance(own, dict) for key in own} - {"head_dim"}
+        if any(other != size for other in sizes) or others or not isinstance(size, int) or size <= 0 or size % 8:
+            raise UnsupportedModel(
+                f"{self.settings.file}: expected per_layer_config to give all full layers one head_dim, a multiple of 8"
+            )
+        return size
+
+    def dim(self, layer: int) -> int:
+        """Size of a layer's heads."""
+        return self.facts.head_dim if self.slides(layer) else self.wide
+
+    def slides(self, layer: int) -> bool:
+        return self.kinds[layer] == "sliding_attention"
+
+    def source_of(self, layer: int) -> int:
+        """The layer whose keys and values a layer reads."""
+        if layer < self.owners:
+            return layer
+        return max(at for at in range(self.owners) if self.kinds[at] == self.kinds[layer])
+
+    def width(self, weight: str) -> int | None:
+        at, module = int(weight.split(".")[2]), weight.split(".")[-2]
+        sizes = {"q_proj": self.facts.heads, "k_proj": self.facts.kv_heads, "v_proj": self.facts.kv_heads}
+        if module in sizes:
+            return sizes[module] * self.dim(at)
+        if module in ("per_layer_input_gate", "per_layer_model_projection"):
+            return self.facts.layer_embedding
+        if module == "per_layer_projection":
+            return self.facts.hidden
+        doubled = at >= self.owners and self.settings.flag("use_double_wide_mlp")
+        return 2 * self.facts.intermediate if doubled and module in ("gate_proj", "up_proj") else None
+
+    def ignores(self, name: str) -> bool:
+        shared = ("k_proj", "v_proj", "k_norm", "v_norm")
+        return int(name.split(".layers.")[1].split(".")[0]) >= self.owners and name.split(".")[-2] in shared
 
     def rule(self, layer: int) -> AttentionRule:
         at, dim, owns = f"{LAYERS}.{layer}.self_attn", self.dim(layer), layer < self.owners
@@ -38,23 +137,25 @@ class Gemma4(Gemma4Config, Gemma2):
         full = proportional(self.rotation("full_attention", 1e6, scaled=False), self.wide)
         return {"rope": self.rotation("sliding_attention", 1e4, scaled=False), "rope_full": full}
 
-    def embed(self, ops: Ops) -> Value:
-        # a second time, because the stream changes under the layers that read this
+    def build(self, ops: Ops) -> Value:
+        """The whole decoder; after each layer its own embedding of the tokens is added."""
         scale = self.facts.hidden**0.5
         x = ops.embed(self.embedding, scale=scale)
-        self._embedded: Any = ops.token_embeddings(self.embedding, scale)
-        return x
+        tokens = ops.token_embeddings(self.embedding, scale)  # the stream changes under the layers that read this
 
-    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
-        x = super().layer(ops, x, layer)
-        name = f"{LAYERS}.{layer}.layer_scalar"
-        return ops.sublayer("embedding", layer, x, lambda x: self.own(ops, x, layer), scale=name)
+        def own(layer: int) -> Callable[[Value], Value]:
+            return lambda x: self.own(ops, x, tokens, layer)
 
-    def own(self, ops: Ops, x: Value, layer: int) -> Value:
-        """What a layer's own embedding of the tokens adds."""
+        for layer in range(self.facts.layers):
+            x = self.layer(ops, x, layer)
+            x = ops.sublayer("embedding", layer, x, own(layer), scale=f"{LAYERS}.{layer}.layer_scalar")
+        return ops.head(x, self.final_norm, self.head)
+
+    def own(self, ops: Ops, x: Value, tokens: Value, layer: int) -> Value:
+        """What a layer's own embedding adds, from the tokens' usual embeddings."""
         size, layers = self.facts.layer_embedding, self.facts.layers
         (gate,) = ops.linear(x, self.linear(layer, "per_layer_input_gate"))
-        (given,) = ops.linear(self._embedded, self.linear(layer, "per_layer_model_projection"))
+        (given,) = ops.linear(tokens, self.linear(layer, "per_layer_model_projection"))
         rule = LayerEmbedding(TABLE, layer, layers, size, (size / 2) ** 0.5)
         inner = ops.layer_embedding(gate, ops.norm(given, Norm(NORM)), rule, self.activation)
         (y,) = ops.linear(inner, self.linear(layer, "per_layer_projection"))

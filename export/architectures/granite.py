@@ -1,36 +1,93 @@
-"""Granite 3: Llama with four multipliers, of embeddings, scores, sub-layers and logits."""
+"""Granite 3 and 4: Llama with four multipliers, mixtures of experts, state spaces."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 
-from edgespec.export.architectures.base import LAYERS, Architecture
-from edgespec.export.architectures.ops import AttentionRule, LogitsRule, Ops, Value
+from edgespec.export.architectures.base import LAYERS, Architecture, known
+from edgespec.export.architectures.experts import Experts
+from edgespec.export.architectures.ops import LogitsRule, Ops, Value
+from edgespec.export.architectures.states import StateSpaces
 from edgespec.export.source.derived import Affine, Own
 from edgespec.export.source.extended import Extra
 from edgespec.export.source.source import Checkpoint
 
+MIXTURES = Experts(
+    routers=("block_sparse_moe.router.layer.weight", "block_sparse_moe.router.weight"),
+    fused=(
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+        ("block_sparse_moe.experts.gate_up_proj", "block_sparse_moe.experts.down_proj"),
+    ),
+    single="",
+    count="num_local_experts",
+    normed=True,
+    scale="residual_multiplier",
+)
 
+
+@known("granite", "granite-3.3-2b-instruct", "multipliers of embedding, scores, sub-layers, logits")
 class Granite(Architecture):
-    model_type = "granite"
-    example = "granite-3.3-2b-instruct"
-    features = "multipliers of embedding, scores, sub-layers, logits"
+    """Granite 3: what ends a sub-layer carries its multiplier."""
 
     def embed(self, ops: Ops) -> Value:
         return ops.embed(self.embedding, scale=self.settings.number("embedding_multiplier", 1.0))
 
-    def rule(self, layer: int) -> AttentionRule:
-        return replace(super().rule(layer), scale=self.settings.number("attention_multiplier", 1.0))
+    @property
+    def score_scale(self) -> float:
+        return self.settings.number("attention_multiplier", 1.0)
 
     @property
     def logits(self) -> LogitsRule:
         return LogitsRule(scale=1 / self.settings.positive("logits_scaling", 1.0))
 
     def derived(self, source: Checkpoint) -> Mapping[str, Extra]:
-        """What ends a sub-layer carries its multiplier."""
-        times, found = self.settings.number("residual_multiplier", 1.0), {}
+        times, found = self.settings.number("residual_multiplier", 1.0), dict(super().derived(source))
         for layer in range(self.facts.layers):
-            for module in ("self_attn.o_proj", "mlp.down_proj"):
+            for module in ("self_attn.o_proj", "mlp.down_proj", "linear_attn.out_proj"):
+                if module.startswith("linear_attn") and layer not in self.facts.convolutions:
+                    continue
                 for kind in ("weight", "bias") if self.bias(module) else ("weight",):
-                    stored = f"{LAYERS}.{layer}.{self.names.get(module, module)}.{kind}"
-                    found[f"{LAYERS}.{layer}.{module}.{kind}"] = Affine(Own(source, stored), scale=times)
+                    name = f"{LAYERS}.{layer}.{module}.{kind}"
+                    stored = f"{LAYERS}.{layer}.{self.layer_names.get(module, module)}.{kind}"
+                    found[name] = Affine(found.get(name, Own(source, stored)), scale=times)
         return found
+
+
+@known("granitemoe", "granite-3.1-1b-a400m-instruct", "as granite, with mixtures of experts; native operators only")
+class GraniteMoe(Granite):
+    """Granite 3 with mixtures of experts: an expert's gate and up are one matrix."""
+
+    experts = MIXTURES
+
+
+@known(
+    "granitemoehybrid",
+    "granite-4.0-350m, granite-4.0-h-micro, granite-4.0-h-tiny",
+    "as granite, with or without positions; state spaces (Mamba-2) and experts on native operators only",
+)
+class GraniteHybrid(Granite):
+    """Granite 4: attention or state spaces, and experts beside a shared MLP where there are any."""
+
+    layer_names = {"mlp.down_proj": "shared_mlp.output_linear"}
+    stacked = {"shared_mlp.input_linear": ("mlp.gate_proj", "mlp.up_proj")}
+    biases = {"self_attn": ("attention_bias", False), "linear_attn": ("mamba_proj_bias", False)}
+    windows = "none"
+    states = StateSpaces()
+    experts = MIXTURES
+
+    def inner_size(self, hidden: int) -> int:
+        return self.settings.integer("shared_intermediate_size", 1024)
+
+    def is_mixed(self, layer: int) -> bool:
+        return bool(self.settings.get("num_local_experts", 0))
+
+    def rotary(self, layer: int) -> str | None:
+        return "rope" if self.settings.get("position_embedding_type") == "rope" else None
+
+    def layer(self, ops: Ops, x: Value, layer: int) -> Value:
+        if self.facts.experts is None:
+            return super().layer(ops, x, layer)
+        x = ops.sublayer("attention", layer, x, lambda x: self.attention(ops, x, layer))
+        h = self.normed(ops, x, layer, self.norms.mlp)
+        x = ops.sublayer("mlp", layer, x, lambda _: self.transform(ops, h, layer))
+        return ops.sublayer("mlp", layer, x, lambda _: self.dense(ops, h, layer))

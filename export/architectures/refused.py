@@ -1,6 +1,13 @@
-"""Well-known kinds of models that are refused, and why."""
+"""Models that are refused by name: kinds that are not supported, and those that do more than go on with a text."""
 
 from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from edgespec.errors import UnsupportedModel
 
 ENCODERS = "encoders, and decoders that read one"
 REFUSED: dict[str, tuple[str, ...]] = {
@@ -21,9 +28,56 @@ REFUSED: dict[str, tuple[str, ...]] = {
         "pegasus", "roberta", "t5", "whisper", "xlm-roberta",
     ),
 }  # fmt: skip
-"""Values of ``model_type``, by what they have that nothing here computes."""
+"""Unsupported model types, grouped by the missing feature."""
+SENSES = {
+    "images": re.compile(r"(mm_)?(vision|visual|image|img|video)(_|$)"),
+    "sound": re.compile(r"(audio|speech|sound)(_|$)"),
+}
+"""What a model may read beside text, by how keys of config.json, and parts of tensors' names, begin."""
+OPTION = "--text-only"
+
+
+class NotText(UnsupportedModel):
+    """A model that is no decoder of text, or more than that."""
+
+
+def senses(config: dict[str, Any], tensors: Iterable[str] = ()) -> str:
+    """Name what a model reads beside text, as in "images and sound"; "" = nothing.
+
+    Args:
+        config: its config.json.
+        tensors: names of its tensors.
+    """
+    keys = {key for key, value in config.items() if value not in (None, False, {}, [])}
+    parts = {part for name in tensors for part in name.split(".")[:3]}
+    return " and ".join(what for what, begins in SENSES.items() if any(map(begins.match, keys | parts)))
+
+
+def refuse_senses(path: Path, what: str, text_kind: str | None) -> NotText:
+    """Make the error for a model that reads more than text.
+
+    Args:
+        path: of the model.
+        what: it reads beside text.
+        text_kind: the architecture of its text half; None = one that is not supported.
+    """
+    hint = f"{OPTION} takes its text half alone" if text_kind else "take a model that reads text alone"
+    return NotText(f"{path}: this model reads {what}, and edgespec does not yet", hint)
+
+
+def refuse_encoder(path: Path, kind: str, config: dict[str, Any]) -> None:
+    """Refuse what has an encoder, alone or in front of a decoder: nothing here and no graph of optimum's runs it.
+
+    Raises:
+        NotText: it has one.
+    """
+    if config.get("is_encoder_decoder") is True or kind in REFUSED[ENCODERS]:
+        raise NotText(
+            f"{path}: architecture {kind!r} is not supported: it has an encoder, and edgespec runs decoders alone",
+            "take a model that goes on with a text (a decoder, as Llama and Qwen are)",
+        )
 
 
 def reason(model_type: str) -> str | None:
-    """What a model has that is not supported, if that is known."""
+    """Return what a model has that is not supported, if that is known."""
     return next((why for why, names in REFUSED.items() if model_type in names), None)

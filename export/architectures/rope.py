@@ -2,7 +2,7 @@
 
 Sources: RoFormer (arXiv 2104.09864); linear and dynamic (NTK) scaling as transformers defines them; YaRN (arXiv
 2309.00071); LongRoPE (arXiv 2402.13753); the llama3 scaling is that of the Llama 3.1 release, whose constants every
-configuration carries.
+configuration carries.  Proportional rotation (Gemma 4, LFM3): a head's first channels turn, in steps as if all did.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from edgespec.errors import UnsupportedModel
+from edgespec.errors import ExportError, UnsupportedModel
+from edgespec.export.architectures.settings import Settings
 
 Doubles = NDArray[np.float64]
 Parameters = Mapping[str, Any]
@@ -136,6 +137,30 @@ def checked(parameters: dict[str, Any]) -> dict[str, Any]:
             ):
                 raise UnsupportedModel(f"config.json: rope type {kind} needs a list {key} of numbers")
     return parameters
+
+
+def rotations_by_kind(settings: Settings, usual: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """Return ``rope_parameters`` for each kind of layers in ``usual``, which stands where there are none.
+
+    Full layers may say ``proportional``; what ``proportional`` makes of them is.
+
+    Raises:
+        ExportError: not an object for each kind.
+        UnsupportedModel: full layers are scaled.
+    """
+    given = settings.get("rope_parameters", usual)
+    if not isinstance(given, dict) or not all(isinstance(given.get(kind), dict) for kind in usual):
+        raise ExportError(f"{settings.file}: expected rope_parameters of {' and '.join(usual)}")
+    full = dict(given["full_attention"])
+    if full.get("rope_type") not in ("default", "proportional", None):
+        raise UnsupportedModel(f"{settings.file}: rope type {full['rope_type']!r} is not supported here")
+    return {**given, "full_attention": {**full, "rope_type": "default"}}
+
+
+def proportional(full: Rotary, size: int) -> Rotary:
+    """Make the proportional rotation of full layers, whose heads have ``size`` channels."""
+    share = full.parameters.get("partial_rotary_factor") or 1.0
+    return Rotary({**full.parameters, "rope_type": "proportional", "channels": size}, 2 * int(share * size // 2))
 
 
 def inverse_frequencies(parameters: Parameters, dims: int, context: int) -> tuple[Doubles, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -42,7 +43,7 @@ class Settings:
         aliases: names of this architecture's own for common keys, by the common name.
     """
 
-    def __init__(self, path: Path, values: dict[str, Any], aliases: dict[str, str]) -> None:
+    def __init__(self, path: Path, values: dict[str, Any], aliases: Mapping[str, str]) -> None:
         self.file = path / "config.json"
         known = {common: values[own] for common, own in aliases.items() if own in values}
         self.values = {**values, **known}

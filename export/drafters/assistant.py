@@ -20,10 +20,9 @@ import numpy as np
 from edgespec.errors import ExportError
 from edgespec.export.architectures.base import FINAL_NORM, HEAD, LAYERS, Architecture
 from edgespec.export.architectures.checked import check_tensors
-from edgespec.export.architectures.gemma4 import Gemma4
-from edgespec.export.architectures.gemma4_config import ROTATIONS
-from edgespec.export.architectures.ops import DrafterOps, Linear, LogitsRule, Ops, Value
-from edgespec.export.architectures.proportional import rotations_by_kind
+from edgespec.export.architectures.gemma4 import ROTATIONS, Gemma4
+from edgespec.export.architectures.ops import DrafterOps, Linear, Ops, Value
+from edgespec.export.architectures.rope import rotations_by_kind
 from edgespec.export.drafters.drafter import Drafter
 from edgespec.export.heads.description import FUSE
 from edgespec.export.source.derived import Own
@@ -47,6 +46,7 @@ class Assistant(Gemma4):
 
     model_type = MODEL_TYPE
     drafts = "assistant"
+    logits_cap = ("", 0.0)
     raw = False  # the target's hidden state is taken before its final norm, which no known checkpoint says
     target: Gemma4
 
@@ -60,7 +60,7 @@ class Assistant(Gemma4):
             if not np.array_equal(own, its):
                 raise self._other("other rope_parameters than this model's")
 
-    def check(self) -> None:
+    def configure(self) -> dict[str, Any]:
         settings, facts, target = self.settings, self.facts, self.target
         settings.refuse("enable_moe_block", "a mixture of experts", "assistants without")
         settings.values["rope_parameters"] = rotations_by_kind(settings, ROTATIONS)
@@ -78,8 +78,7 @@ class Assistant(Gemma4):
                 raise self._other(f"{what} {own}, but this model's is {needed}")
         if facts.hidden > backbone:
             raise ExportError(f"{settings.file}: hidden_size {facts.hidden}: expected at most {backbone}")
-        more = {"shared": facts.layers, "context": target.facts.context, "tied": False}
-        self.facts = facts.model_copy(update=more)
+        return {"shared": facts.layers, "context": target.facts.context, "tied": False}
 
     def _other(self, what: str) -> ExportError:
         return ExportError(f"{self.settings.file}: an assistant for a model of {what}",
@@ -92,10 +91,6 @@ class Assistant(Gemma4):
     @property
     def native_only(self) -> str:
         return "layers that read the model's keys and values"
-
-    @property
-    def logits(self) -> LogitsRule:
-        return LogitsRule()
 
     def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""

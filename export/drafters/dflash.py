@@ -42,6 +42,10 @@ class DFlash(Architecture):
 
     model_type = "dflash"
     drafts = "dflash"
+    refused = (
+        ("conv_kernel_size", "convolutions of DFlash 2", "DFlash without"),
+        ("sample_from_anchor", "a guess of the first row", "guesses of masks alone"),
+    )
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
@@ -49,10 +53,6 @@ class DFlash(Architecture):
         self.input_width = (1 + tapped) * self.facts.hidden
         self.block, self.mask = self.settings.integer("block_size"), self.settings.integer("mask_token_id")
         self.masks = {self.mask} if self.mask is not None else set()
-
-    def check(self) -> None:
-        self.settings.refuse("conv_kernel_size", "convolutions of DFlash 2", "DFlash without")
-        self.settings.refuse("sample_from_anchor", "a guess of the first row", "guesses of masks alone")
 
     def build(self, ops: Ops) -> Value:
         """The decoder, from what a pass is given to logits."""

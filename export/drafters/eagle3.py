@@ -41,14 +41,12 @@ class Eagle3(Architecture):
 
     model_type = "eagle3"
     drafts = "eagle"
+    refused = (("fc_norm", "a norm of each tap", "norm_before_fc"),)
 
     def __init__(self, source: Checkpoint, tapped: int, context: int) -> None:
         super().__init__(source)
         self.facts = self.facts.model_copy(update={"context": context, "tied": False})
         self.input_width = (1 + tapped) * self.facts.hidden
-
-    def check(self) -> None:
-        self.settings.refuse("fc_norm", "a norm of each tap", "norm_before_fc")
 
     @property
     def tensors(self) -> dict[str, tuple[int, ...]]:

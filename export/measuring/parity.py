@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgespec.export.architectures import Architecture
-from edgespec.export.architectures.deviations import as_used_for
+from edgespec.export.architectures.words import as_used_for
 from edgespec.export.emit.fill import Errors
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.slots.slot import Slot

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from edgespec.errors import BundleError, ExportError, UnsupportedModel
 from edgespec.export.architectures import describe, refusal, text_kind
-from edgespec.export.architectures.beyond_text import refuse_encoder, refuse_senses, senses
+from edgespec.export.architectures.refused import refuse_encoder, refuse_senses, senses
 from edgespec.export.architectures.settings import model_facts
 from edgespec.export.bundle.source_model import Progress, Writing, WrittenModel
 from edgespec.export.heads.choice import HeadChoice

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edgespec.engine.loading import load
-from edgespec.export.architectures.deviations import as_used_for
+from edgespec.export.architectures.words import as_used_for
 from edgespec.export.bundle.model import open_model
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.runtimes.files.manifest import read_manifest

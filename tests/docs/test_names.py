@@ -17,7 +17,7 @@ from edgespec.drafters.registry import METHODS
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Result
-from edgespec.export.architectures import KINDS
+from edgespec.export.architectures import ARCHITECTURES
 from edgespec.planning.recipes import Recipe
 from edgespec.reports.advice import Advice
 from edgespec.reports.bench import MethodFigures
@@ -127,7 +127,7 @@ def test_keys_of_a_recipe() -> None:
 
 def test_the_tables_of_architectures_methods_and_recipes_are_whole() -> None:
     table = tables(text_of("docs/architectures.md"))[0]
-    assert {kind.model_type for kind in KINDS} <= first_column(table)
+    assert ARCHITECTURES.keys() <= first_column(table)
     assert set(METHODS) | {"chain", "auto"} == first_column(section("docs/methods.md", "Methods"))
     named = first_column("".join(tables(text_of("docs/recipes.md"))))
     assert {file.stem for file in (ROOT / "configs").glob("*.json")} <= named

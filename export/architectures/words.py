@@ -1,12 +1,14 @@
-"""What is special about one model, in words, for people who want to know before an export."""
+"""What is special about one model, in words, and where a bundle differs from its source whatever its format."""
 
 from __future__ import annotations
+
+import copy
 
 from edgespec.export.architectures.base import Architecture
 
 
 def traits(arch: Architecture) -> list[str]:
-    """What sets a model apart from a plain Llama, as far as decoding is concerned."""
+    """List what sets a model apart from a plain Llama, as far as decoding is concerned."""
     facts, rules = arch.facts, [arch.rule(at) for at in range(arch.facts.layers) if at not in arch.facts.convolutions]
     found = [f"text half alone of a model that reads {arch.text_half_of}"] if arch.text_half_of else []
     found.append("tied embeddings" if facts.tied else "untied LM head")
@@ -58,3 +60,44 @@ def traits(arch: Architecture) -> list[str]:
     if arch.logits.cap:
         found.append(f"logits capped at {arch.logits.cap:g}")
     return found
+
+
+def approximations(arch: Architecture) -> list[str]:
+    """List what differs from the source model whatever the format, in words for ``Result.approximations``."""
+    found = [f"text alone: the source model also reads {arch.text_half_of}"] if arch.text_half_of else []
+    if short := _short_texts(arch):
+        found.append(
+            f"the rotation of texts beyond {short} tokens for shorter ones, too: transformers changes it by length"
+        )
+    return found
+
+
+def remedies(arch: Architecture) -> list[str]:
+    """List what to do about differences of rotations, for whoever exports."""
+    if not (short := _short_texts(arch)):
+        return []
+    return [
+        f"texts of up to {short} tokens come out otherwise than in transformers, because the rotation for longer ones "
+        f"serves them, too: --context {short} exports with the one for such texts"
+    ]
+
+
+def as_used_for(arch: Architecture, length: int) -> Architecture:
+    """Return the source as transformers runs it on a text of ``length`` tokens; ``arch`` itself if it is the same."""
+    if length > _short_texts(arch):
+        return arch
+    made = copy.copy(arch)
+    made.facts = arch.facts.model_copy(update={"context": length})
+    return made
+
+
+def _short_texts(arch: Architecture) -> int:
+    """Return the longest text that transformers rotates otherwise than an export of this context does; 0 = none.
+
+    Transformers takes LongRoPE's short factors up to the length first trained on, and stretches the base of dynamic
+    scaling by the text's length beyond the model's limit (``modeling_rope_utils.dynamic_rope_update``).
+    """
+    lengths = {"longrope": "original_max_position_embeddings", "dynamic": "max_position_embeddings"}
+    chosen = (one.parameters for one in arch.rotaries.values() if one.parameters["rope_type"] in lengths)
+    short = max((int(found[lengths[found["rope_type"]]]) for found in chosen), default=0)
+    return short if arch.facts.context > short else 0

@@ -1,0 +1,97 @@
+"""Orders of rows: matrices that hold several modules, and channels of heads that turn together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgespec.export.source.derived import Own, Rows
+from edgespec.export.source.extended import Extra
+from edgespec.export.source.source import Checkpoint
+from edgespec.runtimes.files.manifest import ModelFacts
+
+Ids = NDArray[np.int64]
+
+
+def stacked(whole: Own, layer: str, modules: Sequence[str], facts: ModelFacts) -> dict[str, Extra]:
+    """Cut a matrix into the modules that it holds one behind the other.
+
+    Args:
+        whole: the matrix.
+        layer: the name of its layer, as of the result.
+        modules: such as ``self_attn.q_proj``, in order.
+        facts: sizes of the model.
+    """
+    query, key = facts.heads * facts.head_dim, facts.kv_heads * facts.head_dim
+    sizes = {"q_proj": query, "k_proj": key, "v_proj": key}
+    found: dict[str, Extra] = {}
+    start = 0
+    for module in modules:
+        size = sizes.get(module.split(".")[-1], facts.intermediate)
+        found[f"{layer}.{module}.weight"] = Rows(whole, np.arange(start, start + size))
+        start += size
+    return found
+
+
+def grouped(source: Checkpoint, theirs: str, ours: str, facts: ModelFacts, bias: bool) -> dict[str, Extra]:
+    """Cut q, k and v out of a matrix that holds group by group its queries, its key and its value.
+
+    Args:
+        source: the checkpoint.
+        theirs: the matrix there, without ``.weight``.
+        ours: what the modules' names begin with.
+        facts: sizes of the model.
+        bias: whether there is one, in the same order.
+    """
+    each, size = facts.heads // facts.kv_heads, facts.head_dim
+    rows = np.arange(facts.kv_heads * (each + 2) * size).reshape(facts.kv_heads, each + 2, size)
+    parts = {"q": rows[:, :each].ravel(), "k": rows[:, each].ravel(), "v": rows[:, each + 1].ravel()}
+    return {
+        f"{ours}.{part}_proj.{kind}": Rows(Own(source, f"{theirs}.{kind}"), ids)
+        for part, ids in parts.items()
+        for kind in (("weight", "bias") if bias else ("weight",))
+    }
+
+
+def head_rows(heads: int, order: Ids) -> Ids:
+    """Repeat an order of a head's channels, [size], for all heads -> [heads * size]."""
+    return (np.arange(heads)[:, None] * len(order) + order).ravel()
+
+
+def paired(size: int, turned: int, pairs: str) -> Ids:
+    """Order a head's channels, [size], so that those that turn together lie half the turned channels apart."""
+    order = np.arange(size)
+    found = order[:turned].reshape(-1, 2).T if pairs == "neighbours" else np.roll(order[:turned], turned // 2)
+    order[:turned] = found.flatten()
+    return order
+
+
+def turned_first(size: int, dims: int) -> Ids:
+    """Order a head's channels, [size], so that those that turn, ``dims`` of them, come first.
+
+    Channel i turns with i + size / 2, and only the first of them turn.
+    """
+    each = np.arange(size).reshape(2, size // 2)
+    return np.concatenate([each[:, : dims // 2].ravel(), each[:, dims // 2 :].ravel()])
+
+
+def turned_rows(source: Checkpoint, layer: str, heads: Mapping[str, int], order: Ids, bias: bool) -> dict[str, Extra]:
+    """Reorder the channels of a layer's heads, in projections and norms.
+
+    Args:
+        source: the checkpoint.
+        layer: its name there.
+        heads: how many there are, by ``q`` and ``k``.
+        order: as of ``turned_first``.
+        bias: projections have one.
+    """
+    found: dict[str, Extra] = {}
+    for part, count in heads.items():
+        every = head_rows(count, order)
+        rows = {"proj.weight": every, "norm.weight": order} | ({"proj.bias": every} if bias else {})
+        for kind, ids in rows.items():
+            name = f"{layer}.self_attn.{part}_{kind}"
+            found[name] = Rows(Own(source, name), ids)
+    return found
