@@ -18,8 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import conditions, show
-from edgespec.planning.memory.parts import Memory, memory_of
-from edgespec.planning.memory.process import process_bytes
+from edgespec.planning.footprint import Memory, memory_of, process_bytes
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import RunOptions
 

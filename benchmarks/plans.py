@@ -26,9 +26,8 @@ from benchmarks.prediction import PLAIN, own_prompts
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.planning.candidates import Option, PlanRequest
-from edgespec.planning.plan import make_plan
-from edgespec.planning.profile.record import Profile
+from edgespec.planning.plan import Option, PlanRequest, make_plan
+from edgespec.planning.profiles import Profile
 from edgespec.reports.bench import BASELINE, BenchEntry, bench_all
 from edgespec.reports.calibrate import calibrate
 from edgespec.runtimes.options import LoadOptions

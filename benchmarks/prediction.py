@@ -26,8 +26,8 @@ from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.formulas.cost import WORTH
-from edgespec.planning.profile.record import Profile
-from edgespec.planning.speed.prediction import speed_of
+from edgespec.planning.prediction import speed_of
+from edgespec.planning.profiles import Profile
 from edgespec.reports.bench import BASELINE, BenchEntry, bench_all
 from edgespec.reports.calibrate import SECONDS, calibrate
 from edgespec.runtimes.options import LoadOptions, RunOptions

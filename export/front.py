@@ -13,8 +13,8 @@ from edgespec.export.bundle.source_model import Progress
 from edgespec.export.bundle.writer import save_manifest, staged_folder
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.planning.memory.budget import parse_bytes
-from edgespec.reports.golden import make_golden
+from edgespec.planning.budget import parse_bytes
+from edgespec.reports.proof import make_golden
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Manifest
 

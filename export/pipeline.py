@@ -51,7 +51,7 @@ from edgespec.export.source.source import Checkpoint, resolve
 from edgespec.export.tokenizers.facts import check_same_vocabulary, tokenizer_facts
 from edgespec.export.tokenizers.files import open_codec
 from edgespec.export.tokenizers.generation import sampling_part
-from edgespec.planning.speed.cut import first_ids
+from edgespec.planning.cut import first_ids
 from edgespec.runtimes.files.manifest import SCHEMA, Manifest
 from edgespec.runtimes.files.operators import choose_operators
 from edgespec.runtimes.opening import open_slot

@@ -29,7 +29,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.quantizer import QUANTIZERS, DirectLevels
 from edgespec.export.source.source import resolve
-from edgespec.planning.profile import quiet
+from edgespec.planning import profiles as quiet
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import ModelPart, Operators
 from edgespec.runtimes.opening import open_slot

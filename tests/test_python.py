@@ -16,7 +16,7 @@ from edgespec.engine.loading import load
 from edgespec.engine.result import Result
 from edgespec.errors import ExportError, InvalidRequest
 from edgespec.export.source.source import builtin_drafters, builtin_heads, builtin_names, resolve
-from edgespec.planning.memory.budget import parse_bytes
+from edgespec.planning.budget import parse_bytes
 from edgespec.runtimes.options import LoadOptions
 
 

@@ -11,9 +11,8 @@ from typing import Any
 from edgespec.decoding.settings import DraftOptions
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.errors import EdgespecError
-from edgespec.planning.memory.allowance import OFF, Admission, Allowance
-from edgespec.planning.memory.parts import memory_of
-from edgespec.planning.memory.process import PROCESS
+from edgespec.planning.allowance import OFF, Admission, Allowance
+from edgespec.planning.footprint import PROCESS, memory_of
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import Manifest

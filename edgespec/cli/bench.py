@@ -29,7 +29,7 @@ from edgespec.cli.common import (
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.pass_profile import show_profiles
 from edgespec.drafters.registry import AR
-from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.budget import show_bytes
 from edgespec.reports.advice import label
 
 if TYPE_CHECKING:
@@ -97,12 +97,11 @@ def command(
     edgespec bench demo --profile
     """
     from edgespec.cli.prompts import read_prompts
-    from edgespec.planning.profile.quiet import Watch, busy_words
+    from edgespec.planning.profiles import Watch, busy_words
     from edgespec.reports.advice import advise
     from edgespec.reports.bench import BenchEntry, bench_all, check_plot
     from edgespec.reports.bench import plot as draw
-    from edgespec.reports.page import check_page, write_page
-    from edgespec.reports.page.compare import read_llama_bench
+    from edgespec.reports.pages import check_page, read_llama_bench, write_page
 
     if profile:
         show_profiles(bundles, options, as_json)

@@ -7,7 +7,7 @@ import time
 import click
 
 from edgespec.cli.common import emit_json, json_option, table_console
-from edgespec.planning.memory.budget import parse_bytes, show_bytes
+from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.cache import KINDS, Entry, cache_folder, entries, remove, set_limit, size_limit
 
 

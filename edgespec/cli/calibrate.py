@@ -24,7 +24,7 @@ from edgespec.cli.common import (
 from edgespec.cli.groups import GroupedCommand, group
 
 if TYPE_CHECKING:
-    from edgespec.planning.profile.record import Profile
+    from edgespec.planning.profiles import Profile
 
 
 @click.command("calibrate", cls=GroupedCommand)
@@ -66,9 +66,15 @@ def command(
     edgespec calibrate demo --seconds 30 --force
     edgespec calibrate demo -o phone.json --json
     """
-    from edgespec.planning.memory.process import process_bytes
-    from edgespec.planning.profile.cache import find_profile, profile_path, save_profile, why_none
-    from edgespec.planning.profile.record import manifest_hash, write_profile
+    from edgespec.planning.footprint import process_bytes
+    from edgespec.planning.profiles import (
+        find_profile,
+        manifest_hash,
+        profile_path,
+        save_profile,
+        why_none,
+        write_profile,
+    )
     from edgespec.reports.calibrate import SECONDS, calibrate
     from edgespec.runtimes.files.bundle import Bundle
 
@@ -125,7 +131,7 @@ def _prompts(bundle: Path, file: Path | None) -> tuple[tuple[int, ...], ...]:
 
 def _unlike(profile: Profile, options: dict[str, Any]) -> list[str]:
     """What is asked for that a kept profile does not have; what nobody asked for may be as it is."""
-    from edgespec.planning.profile.record import prompts_digest
+    from edgespec.planning.profiles import prompts_digest
 
     found = []
     if options["context"] is not None and profile.context < options["context"]:

@@ -12,7 +12,7 @@ import click
 from edgespec.cli.common import ask_words, attention_lines, emit_json, json_option, progress
 from edgespec.cli.groups import OUTPUT, GroupedCommand, group
 from edgespec.cli.recipes import recipe_option, with_recipe
-from edgespec.planning.memory.budget import parse_bytes, show_bytes
+from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FORMATS, FOUR_BITS, listed
 
 if TYPE_CHECKING:

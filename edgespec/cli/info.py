@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import attention_lines, emit_json, json_option, table_console
-from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import BLOCK_FORMATS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import click
 
 from edgespec.cli.common import emit_json, json_option, progress, table_console
 from edgespec.drafters.ngram_stores import MAX_BYTES, build_store, refuse_existing
-from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.budget import show_bytes
 
 if TYPE_CHECKING:
     import numpy as np

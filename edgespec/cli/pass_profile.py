@@ -12,7 +12,7 @@ from edgespec.cli.common import emit_json, open_engine, table_console
 
 def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
     """Profile the passes of every bundle and print them."""
-    from edgespec.reports.pass_profile import profile_passes
+    from edgespec.reports.measuring import profile_passes
 
     found = []
     for bundle in dict.fromkeys(bundles):

@@ -25,9 +25,8 @@ from edgespec.cli.recipes import recipe_option
 from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS
 
 if TYPE_CHECKING:
-    from edgespec.planning.candidates import Option, PlannedRun, PlanRequest
-    from edgespec.planning.plan import Plan
-    from edgespec.planning.profile.record import Profile
+    from edgespec.planning.plan import Option, Plan, PlannedRun, PlanRequest
+    from edgespec.planning.profiles import Profile
 
 MOST_LINES = 12
 
@@ -99,7 +98,7 @@ def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Pat
         found, _request(options, profile or next((one.profile for one in found if one.profile), None), profile)
     )
     if plot is not None:
-        from edgespec.planning.plot import plot_plan
+        from edgespec.planning.plan import plot_plan
 
         plot_plan(plan, plot)
     if as_json:
@@ -137,7 +136,7 @@ def _foreign(device: str) -> Profile | None:
     """The profile of another device, where a file was named."""
     if device in ("cpu", "webgpu"):
         return None
-    from edgespec.planning.profile.record import read_profile
+    from edgespec.planning.profiles import read_profile
 
     return read_profile(Path(device))
 
@@ -145,7 +144,7 @@ def _foreign(device: str) -> Profile | None:
 def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
     """What there is to choose from; ``here``: for this machine, whose calibration counts."""
     from edgespec.cli.plan_options import bundle_option, is_bundle, model_options
-    from edgespec.planning.profile.cache import latest_profile
+    from edgespec.planning.profiles import latest_profile
 
     if not is_bundle(source):
         names = ("formats", "methods", "draft", "context", "revision", "text_only")
@@ -162,8 +161,8 @@ def _options(source: str, options: dict[str, Any], here: bool) -> list[Option]:
 def _request(options: dict[str, Any], profile: Profile | None, foreign: Profile | None) -> PlanRequest:
     """What is asked for: the budget and the device."""
     from edgespec.errors import InvalidRequest
-    from edgespec.planning.candidates import PlanRequest
-    from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
+    from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
+    from edgespec.planning.plan import PlanRequest
 
     if options["budget"] is None:
         budget = foreign.machine.memory if foreign else available_memory().reachable
@@ -190,7 +189,7 @@ def _show(plan: Plan, everything: bool) -> None:
     from rich.table import Table
 
     from edgespec.cli.plan_options import export_command
-    from edgespec.planning.memory.budget import show_bytes
+    from edgespec.planning.budget import show_bytes
     from edgespec.planning.plan import label
 
     table = Table(box=None, pad_edge=False)

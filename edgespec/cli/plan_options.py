@@ -8,8 +8,8 @@ from typing import Any
 
 from edgespec.drafters.registry import EAGLE, METHODS, SPECULATIVE, complete, needing
 from edgespec.errors import BundleError, InvalidRequest
-from edgespec.planning.candidates import Option
-from edgespec.planning.profile.record import Profile
+from edgespec.planning.plan import Option
+from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.bundle import check_sizes
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import MANIFEST, read_manifest
@@ -35,7 +35,7 @@ def bundle_option(source: str, methods: Sequence[str] = (), load: LoadOptions | 
         BundleError: it cannot be read, or has nothing for the device.
         InvalidRequest: a method or an attention that it does not have.
     """
-    from edgespec.planning.profile.cache import find_profile
+    from edgespec.planning.profiles import find_profile
 
     manifest = complete(read_manifest(Path(source)))
     check_sizes(Path(source), manifest)

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from edgespec.cli.common import emit_json, json_option, table_console
-from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.budget import show_bytes
 
 
 @click.command("pull")

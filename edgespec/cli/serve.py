@@ -10,7 +10,7 @@ import click
 
 from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
 from edgespec.cli.groups import GroupedCommand, group
-from edgespec.planning.memory.process import SERVER
+from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
 from edgespec.server.limits import Limits
 

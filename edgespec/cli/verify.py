@@ -64,10 +64,8 @@ def command(
     edgespec verify demo --temperature 0.8 --seed 1 --acceptance coupled
     """
     from edgespec.cli.prompts import read_prompts
-    from edgespec.planning.memory.budget import show_bytes
-    from edgespec.reports.golden import why_free
-    from edgespec.reports.proof import check_golden, prove
-    from edgespec.reports.running import check_running
+    from edgespec.planning.budget import show_bytes
+    from edgespec.reports.proof import check_golden, check_running, prove, why_free
 
     if options["no_check"]:
         raise click.UsageError("--no-check: nothing can be proven of files that were not compared")

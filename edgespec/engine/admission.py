@@ -11,7 +11,7 @@ from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice, choose_method
 from edgespec.engine.places import Place
 from edgespec.engine.pool import SessionPool
-from edgespec.planning.memory.allowance import Admission
+from edgespec.planning.allowance import Admission
 
 
 def admit(

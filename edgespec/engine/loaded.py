@@ -22,7 +22,7 @@ from edgespec.engine.sessions import Session, Times
 from edgespec.engine.stock_rows import stock_rows_exact
 from edgespec.engine.turns import Turns
 from edgespec.errors import InvalidRequest
-from edgespec.planning.memory.allowance import Allowance
+from edgespec.planning.allowance import Allowance
 from edgespec.runtimes.devices.model import DeviceModel
 from edgespec.runtimes.files.attention import AttentionChoice, choose_attention
 from edgespec.runtimes.files.bundle import Bundle

@@ -9,7 +9,7 @@ from edgespec.control.bandit import TRIED
 from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AR, AUTO, CHAIN, METHODS, NGRAM, needing, searching
 from edgespec.errors import InvalidRequest
-from edgespec.planning.profile.quiet import export_busy
+from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.files.operators import EMITTED
 

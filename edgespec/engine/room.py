@@ -7,7 +7,7 @@ from edgespec.engine.admission import extend
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.engine.methods import MethodChoice
 from edgespec.engine.places import Place
-from edgespec.planning.memory.allowance import Admission
+from edgespec.planning.allowance import Admission
 
 BLOCK = 64  # tokens: memory is counted by so many
 

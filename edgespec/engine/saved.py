@@ -15,7 +15,7 @@ from edgespec.drafters.registry import AR
 from edgespec.engine.admission import admit
 from edgespec.engine.loaded import LoadedBundle
 from edgespec.errors import InvalidRequest, SessionError
-from edgespec.planning.profile.machine import this_machine
+from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.files.session_file import (
     SavedSlot,

@@ -22,7 +22,7 @@ from edgespec.drafters.proposer import UserDrafter
 from edgespec.drafters.registry import AR, METHODS, Parts
 from edgespec.engine.methods import MethodChoice, own_choice
 from edgespec.formulas.cost import ENOUGH, CostModel, measure
-from edgespec.planning.profile.quiet import export_busy
+from edgespec.planning.profiles import export_busy
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.slots.shared import Model

@@ -11,7 +11,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from edgespec.planning.profile.machine import this_machine
+from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.cache import cache_folder
 from edgespec.runtimes.files.sealed import read_sealed, write_sealed

@@ -1,29 +1,193 @@
-"""Which method, format and context for a budget: candidates, and the pick with its reason."""
+"""Which method, format and context for a budget: candidates, the pick with its reason, and a picture."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
 
-from edgespec.drafters.registry import AR
+from edgespec.drafters.registry import AR, native_alone, needing, searching
 from edgespec.errors import InvalidRequest
 from edgespec.formulas.cost import WORTH
-from edgespec.planning.candidates import (
-    CONTEXT,
-    Goal,
-    Option,
-    PlannedRun,
-    PlanRequest,
-    contexts,
-    largest_context,
-    peak,
-    planned_run,
-    uses,
-)
-from edgespec.planning.memory.budget import show_bytes
-from edgespec.planning.profile.record import Profile
+from edgespec.planning.budget import show_bytes
+from edgespec.planning.costs import STEP
+from edgespec.planning.footprint import Memory, memory_of
+from edgespec.planning.prediction import Speed, speed_of
+from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.formats import FORMATS, SPECS
+from edgespec.runtimes.files.manifest import Manifest, Operators
+from edgespec.runtimes.files.operators import choose_operators
+from edgespec.runtimes.options import LoadOptions, RunOptions
+from edgespec.runtimes.ort.session import default_threads
+
+Goal = Literal["chat", "batch", "memory", "quality", "auto"]
+GOALS: tuple[Goal, ...] = ("auto", "chat", "batch", "memory", "quality")
+CONTEXT = 4096  # tokens that are planned for where none are asked for
+LEAST_CONTEXT = 512
+
+
+@dataclass(frozen=True)
+class Option:
+    """A bundle that is there, or one that an export would make.
+
+    Attributes:
+        manifest: its manifest, or the planned one.
+        name: the bundle's folder, or the model's name.
+        export: options of ``edgespec export`` that make it; None = it is there.
+        needs: by method: what has to be made or given first, in words.
+        profile: what was measured with this very bundle; None = the request's.
+    """
+
+    manifest: Manifest
+    name: str
+    export: tuple[str, ...] | None = None
+    needs: dict[str, str] = field(default_factory=dict)
+    profile: Profile | None = None
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What is asked of a plan.
+
+    Attributes:
+        budget: bytes.
+        goal: what matters most.
+        batch: sequences together.
+        load: how bundles are loaded, its budget apart.  A context of None = ``CONTEXT``, or what fits; an attention of
+            None = the bundle's default, and int8 where only that fits.
+        profile: another device; None = this one.
+    """
+
+    budget: int
+    goal: Goal = "auto"
+    batch: int = 1
+    load: LoadOptions = field(default_factory=LoadOptions)
+    profile: Profile | None = None
+
+    def operators(self, manifest: Manifest) -> Operators:
+        """Those that a bundle is run on there."""
+        if self.load.device != "cpu":
+            return "stock"
+        if self.profile is not None and self.load.operators == "auto":
+            return self.profile.operators
+        return choose_operators(self.load.operators, manifest.target).kind
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """One way to run one bundle, with what it is predicted to take.
+
+    ``approximates``: keys are kept coarser than anybody asked for, which changes the text.
+    """
+
+    option: Option
+    use: RunOptions
+    memory: Memory
+    speed: Speed
+    fits: bool
+    approximates: bool = False
+
+    @property
+    def format(self) -> str:
+        """Of the weights."""
+        return self.option.manifest.target.format
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second, or a figure in proportion to it where nothing is known of the device."""
+        return self.speed.tokens_per_second or self.speed.speedup / _relative_step(self.option.manifest)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return {
+            "bundle": self.option.name,
+            "method": self.use.method,
+            "format": self.format,
+            "operators": self.use.operators,
+            "attention": self.use.attention,
+            "context": self.use.context,
+            "batch": self.use.batch,
+            "lossless": True,  # every method with the exact rule of acceptance is
+            "fits": self.fits,
+            "needs": self.option.needs.get(self.use.method),
+            "export": None if self.option.export is None else list(self.option.export),
+            "memory": self.memory.as_dict(),
+            "speed": self.speed.as_dict(),
+        }
+
+
+def contexts(request: PlanRequest, most: int) -> Iterable[int]:
+    """Contexts to try, the wanted one first; halves of it only where nobody asked for one."""
+    context = request.load.context or min(CONTEXT, most)
+    yield context
+    while request.load.context is None and context > LEAST_CONTEXT:
+        context = max(LEAST_CONTEXT, context // 2)
+        yield context
+
+
+def uses(option: Option, request: PlanRequest, context: int) -> Iterable[RunOptions]:
+    """Ways to run one bundle."""
+    manifest = option.manifest
+    operators, threads = request.operators(manifest), request.load.threads or default_threads()
+    for method, part in manifest.methods.items():
+        if request.load.device != "cpu" and method in (*searching(), *needing("drafter")):
+            continue
+        if operators == "stock" and method in native_alone(manifest):
+            continue
+        use = RunOptions(
+            method,
+            operators,
+            min(context, manifest.target.facts.context),
+            request.load.attention,
+            batch=request.batch,
+            threads=threads,
+            device=request.load.device,
+            draft_attention=request.load.draft_attention if operators == "native" else None,
+        )
+        longer = method in (*needing("draft", "drafter"), "medusa")
+        yield replace(use, gamma=max(part.gamma, use.gamma)) if longer else use
+        if request.load.attention is None and operators == "native" and _coarser(manifest):
+            yield replace(use, attention="int8")
+
+
+def _coarser(manifest: Manifest) -> bool:
+    """Whether int8 keys and values would take less than what the bundle was made for."""
+    part = manifest.target.attention
+    return manifest.target.origin == "edgespec" and (part is None or part.default in ("f32", "f16"))
+
+
+def planned_run(option: Option, use: RunOptions, request: PlanRequest) -> PlannedRun:
+    """What a way to run a bundle is predicted to take."""
+    profile = option.profile or request.profile
+    memory = memory_of(option.manifest, use, profile.process_bytes if profile else None)
+    speed = speed_of(option.manifest, use, profile)
+    coarser = use.attention is not None and request.load.attention is None
+    return PlannedRun(option, use, memory, speed, memory.peak <= request.budget, coarser)
+
+
+def peak(option: Option, use: RunOptions, request: PlanRequest) -> int:
+    """Its peak alone, bytes."""
+    profile = option.profile or request.profile
+    return memory_of(option.manifest, use, profile.process_bytes if profile else None).peak
+
+
+def largest_context(option: Option, use: RunOptions, request: PlanRequest) -> int:
+    """Most tokens that fit the budget when run in this way; 0 = not even ``LEAST_CONTEXT``."""
+    low, high = 0, option.manifest.target.facts.context
+    if peak(option, replace(use, context=high), request) <= request.budget:
+        return high
+    while high - low > 64:
+        middle = (low + high) // 2
+        fits = peak(option, replace(use, context=middle), request) <= request.budget
+        low, high = (middle, high) if fits else (low, middle)
+    return low if low >= LEAST_CONTEXT else 0
+
+
+def _relative_step(manifest: Manifest) -> float:
+    """What a plain step takes, in bytes of int4, for comparing formats on a device of which nothing is known."""
+    return float(manifest.files[manifest.target.weights].size) * STEP[manifest.target.format]
+
 
 NEAR = 0.02  # speeds closer than that are taken for equal: the finer format wins, then the smaller one
 PRECISION = [str(name) for name in sorted(FORMATS, key=lambda name: SPECS[name].native_bits)]  # from coarse to fine
@@ -215,3 +379,43 @@ def label(candidate: PlannedRun) -> str:
     use = candidate.use
     keys = f" {use.attention} keys" if use.attention else ""
     return f"{candidate.format} {use.method}{keys}"
+
+
+MOST = 16  # candidates in a picture
+
+
+def plot_plan(plan: Plan, path: Path) -> None:
+    """Stacked bars of the parts, a candidate each, with the budget as a line; a PNG."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    shown = _shown(plan)
+    names = list(dict.fromkeys(part.name for candidate in shown for part in candidate.memory.parts))
+    figure, axes = pyplot.subplots(figsize=(10, max(4.5, 0.4 * len(shown) + 1.8)))
+    colours = pyplot.get_cmap("tab20").colors
+    left = [0.0] * len(shown)
+    for number, name in enumerate(names):
+        widths = [_bytes(candidate, name) / 2**20 for candidate in shown]
+        axes.barh([label(one) for one in shown], widths, left=left, color=colours[number % 20], label=name)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    peaks = [candidate.memory.peak / 2**20 for candidate in shown]
+    axes.plot(peaks, range(len(shown)), "k|", markersize=12, label="peak")
+    axes.axvline(plan.request.budget / 2**20, color="#c0392b", linewidth=1.2, label="budget")
+    axes.set_xlim(0, 1.05 * max(*peaks, *left, min(plan.request.budget / 2**20, 2 * max(peaks))))
+    axes.invert_yaxis()
+    axes.set_xlabel("MiB resident: private and mapped, context full")
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+    pyplot.close(figure)
+
+
+def _shown(plan: Plan) -> Sequence[PlannedRun]:
+    """The candidates worth a bar; labels must differ."""
+    return list({label(candidate): candidate for candidate in plan.candidates}.values())[:MOST]
+
+
+def _bytes(candidate: PlannedRun, name: str) -> int:
+    return sum(part.private + part.file for part in candidate.memory.parts if part.name == name)

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 
 from edgespec.drafters.registry import METHODS, NGRAM, SPECULATIVE, needing
 from edgespec.errors import InvalidRequest
-from edgespec.planning.memory.budget import parse_bytes, show_bytes
+from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.devices.webgpu import DeviceName
 from edgespec.runtimes.files.formats import BLOCK_FORMATS, DEVICE_FORMATS, Attention, Format, listed
 from edgespec.runtimes.files.json_file import parse_json, validated

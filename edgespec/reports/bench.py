@@ -15,7 +15,7 @@ from edgespec.drafters.registry import AR, AUTO, METHODS
 from edgespec.engine.engine import Engine, Prompt
 from edgespec.engine.result import Result, of_all
 from edgespec.errors import InvalidRequest
-from edgespec.planning.memory.weights import group_bytes
+from edgespec.planning.weights import group_bytes
 
 BASELINE = "plain"
 RESAMPLES = 2000

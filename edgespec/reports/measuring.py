@@ -1,15 +1,22 @@
-"""Timing many things within a limit: they take turns, and what time there is decides how often."""
+"""Timing many things within a limit, and where the time of a pass goes beside what the machine allows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
 from time import perf_counter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from edgespec.decoding.target import GreedyTarget
+from edgespec.engine.engine import Engine
+from edgespec.errors import InvalidRequest
+from edgespec.planning.traffic import kv_token_bytes, read_bytes
+from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.ort.native_profile import PARTS, PassCounts, Roofs, count_passes, measure_roofs
 from edgespec.runtimes.slots.slot import Slot
 
 Clock = Callable[[], float]  # seconds
@@ -76,3 +83,95 @@ def pass_over(slot: Slot, rows: int) -> Callable[[], object]:
     if isinstance(slot, GreedyTarget):
         return lambda: slot.forward_best(tokens)
     return lambda: slot.forward(tokens).logits.argmax(-1)
+
+
+ROWS = (1, 2, 4, 8, 16, 32)
+DEPTH = 200
+TURNS = 9  # of each number of rows; the fastest stands for all, so that its parts add up
+WARM = 2
+
+
+@dataclass(frozen=True)
+class PassProfile:
+    """Passes of one bundle.
+
+    Attributes:
+        roofs: of the machine, measured before and after the passes.
+        isa: the instruction set of the kernels.
+        threads: of a pass.
+        depth: tokens before a pass.
+        planned_bytes: what the planner takes a pass of one row to read (``traffic``).
+        counts: by rows.
+    """
+
+    roofs: Roofs
+    isa: str
+    threads: int
+    depth: int
+    planned_bytes: float
+    counts: dict[int, PassCounts]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return {
+            "isa": self.isa,
+            "threads": self.threads,
+            "depth": self.depth,
+            "bandwidth_gb_s": self.roofs.bandwidth / 1e9,
+            "dot_gmac_s": self.roofs.dots / 1e9,
+            "planned_mb": self.planned_bytes / 1e6,
+            "passes": [self._pass(rows, found) for rows, found in self.counts.items()],
+        }
+
+    def _pass(self, rows: int, found: PassCounts) -> dict[str, Any]:
+        parts = {}
+        for name in PARTS:
+            part = found.parts[name]
+            parts[name] = {
+                "ms": 1000 * part.seconds,
+                "mb": part.bytes / 1e6,
+                "gmac": part.macs / 1e9,
+                "roof_share": self.roofs.seconds(part.bytes, part.macs) / part.seconds if part.macs else None,
+            }
+        least = sum(self.roofs.seconds(part.bytes, part.macs) for part in found.parts.values())
+        return {
+            "rows": rows,
+            "ms": 1000 * found.wall,
+            "v": found.wall / self.counts[min(self.counts)].wall,
+            "least_ms": 1000 * least,
+            "python_ms": 1000 * (found.wall - found.inside),
+            "parts": parts,
+        }
+
+
+def profile_passes(engine: Engine, rows: Sequence[int] = ROWS, depth: int = DEPTH, turns: int = TURNS) -> PassProfile:
+    """Passes of several numbers of rows, in turns, over keys and values that are made up.
+
+    Raises:
+        InvalidRequest: the engine does not run native operators on the processor.
+    """
+    if engine.operators.kind != "native" or engine.device != "cpu":
+        raise InvalidRequest("--profile counts passes of native operators", "leave out --operators and --device")
+    slot = open_slot(engine.model, context=engine.context)
+    wanted = [n for n in rows if n + 1 < engine.context]
+    depth = max(1, min(depth, engine.context - max(wanted) - 1))
+    slot.stand_in(depth)
+    runs = {n: pass_over(slot, n) for n in wanted}
+    best: dict[int, PassCounts] = {}
+    before = measure_roofs(engine.model.threads)
+    for turn in range(WARM + turns):
+        for n, run in runs.items():
+            found = count_passes(run)
+            if turn >= WARM and (n not in best or found.wall < best[n].wall):
+                best[n] = found
+    after = measure_roofs(engine.model.threads)
+    target = engine.bundle.manifest.target
+    planned = read_bytes(target, "native") + depth * kv_token_bytes(target, "native", engine.attention.name)
+    return PassProfile(
+        roofs=Roofs(max(before.bandwidth, after.bandwidth), max(before.dots, after.dots)),
+        isa=native_library().isa,
+        threads=engine.model.threads,
+        depth=depth,
+        planned_bytes=planned,
+        counts=best,
+    )

@@ -1,22 +1,123 @@
-"""Proof that the methods of a bundle write what its plain decoding writes."""
+"""Proof that a bundle writes what its plain decoding writes: golden vectors, methods, and what really ran."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 from numpy.typing import NDArray
 
+from edgespec import __version__
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.sampling import SamplingParams, adjusted, support
 from edgespec.decoding.settings import Settings
 from edgespec.drafters.registry import AR
 from edgespec.engine.engine import Engine, Prompt
+from edgespec.engine.loaded import LoadedBundle
+from edgespec.engine.loading import load
+from edgespec.errors import BundleError
+from edgespec.planning.profiles import this_machine
 from edgespec.runtimes.files.attention import default_attention
+from edgespec.runtimes.files.bundle import sha256
+from edgespec.runtimes.files.manifest import GoldenVector
 from edgespec.runtimes.opening import open_slot
+from edgespec.runtimes.ort.native_library import native_library
+
+PROMPTS, PROMPT_TOKENS, NEW_TOKENS = 8, 16, 32
+
+
+def golden_prompts(engine: Engine, text: str) -> list[list[int]]:
+    """Short prompts taken from a text at even distances, each beginning a line where possible."""
+    size = min(PROMPT_TOKENS, engine.context // 2)
+    lines = [tokens for line in text.splitlines() if len(tokens := engine.codec.encode(line)) >= 4]
+    if not lines:  # a text of very short lines: take it as one
+        tokens = engine.codec.encode(text)
+        lines = [tokens[at : at + size] for at in range(0, len(tokens), size)]
+    step = max(1, len(lines) // PROMPTS)
+    return [line[:size] for line in lines[::step][:PROMPTS]]
+
+
+def made_by(engine: LoadedBundle) -> dict[str, str]:
+    """What decides the bits of an engine's plain decoding: native operators alone, or also machine and ONNX Runtime."""
+    kind = engine.operators.kind
+    if kind == "native":
+        return {"operators": kind}
+    machine = this_machine()
+    return {"operators": kind, "processor": machine.processor, "onnxruntime": machine.onnxruntime}
+
+
+def why_free(engine: LoadedBundle) -> str:
+    """Why this engine need not reproduce the bundle's golden vectors, in words; "" = it must, bit for bit."""
+    manifest = engine.bundle.manifest
+    if engine.device != "cpu":
+        return f"device {engine.device} rounds differently"
+    # a bundle that does not say it was made by what its layout is for
+    then: dict[str, str] = manifest.provenance.get("golden") or {"operators": manifest.target.layout}
+    now = made_by(engine)
+    for name in now:
+        if name not in then:
+            return f"the bundle does not say with which {name} they were made"
+        if then[name] != now[name]:
+            return f"they were made with {name} {then[name]}, and this is {now[name]}"
+    return ""
+
+
+def make_golden(bundle: Path, text: str, threads: int | None = None) -> tuple[list[GoldenVector], dict[str, str]]:
+    """Greedy plain decoding, strict, of the prompts -> the vectors, and what made them (``provenance.golden``)."""
+    engine = load(bundle, threads=threads, check=False)
+    vectors = []
+    for prompt in golden_prompts(engine, text):
+        result = engine.generate(prompt, Settings(method=AR, max_new_tokens=NEW_TOKENS))
+        vectors.append(GoldenVector(prompt=prompt, method=AR, tokens=result.tokens))
+    return vectors, made_by(engine)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What was checked.
+
+    Attributes:
+        files: whose digests were taken and compared, those in the cache among them.
+        bytes: of them.
+        onnxruntime: its version.
+        native: version, instruction set, and SHA-256 of the native operators; None = stock ones ran.
+        unproven: what could not be checked, a sentence each.
+    """
+
+    files: int
+    bytes: int
+    onnxruntime: str
+    native: dict[str, str] | None
+    unproven: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON; the keys are stable."""
+        return asdict(self)
+
+
+def check_running(engine: LoadedBundle) -> Running:
+    """Take the digests of all that an engine runs, whatever is remembered of them.
+
+    Raises:
+        BundleError: something is not what the manifest, or the record of a conversion, says; or the native operators
+            are of another version than this program.
+    """
+    files, size = engine.bundle.checked.retake()
+    native, library = None, native_library()
+    if engine.operators.kind == "native" and library.path is not None:
+        if library.version != __version__:
+            raise BundleError(
+                f"{library.path}: native operators of version {library.version or 'unknown'}: expected {__version__}",
+                "install edgespec again, so that they are built again",
+            )
+        native = {"version": library.version, "isa": library.isa, "sha256": sha256(library.path)}
+    return Running(files, size, onnxruntime.__version__, native, engine.unproven())
+
 
 # A token may differ from plain decoding's only where the two logits are about as close as the rounding of a row
 # explains.  That is measured on a few positions; others may differ more, hence the factor.

@@ -23,7 +23,7 @@ from edgespec.export.measuring.variants import EMBEDDING, HEAD, Choice, Rounded,
 from edgespec.export.quantization.levels import BLOCKS
 from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.weights import DEFAULT_QUANTIZER, WeightChoice
-from edgespec.planning.memory.budget import show_bytes
+from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout
 

@@ -20,8 +20,8 @@ import numpy as np
 from edgespec.decoding.target import SkipSet
 from edgespec.export.measuring.acceptance import Acceptance, ChainScorer
 from edgespec.formulas.cost import CostModel, measure_all, speedup, spread
-from edgespec.planning.profile import quiet
-from edgespec.planning.profile.quiet import busy_words
+from edgespec.planning import profiles as quiet
+from edgespec.planning.profiles import busy_words
 from edgespec.runtimes.slots.slot import Slot
 
 Progress = Callable[[int, int, str], None]  # done, of, what

@@ -11,7 +11,7 @@ from edgespec.export.bundle.source_model import SourceModel
 from edgespec.export.emit.plans import storage_plans
 from edgespec.export.heads.description import HeadPlan
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.planning.speed.cut import TYPICAL, paying_size
+from edgespec.planning.cut import TYPICAL, paying_size
 from edgespec.runtimes.files.formats import Format
 from edgespec.runtimes.files.manifest import Layout
 from edgespec.runtimes.files.operators import WantedOperators

@@ -13,7 +13,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.result import Result
-from edgespec.planning.profile import quiet
+from edgespec.planning import profiles as quiet
 from edgespec.reports.bench import MethodFigures
 from edgespec.runtimes.files.manifest import Operators
 from tests.cli.conftest import Command

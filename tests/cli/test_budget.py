@@ -12,8 +12,8 @@ import edgespec
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import BudgetError, InvalidRequest
-from edgespec.planning.memory.allowance import CHUNKS
-from edgespec.planning.memory.parts import Memory, memory_of
+from edgespec.planning.allowance import CHUNKS
+from edgespec.planning.footprint import Memory, memory_of
 from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import RunOptions
 from tests.cli.conftest import Command

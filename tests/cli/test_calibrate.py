@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from edgespec.planning.profile import cache as profile_cache
-from edgespec.planning.profile import machine, quiet
-from edgespec.planning.profile.cache import find_profile
-from edgespec.planning.profile.machine import this_machine
-from edgespec.planning.profile.record import Machine, Profile, Trial, read_profile
+from edgespec.planning import profiles as machine
+from edgespec.planning import profiles as profile_cache
+from edgespec.planning import profiles as quiet
+from edgespec.planning.profiles import Machine, Profile, Trial, find_profile, read_profile, this_machine
 from edgespec.runtimes.devices import webgpu as devices
 from edgespec.runtimes.files.manifest import MANIFEST
 from edgespec.runtimes.options import LoadOptions

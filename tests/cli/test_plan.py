@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgespec.export.source.source import resolve
-from edgespec.planning.profile.record import Profile
+from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import read_manifest
 from tests.cli.conftest import Command
 from tests.conftest import TARGET

@@ -16,7 +16,7 @@ from edgespec.decoding.accept import Accept
 from edgespec.decoding.noise import Noise
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.rows import Rows
-from edgespec.reports import running
+from edgespec.reports import proof as running
 from edgespec.runtimes.files import checked
 from edgespec.runtimes.files.bundle import sha256
 from edgespec.runtimes.ort.native_library import native_library

@@ -19,7 +19,7 @@ from edgespec.engine.running import RunningBatch
 from edgespec.errors import BudgetError
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.planning.memory.parts import memory_of
+from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import read_manifest
 from edgespec.runtimes.options import RunOptions
 from edgespec.runtimes.text.guidance import Guidance

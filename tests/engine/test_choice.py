@@ -9,7 +9,7 @@ from edgespec.decoding.settings import DraftOptions
 from edgespec.drafters.registry import AUTO
 from edgespec.engine.methods import CANDIDATES, choose_method
 from edgespec.errors import InvalidRequest
-from edgespec.planning.profile import quiet
+from edgespec.planning import profiles as quiet
 from tests.support.manifests import manifest, predicting
 
 ALL = ("ar", "ngram", "speculative", "self-spec", "swift", "medusa")

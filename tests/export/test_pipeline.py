@@ -19,7 +19,7 @@ from edgespec.export.bundle.model import open_model
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.source.source import resolve
-from edgespec.planning.profile import quiet
+from edgespec.planning import profiles as quiet
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import MANIFEST, SCHEMA

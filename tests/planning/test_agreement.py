@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from edgespec.engine.methods import choose_method
-from edgespec.planning.candidates import Option, PlanRequest
-from edgespec.planning.plan import make_plan
+from edgespec.planning.plan import Option, PlanRequest, make_plan
 from edgespec.runtimes.options import LoadOptions
 from tests.control.test_auto import Case, always, never
 from tests.support.manifests import manifest, predicting

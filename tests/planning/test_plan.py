@@ -8,13 +8,12 @@ from typing import Any
 import pytest
 
 from edgespec.errors import InvalidRequest
-from edgespec.planning import candidates
-from edgespec.planning.candidates import GOALS, Goal, Option, PlanRequest, largest_context
-from edgespec.planning.memory.parts import Memory, MemoryPart
-from edgespec.planning.plan import Plan, label, make_plan
-from edgespec.planning.profile import quiet
-from edgespec.planning.profile.record import Profile
-from edgespec.planning.speed.prediction import Speed
+from edgespec.planning import plan as candidates
+from edgespec.planning import profiles as quiet
+from edgespec.planning.footprint import Memory, MemoryPart
+from edgespec.planning.plan import GOALS, Goal, Option, Plan, PlanRequest, label, largest_context, make_plan
+from edgespec.planning.prediction import Speed
+from edgespec.planning.profiles import Profile
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.manifests import SIZES, manifest

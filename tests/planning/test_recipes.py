@@ -14,8 +14,8 @@ from edgespec.errors import InvalidRequest
 from edgespec.export.options import ExportOptions
 from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
-from edgespec.planning.memory.budget import parse_bytes
-from edgespec.planning.memory.parts import memory_of
+from edgespec.planning.budget import parse_bytes
+from edgespec.planning.footprint import memory_of
 from edgespec.planning.recipes import (
     Recipe,
     apply_recipe,

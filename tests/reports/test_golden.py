@@ -9,7 +9,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
-from edgespec.reports import golden
+from edgespec.reports import proof as golden
 from edgespec.reports.proof import check_golden
 from edgespec.runtimes.files.manifest import GoldenVector
 from tests.conftest import THREADS

@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from edgespec.formulas.cost import spread
+from edgespec.reports.calibrate import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
 from edgespec.reports.measuring import LEAST, MOST, take_turns, time_turns
-from edgespec.reports.trials import FEWEST_NEW, NEW, Counts, _length, _trials, pass_times
 
 
 class Ticks:

@@ -16,9 +16,7 @@ from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.reports.bench import BenchEntry, MethodFigures, bench_all
-from edgespec.reports.page import check_page, write_page
-from edgespec.reports.page.compare import read_llama_bench
-from edgespec.reports.page.content import coloured_text, time_passes
+from edgespec.reports.pages import check_page, coloured_text, read_llama_bench, time_passes, write_page
 from edgespec.runtimes.files.manifest import Operators
 from tests.conftest import OPERATORS
 

@@ -8,7 +8,7 @@ import pytest
 
 from edgespec.engine.engine import Engine
 from edgespec.errors import InvalidRequest
-from edgespec.reports.pass_profile import profile_passes
+from edgespec.reports.measuring import profile_passes
 from edgespec.runtimes.ort.native_profile import PARTS, Roofs
 
 

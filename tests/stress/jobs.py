@@ -12,7 +12,7 @@ from edgespec.drafters.ngram_stores import NGramStore
 from edgespec.engine.loading import load
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.planning.profile.record import read_profile
+from edgespec.planning.profiles import read_profile
 from edgespec.runtimes.files.json_file import parse_json
 
 TARGET, MODEL = "builtin:shakespeare", "builtin:shakespeare-draft"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from edgespec.planning.profile.machine import this_machine
-from edgespec.planning.profile.record import Machine, Profile, Trial, manifest_hash
-from edgespec.planning.speed.traffic import kv_token_bytes, read_bytes
+from edgespec.planning.profiles import Machine, Profile, Trial, manifest_hash, this_machine
+from edgespec.planning.traffic import kv_token_bytes, read_bytes
 from edgespec.runtimes.files.manifest import Manifest
 
 ELSEWHERE = Machine(

@@ -27,8 +27,8 @@ from edgespec.export.quantization.quantizer import QUANTIZERS
 from edgespec.export.quantization.reference import reference_logits
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
-from edgespec.planning.memory.budget import show_bytes
-from edgespec.planning.memory.weights import matrix_bytes, weight_parts
+from edgespec.planning.budget import show_bytes
+from edgespec.planning.weights import matrix_bytes, weight_parts
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.manifest import FileEntry, Layout
 from tests.conftest import TARGET

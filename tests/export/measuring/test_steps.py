@@ -15,7 +15,7 @@ from edgespec.export.measuring.acceptance import Acceptance
 from edgespec.export.measuring.parity import compare_logits, error_by_layer, plain_logits, relative_error
 from edgespec.export.measuring.skip_search import StepCosts, measure_steps
 from edgespec.export.quantization.reference import reference_logits
-from edgespec.planning.profile import quiet
+from edgespec.planning import profiles as quiet
 from tests.conftest import TARGET, Written
 
 COSTS = StepCosts(plain=10.0, attention=1.0, mlp=2.5, verify={1: 8.0, 2: 8.8, 3: 9.6})

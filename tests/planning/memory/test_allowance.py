@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from edgespec.errors import BudgetError, InvalidRequest
-from edgespec.planning.memory import allowance as module
-from edgespec.planning.memory.allowance import CHUNKS, Allowance
-from edgespec.planning.memory.budget import Available
-from edgespec.planning.memory.parts import Memory, MemoryPart
+from edgespec.planning import allowance as module
+from edgespec.planning.allowance import CHUNKS, Allowance
+from edgespec.planning.budget import Available
+from edgespec.planning.footprint import Memory, MemoryPart
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import manifest

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edgespec.errors import InvalidRequest
-from edgespec.planning.memory.budget import UNITS, Available, available_memory, check_budget, parse_bytes, show_bytes
+from edgespec.planning.budget import UNITS, Available, available_memory, check_budget, parse_bytes, show_bytes
 
 MIB = 1 << 20
 
@@ -151,7 +151,7 @@ def test_rubbish_in_the_files_is_no_limit(machine: tuple[Path, Path]) -> None:
 def test_limits_of_the_process(name: str) -> None:
     script = f"""
 import resource
-from edgespec.planning.memory.budget import available_memory
+from edgespec.planning.budget import available_memory
 before = available_memory()
 resource.setrlimit(resource.{name}, (4 << 30, resource.RLIM_INFINITY))
 first = available_memory()

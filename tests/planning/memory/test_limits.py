@@ -12,7 +12,7 @@ import pytest
 
 from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
-from edgespec.planning.memory.parts import memory_of
+from edgespec.planning.footprint import memory_of
 from edgespec.runtimes.files.manifest import Operators, read_manifest
 from edgespec.runtimes.options import RunOptions
 from tests.conftest import OPERATORS, write_large

@@ -21,11 +21,20 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import resolve
-from edgespec.planning.memory.parts import Memory, MemoryPart, memory_of
-from edgespec.planning.memory.passes import kv_bytes, native_scratch
-from edgespec.planning.memory.process import PROCESS, process_bytes, resident_now, split_process, tokenizer_bytes
-from edgespec.planning.memory.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
-from edgespec.planning.speed.traffic import look_bytes, weight_size
+from edgespec.planning.footprint import (
+    PROCESS,
+    Memory,
+    MemoryPart,
+    kv_bytes,
+    memory_of,
+    native_scratch,
+    process_bytes,
+    resident_now,
+    split_process,
+    tokenizer_bytes,
+)
+from edgespec.planning.traffic import look_bytes, weight_size
+from edgespec.planning.weights import group_bytes, looked_up, needs, stock_weights, weight_parts
 from edgespec.reports.bench import extra_bytes
 from edgespec.runtimes.files.bundle import Bundle
 from edgespec.runtimes.files.formats import FORMATS, Format

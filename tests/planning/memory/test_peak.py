@@ -103,7 +103,7 @@ def test_native_operators_need_less_memory_than_stock_ones(large: Path, peaks: d
 CLOSE = """
 import gc, sys
 import edgespec
-from edgespec.planning.memory.process import resident_now
+from edgespec.planning.footprint import resident_now
 
 gc.disable()
 folder, operators = sys.argv[1:]

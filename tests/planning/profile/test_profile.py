@@ -11,22 +11,25 @@ from typing import Any
 import pytest
 
 from edgespec.errors import EdgespecError, ProfileError
-from edgespec.planning.profile import cache as profile_cache
-from edgespec.planning.profile import machine as machines
-from edgespec.planning.profile import quiet
-from edgespec.planning.profile.cache import (
+from edgespec.planning import profiles as machines
+from edgespec.planning import profiles as profile_cache
+from edgespec.planning import profiles as quiet
+from edgespec.planning.profiles import (
+    Profile,
     find_profile,
     foreign,
     kept_profiles,
     latest_profile,
+    manifest_hash,
     profile_folder,
     profile_path,
+    read_profile,
     save_profile,
     staleness,
+    this_machine,
     why_none,
+    write_profile,
 )
-from edgespec.planning.profile.machine import this_machine
-from edgespec.planning.profile.record import Profile, manifest_hash, read_profile, write_profile
 from edgespec.runtimes.files.manifest import MANIFEST, Manifest
 from edgespec.runtimes.options import LoadOptions, RunOptions
 from tests.support.manifests import manifest

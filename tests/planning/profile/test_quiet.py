@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from edgespec.planning.profile import quiet
-from edgespec.planning.profile.quiet import Watch, busy_words, export_busy
-from edgespec.planning.speed.costs import exported
-from edgespec.planning.speed.prediction import speed_of
+from edgespec.planning import profiles as quiet
+from edgespec.planning.costs import exported
+from edgespec.planning.prediction import speed_of
+from edgespec.planning.profiles import Watch, busy_words, export_busy
 from edgespec.runtimes.options import RunOptions
 from tests.support.manifests import manifest
 from tests.support.profiles import profile

@@ -14,7 +14,7 @@ from edgespec.export.options import ExportOptions
 from edgespec.export.pipeline import Exporter
 from edgespec.export.planned import planned_bundle
 from edgespec.formulas.cost import CostModel
-from edgespec.planning.speed.cut import TYPICAL, first_ids, paying_size, typical_share
+from edgespec.planning.cut import TYPICAL, first_ids, paying_size, typical_share
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts
 from tests.conftest import write_large
 from tests.support import hf

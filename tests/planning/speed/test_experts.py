@@ -12,9 +12,8 @@ import pytest
 
 from benchmarks.shapes import SHAPES
 from edgespec.export.planned import planned_bundle
-from edgespec.planning.speed.curves import CURVES
-from edgespec.planning.speed.passes import line, rising
-from edgespec.planning.speed.traffic import read_bytes, verify_curve
+from edgespec.planning.costs import CURVES, line, rising
+from edgespec.planning.traffic import read_bytes, verify_curve
 from edgespec.runtimes.files.facts import ExpertFacts
 from edgespec.runtimes.files.manifest import ModelPart
 

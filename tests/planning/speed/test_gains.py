@@ -15,10 +15,9 @@ from edgespec.decoding.drafter import Drafter
 from edgespec.decoding.proposal import Proposal, Verdict
 from edgespec.decoding.target import Pass
 from edgespec.formulas.tree import best_tree
-from edgespec.planning.speed.curves import CURVES
-from edgespec.planning.speed.gains import Curve, Guessing, best_gain
-from edgespec.planning.speed.passes import PassTimes, line, rising
-from edgespec.planning.speed.traffic import (
+from edgespec.planning.costs import CURVES, PassTimes, line, rising
+from edgespec.planning.prediction import Curve, Guessing, best_gain
+from edgespec.planning.traffic import (
     attention_bytes,
     exit_share,
     kept_share,

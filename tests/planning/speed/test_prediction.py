@@ -10,13 +10,10 @@ import pytest
 
 from edgespec.drafters.registry import METHODS
 from edgespec.errors import InvalidRequest
-from edgespec.planning.profile.record import Profile
-from edgespec.planning.speed.costs import CONTROL
-from edgespec.planning.speed.curves import CURVES, STRICT
-from edgespec.planning.speed.gains import Guessing, best_gain
-from edgespec.planning.speed.passes import line, rising
-from edgespec.planning.speed.prediction import Speed, speed_of
-from edgespec.planning.speed.traffic import (
+from edgespec.planning.costs import CONTROL, CURVES, STRICT, line, rising
+from edgespec.planning.prediction import Guessing, Speed, best_gain, speed_of
+from edgespec.planning.profiles import Profile
+from edgespec.planning.traffic import (
     kv_token_bytes,
     layer_weights,
     read_bytes,

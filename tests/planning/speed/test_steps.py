@@ -19,10 +19,8 @@ from edgespec.export.drafters.write import write_drafter
 from edgespec.export.planned import planned_bundle
 from edgespec.export.quantization.weights import WeightChoice
 from edgespec.export.source.source import Checkpoint
-from edgespec.planning.speed.costs import assumed
-from edgespec.planning.speed.curves import CURVES
-from edgespec.planning.speed.passes import line, rising
-from edgespec.planning.speed.traffic import kv_token_bytes, layer_weights, read_bytes
+from edgespec.planning.costs import CURVES, assumed, line, rising
+from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.formats import FORMATS, Format
 from edgespec.runtimes.files.manifest import MethodPart, ModelPart
 from edgespec.runtimes.options import RunOptions

@@ -2,22 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from edgespec.drafters.heads import MOST_NODES
 from edgespec.drafters.registry import AR, METHODS, Prior
 from edgespec.errors import InvalidRequest
-from edgespec.planning.profile.quiet import export_busy
-from edgespec.planning.profile.record import Profile, Trial
-from edgespec.planning.speed import costs as of
-from edgespec.planning.speed.costs import Costs
-from edgespec.planning.speed.cut import typical_share
-from edgespec.planning.speed.gains import Guessing, best_gain
-from edgespec.planning.speed.passes import PassTimes, line, rising
+from edgespec.formulas.cost import expected_tokens
+from edgespec.formulas.tree import grow
+from edgespec.planning.costs import (
+    Costs,
+    PassTimes,
+    assumed,
+    calibrated,
+    exported,
+    is_of,
+    line,
+    plain_points,
+    rising,
+    scaled,
+)
+from edgespec.planning.cut import typical_share
+from edgespec.planning.profiles import Profile, Trial, export_busy
 from edgespec.runtimes.files.manifest import Manifest, MethodPart
 from edgespec.runtimes.options import GAMMA, RunOptions
+
+Curve = Callable[[float], float]  # rows -> time; a mean of passes need not be of whole rows
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """How a method guesses.
+
+    Attributes:
+        rates: P(accepted | put to the test) by position; the last one goes on.
+        ranks: of trees, [head][rank]; empty = chains.
+        at_once: whether a look at heads makes all guesses, so that their number costs nothing.
+        most: most guesses.
+        fixed: (guesses, tokens) of a round of a drafter that stops by itself; None = control decides.
+    """
+
+    rates: Sequence[float]
+    most: int
+    ranks: Sequence[Sequence[float]] = field(default_factory=list)
+    at_once: bool = False
+    fixed: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Gain:
+    """What is predicted: speed over plain decoding, guesses and tokens of a round."""
+
+    speedup: float
+    gamma: int = 0
+    tokens: float = 1.0
+
+
+def best_gain(guessing: Guessing, c: float, v: Curve, width: int = 1, first: float | None = None) -> Gain:
+    """What control makes of a method.
+
+    Args:
+        guessing: what is guessed, and how often it is right.
+        c: time of a draft step in rounds of plain decoding of one sequence.
+        v: rows -> time of a round over them in the same unit; v(1) may be above 1 (padding).
+        width: sequences whose rows share a pass.
+        first: time of a round's first draft step; None = ``c``.
+    """
+    options = _options(guessing, c, v, width, c if first is None else first)
+    found = [Gain(tokens / time, gamma, tokens) for gamma, tokens, time in options]
+    best = max([Gain(1.0), *found], key=lambda gain: gain.speedup)
+    return replace(best, speedup=best.speedup / v(1))  # the graph of all methods may be slower than plain decoding's
+
+
+def _options(guessing: Guessing, c: float, v: Curve, width: int, first: float) -> list[tuple[int, float, float]]:
+    """(guesses, tokens, time in plain rounds) of the rounds that can be made."""
+    whole = v(width)
+    begin, further = first * width / whole, c * width / whole
+    if guessing.fixed is not None:
+        guesses, tokens = guessing.fixed
+        return [(max(1, round(guesses)), tokens, v(width * (1 + guesses)) / whole)]
+    if guessing.ranks:
+        trees = _trees(guessing)
+        return [(nodes, tokens, begin + v(width * (1 + nodes)) / whole) for nodes, tokens in trees]
+    found = []
+    for gamma in range(1, guessing.most + 1):
+        more = 0 if guessing.at_once else gamma - 1
+        time = begin + more * further + v(width * (1 + gamma)) / whole
+        found.append((gamma, expected_tokens(guessing.rates, gamma), time))
+    return found
+
+
+def _trees(guessing: Guessing) -> list[tuple[int, float]]:
+    """(nodes, tokens of a round) of the best trees of every size."""
+    found, tokens = [], 1.0
+    for nodes, (_, chance) in enumerate(grow(guessing.ranks, guessing.most), 1):
+        tokens += chance
+        found.append((nodes, tokens))
+    return found
+
 
 # from best to worst: measured with this bundle on this device; its figures for another bundle, scaled; what the
 # exporting machine measured; formulas with assumptions alone
@@ -134,7 +217,7 @@ def moved(trial: Trial, profile: Profile, costs: Costs, method: str, depth: floa
     grown = line(rising(drafts), depth) / line(rising(drafts), before) if drafts else 1.0
     # a round of plain decoding, there and here
     plain = trial.speedup * trial.round_ms / trial.tokens_per_round
-    plain = max(plain + costs.plain - line(of.plain_points(profile), before), plain / 2)
+    plain = max(plain + costs.plain - line(plain_points(profile), before), plain / 2)
     speedup = trial.tokens_per_round * plain / (trial.draft_ms * grown + trial.verify_ms * now / then + trial.other_ms)
     return max(speedup, min(1 / costs.controlled(1), trial.speedup))
 
@@ -150,11 +233,11 @@ def width_factor(costs: Costs, width: int) -> float:
 def _costs(manifest: Manifest, use: RunOptions, profile: Profile | None, depth: float) -> tuple[Costs, Basis]:
     """The best that is known of passes and drafts."""
     if profile is not None:
-        if of.is_of(profile, manifest, use):
-            return of.calibrated(manifest, use, profile, depth), "calibrated"
-        return of.scaled(manifest, use, profile, depth), "scaled"
-    found = of.exported(manifest, use, depth)
-    return (found, "exported") if found else (of.assumed(manifest, use, depth), "assumed")
+        if is_of(profile, manifest, use):
+            return calibrated(manifest, use, profile, depth), "calibrated"
+        return scaled(manifest, use, profile, depth), "scaled"
+    found = exported(manifest, use, depth)
+    return (found, "exported") if found else (assumed(manifest, use, depth), "assumed")
 
 
 def _same_text(profile: Profile, manifest: Manifest) -> bool:

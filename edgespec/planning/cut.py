@@ -1,8 +1,4 @@
-"""How many tokens a draft's LM head should score where nobody said: as many as pay.
-
-What a cut leaves out is never guessed right, so a guess is accepted with probability a x coverage(size) and costs
-layers + size x hidden weights.  The size with the highest speed-up (``formulas.cost``) wins.
-"""
+"""How many tokens a draft's LM head should score where nobody said: as many as pay."""
 
 from __future__ import annotations
 
@@ -12,7 +8,7 @@ import numpy as np
 
 from edgespec.drafters.registry import DFLASH
 from edgespec.formulas.cost import WORTH, CostModel, speedup
-from edgespec.planning.speed.traffic import pass_weights
+from edgespec.planning.traffic import pass_weights
 from edgespec.runtimes.files.manifest import DrafterKind, ModelFacts, ModelPart
 
 # Rows of a cut head -> share of a text's tokens among so many first ids of a byte-level BPE tokenizer: GPT-2's on the

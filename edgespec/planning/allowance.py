@@ -7,10 +7,8 @@ from dataclasses import dataclass, replace
 
 from edgespec.drafters.registry import AR, NGRAM
 from edgespec.errors import BudgetError
-from edgespec.planning.memory.budget import available_memory, check_budget, parse_bytes, show_bytes
-from edgespec.planning.memory.parts import Memory, memory_of
-from edgespec.planning.memory.passes import checkpoint_bytes_of
-from edgespec.planning.memory.process import resident_now
+from edgespec.planning.budget import available_memory, check_budget, parse_bytes, show_bytes
+from edgespec.planning.footprint import Memory, checkpoint_bytes_of, memory_of, resident_now
 from edgespec.runtimes.files.formats import CHECKPOINTS
 from edgespec.runtimes.files.manifest import Manifest
 from edgespec.runtimes.options import RunOptions

@@ -1,11 +1,11 @@
-"""Bytes that a pass reads: of weights, and of keys and values for every token before it."""
+"""Bytes that a pass or a draft step reads: of weights, and of keys and values for every token before it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
 from edgespec.drafters.registry import ASSISTANT, MTP
-from edgespec.planning.memory.weights import group_bytes, matrix_bytes
+from edgespec.planning.weights import group_bytes, matrix_bytes
 from edgespec.runtimes.files.attention import default_attention
 from edgespec.runtimes.files.formats import KV_BLOCK, Attention, Format
 from edgespec.runtimes.files.kv import ATTENTION

@@ -1,38 +1,141 @@
-"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed.
-
-Time is taken to be bytes over a rate: a pass over n rows after d tokens takes
-
-    weights(n) + attention(n) d        weights(1) = bytes of weights / rate
-
-where weights(n) follows a verify curve, and attention(n) is that of ``traffic.attention_bytes``.  A profile gives both
-by least squares.
-"""
+"""What passes and drafts of a bundle take in one situation: measured, moved from elsewhere, or assumed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from edgespec.drafters.registry import AR, METHODS
-from edgespec.planning.profile.quiet import export_busy
-from edgespec.planning.profile.record import Profile, manifest_hash
-from edgespec.planning.speed.curves import CURVES, STEP, STOCK_STEP, STRICT
-from edgespec.planning.speed.passes import PassTimes, Points, line, rising
-from edgespec.planning.speed.steps import step_bytes, token_bytes
-from edgespec.planning.speed.traffic import (
+from edgespec.drafters.registry import AR, ASSISTANT, DFLASH, EAGLE, METHODS
+from edgespec.formulas.cost import ASSUMED_VERIFY
+from edgespec.planning.profiles import Profile, export_busy, manifest_hash
+from edgespec.planning.traffic import (
     attention_bytes,
     exit_share,
+    fuse_weights,
     kept_share,
     kv_token_bytes,
+    layer_size,
     layer_weights,
     look_bytes,
     read_bytes,
     verify_curve,
+    weight_size,
 )
 from edgespec.runtimes.files.attention import default_attention
-from edgespec.runtimes.files.formats import Format
-from edgespec.runtimes.files.manifest import HeadGroup, Manifest, Operators, SkipSetPart
+from edgespec.runtimes.files.formats import FOUR_BITS, SPECS, Attention, Format
+from edgespec.runtimes.files.manifest import HeadGroup, Manifest, ModelPart, Operators, SkipSetPart
 from edgespec.runtimes.options import RunOptions
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class PassTimes:
+    """Milliseconds of passes.
+
+    Between measured rows and depths it is linear, beyond the last of either it goes on with the last slope, and before
+    the first with the first one.  More rows, or more depth, never cost less: a dip is noise.
+
+    Attributes:
+        table: by depth (tokens before the pass), by rows.
+    """
+
+    table: Mapping[int, Mapping[int, float]]
+
+    def ms(self, rows: float, depth: float) -> float:
+        """Of so many rows (a mean of passes need not be whole) after so many tokens."""
+        return line(rising({at: line(rising(points), rows) for at, points in self.table.items()}), depth)
+
+    @property
+    def deepest(self) -> int:
+        """The last depth that was measured."""
+        return max(self.table)
+
+    def split(self, rows: float) -> tuple[float, float]:
+        """(milliseconds at no depth, milliseconds a token of depth), by least squares; >= 0 each.
+
+        The first is the weights and the host, the second the keys and values that attention reads.
+        """
+        points = [(depth, line(rising(points), rows)) for depth, points in sorted(self.table.items())]
+        if len(points) == 1:
+            return points[0][1], 0.0
+        middle = sum(depth for depth, _ in points) / len(points)
+        mean = sum(ms for _, ms in points) / len(points)
+        spread = sum((depth - middle) ** 2 for depth, _ in points)
+        slope = max(0.0, sum((depth - middle) * (ms - mean) for depth, ms in points) / spread)
+        return max(mean - slope * middle, 0.0), slope
+
+
+def rising(points: Mapping[int, float]) -> list[tuple[float, float]]:
+    """The points in order, each at least as high as those before it."""
+    found: list[tuple[float, float]] = []
+    for at, value in sorted(points.items()):
+        found.append((at, max(value, found[-1][1]) if found else value))
+    return found
+
+
+def line(points: Points, at: float) -> float:
+    """Value at ``at`` of the line through ``points`` (ascending), continued with its end slopes where they rise."""
+    if len(points) == 1:
+        return points[0][1]
+    right = min(max(bisect_right([x for x, _ in points], at), 1), len(points) - 1)
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    slope = (y1 - y0) / (x1 - x0)
+    if at > x1:
+        return y1 + max(slope, 0.0) * (at - x1)
+    if at < x0:
+        return max(y0 - max(slope, 0.0) * (x0 - at), y0 / 2)
+    return y0 + slope * (at - x0)
+
+
+CURVES: Mapping[Operators, Mapping[Format, Mapping[int, float]]] = {
+    "native": {name: spec.verify for name, spec in SPECS.items()},
+    "stock": {name: spec.stock_verify or ASSUMED_VERIFY for name, spec in SPECS.items()},
+}
+STEP: Mapping[Format, float] = {name: spec.step for name, spec in SPECS.items()}
+STRICT = 1.04  # a strict pass of stock operators over a plain one, one row at depth 64 (docs/project/measurements.md)
+# what a byte of weights takes with stock operators over native ones: 16.8 and 8.9 ms a step of the 0.5B shape
+# (docs/project/measurements.md) for 20 and 18 bytes of 32 weights
+STOCK_STEP: Mapping[Format, float] = dict.fromkeys(FOUR_BITS, 1.7)
+
+
+FIRST_ROWS = 3  # of a drafter's first step: the pending token and two accepted guesses
+
+
+def step_bytes(part: ModelPart, first: bool, operators: Operators) -> float:
+    """Bytes of weights of a step, times what its rows take over one row.
+
+    Args:
+        part: the drafter.
+        first: of a round.
+        operators: that compute it.
+    """
+    decoder, facts = part.decoder, part.facts
+    assert decoder is not None
+    curve, layers = rising(CURVES[operators][part.format]), layer_size(part, operators)
+    fuse = fuse_weights(part) * weight_size(part.head_format or part.format, operators)
+    every = float(read_bytes(part, operators))
+    if decoder.kind == DFLASH:
+        block = (every - fuse) * (line(curve, decoder.block or 1) if first else 1.0)
+        # keys and values of entries come out of one matrix with queries, which nobody needs
+        entries = fuse + facts.layers * facts.hidden * facts.head_dim * (facts.heads + 2 * facts.kv_heads) * layers
+        return block + (entries * line(curve, FIRST_ROWS) if first else 0.0)
+    if decoder.kind == ASSISTANT:
+        return every - (decoder.columns // 2 * facts.hidden * layers if first else 0.0)
+    if first:
+        return every * line(curve, FIRST_ROWS)
+    return every - (fuse if decoder.kind == EAGLE else 0.0)
+
+
+def token_bytes(part: ModelPart, target: ModelPart, operators: Operators, attention: Attention | None) -> float:
+    """Bytes of keys and values of a token: the drafter's own, or those of the target's layers that it reads."""
+    reads = part.decoder.reads if part.decoder else []
+    if not reads:
+        return kv_token_bytes(part, operators)
+    dims = target.facts.dims
+    return kv_token_bytes(target, operators, attention) * sum(dims[at] for at in reads) / sum(dims)
+
 
 # milliseconds that control adds to a round, whether it drafts or not: the embedded model's rounds of 0.08 ms, where
 # nothing pays, take 0.022 ms more than plain decoding's (docs/planning.md)

@@ -1,0 +1,400 @@
+"""Profiles: what was measured of this or another device with a bundle, and whether a profile holds here."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import onnxruntime
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgespec import __version__
+from edgespec.errors import EdgespecError, ProfileError
+from edgespec.planning.budget import available_memory
+from edgespec.runtimes.devices.webgpu import DeviceName, driver
+from edgespec.runtimes.files.cache import cache_folder
+from edgespec.runtimes.files.formats import Attention, Format
+from edgespec.runtimes.files.json_file import read_json, validated
+from edgespec.runtimes.files.manifest import Manifest, ModelFacts, Operators, read_manifest
+from edgespec.runtimes.files.staged import write_staged
+from edgespec.runtimes.options import LoadOptions, RunOptions
+from edgespec.runtimes.ort.native_library import native_library
+from edgespec.runtimes.ort.session import default_threads, processors
+
+BUSY = 1.5  # from this spread of equal passes on, something else ran on the machine
+OTHERS = 0.2  # share of the processors: from here on, what others take shows in the times
+STAT = Path("/proc/stat")
+UNITS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100  # ticks a second in ``STAT``
+IDLE = (3, 4)  # idle and waiting for a disk, in ``STAT``
+
+
+class Watch:
+    """Counts what other processes, and other virtual machines, take of this process's processors from now on."""
+
+    def __init__(self) -> None:
+        self._begun, self._busy, self._own = perf_counter(), _busy(), _own()
+
+    def others(self) -> float | None:
+        """Return the share of the processors that others took since the start, 0 to 1; None = not known here."""
+        elapsed = (perf_counter() - self._begun) * len(processors())
+        if self._busy is None or (busy := _busy()) is None or elapsed <= 0:
+            return None
+        return min(1.0, max(0.0, (busy - self._busy) - (_own() - self._own)) / elapsed)
+
+
+def busy_words(spread: float, others: float | None = None) -> str:
+    """Say why times may be wild; empty = the machine was quiet.
+
+    Args:
+        spread: of times of equal passes, the upper quartile over the lower.
+        others: share of the processors that others took; None = not known.
+    """
+    found = []
+    if spread >= BUSY:
+        found.append(f"the middle half of equal passes differed by {spread:.1f} times")
+    if others is not None and others >= OTHERS:
+        found.append(f"other programs took {others:.0%} of the processors")
+    return f"the machine was busy: {', and '.join(found)}" if found else ""
+
+
+def export_busy(cost: Mapping[str, Any]) -> str:
+    """Say why the times of a bundle's export (``Manifest.cost``) may be wild; empty = they should hold."""
+    return busy_words(float(cost.get("spread", 1.0)), float(cost.get("others", 0.0)))
+
+
+def _own() -> float:
+    """Seconds of processor time of this process and of its children that ended."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
+
+
+def _busy() -> float | None:
+    """Seconds that the processors of this process have worked since the machine started; None = not known."""
+    wanted = {f"cpu{number}" for number in processors()}
+    try:
+        lines = [line.split() for line in STAT.read_text("ascii").splitlines()]
+    except (OSError, ValueError):
+        return None
+    rows = [[int(one) for one in line[1:9]] for line in lines if line and line[0] in wanted]
+    return sum(sum(row) - sum(row[at] for at in IDLE) for row in rows) / UNITS if rows else None
+
+
+PROFILE_SCHEMA = 1
+AGAIN = "make one with `edgespec calibrate BUNDLE -o FILE`"
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Machine(_Part):
+    """What the figures belong to: another machine, runtime or driver has others.  ``planning.machine`` asks for it.
+
+    ``library``: hash of the file of native operators; empty = none.  ``driver``: of a device other than the CPU.
+    """
+
+    processor: str
+    cores: int = Field(gt=0, description="processors that this process may use")
+    memory: int = Field(ge=0, description="bytes of main memory, or of the container")
+    onnxruntime: str
+    edgespec: str
+    isa: str = Field(description="kernels of native operators; empty = none")
+    library: str = ""
+    driver: str = ""
+
+
+class Trial(_Part):
+    """A method run as it comes (adaptive control, greedy) beside plain decoding, on the bundle's own prompts.
+
+    ``rows``: rounds by rows of their pass; times are means of a round.  ``offered`` and ``accepted_at``: guesses put to
+    the test, and accepted, by position (``Stats``).
+    """
+
+    rounds: int = Field(gt=0)
+    tokens: int = Field(gt=0)
+    drafted: int = Field(ge=0)
+    accepted: int = Field(ge=0)
+    rows: dict[int, int]
+    draft_ms: float = Field(ge=0)
+    verify_ms: float = Field(ge=0)
+    other_ms: float = Field(ge=0)
+    speedup: float = Field(gt=0, description="over plain decoding of the same prompts, right beside it")
+    depth: float = Field(default=0.0, ge=0, description="mean tokens before a pass")
+    offered: list[int] = Field(default_factory=list)
+    accepted_at: list[int] = Field(default_factory=list)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Tokens of a round, plain ones included."""
+        return self.tokens / self.rounds
+
+    @property
+    def round_ms(self) -> float:
+        """Time of a round."""
+        return self.draft_ms + self.verify_ms + self.other_ms
+
+    @property
+    def acceptance(self) -> list[float]:
+        """P(accepted | put to the test) by position, up to the first that never was."""
+        rates: list[float] = []
+        for offered, accepted in zip(self.offered, self.accepted_at, strict=False):
+            if not offered:
+                break
+            rates.append(accepted / offered)
+        return rates
+
+
+class Profile(_Part):
+    """A device, as one bundle saw it.  Times are milliseconds, medians.
+
+    ``passes``: by depth (tokens before the pass), by rows, over the graph that runs every method.  ``plain``: one row
+    of the fastest plain decoding, by depth.  ``drafts``: one draft step of each method, by depth; of methods with heads
+    one look at them.  ``first_drafts``: of a round's first step, where it takes another time; older profiles have none.
+    ``trials`` by method.  ``bandwidth``: bytes a second that a one-row pass reads of weights.
+    """
+
+    schema_version: int = PROFILE_SCHEMA
+    machine: Machine
+    bundle: str = Field(description="hash of the bundle's manifest")
+    name: str = Field(description="the bundle's folder, for people")
+    facts: ModelFacts
+    format: Format
+    head_format: Format | None = None
+    weight_bytes: int = Field(gt=0, description="bytes of weights that a one-row pass reads")
+    kv_bytes: int = Field(default=0, ge=0, description="bytes of keys and values of one token")
+    operators: Operators
+    device: DeviceName = "cpu"
+    threads: int = Field(gt=0)
+    attention: Attention | None = None
+    strict: bool = True
+    context: int = Field(default=0, ge=0, description="most tokens that it was measured for")
+    passes: dict[int, dict[int, float]] = Field(min_length=1)
+    plain: dict[int, float] = Field(default_factory=dict)
+    drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
+    first_drafts: dict[str, dict[int, float]] = Field(default_factory=dict)
+    trials: dict[str, Trial] = Field(default_factory=dict)
+    prompts: str = Field(default="", description="hash of the trials' prompts; empty = the bundle's own")
+    prefill: dict[int, float] = Field(default_factory=dict, description="tokens a second, by depth")
+    bandwidth: float = Field(gt=0)
+    spread: float = Field(default=1.0, ge=1, description="of times of equal passes: upper quartile over the lower")
+    others: float = Field(default=0.0, ge=0, le=1, description="share of the processors that other programs took")
+    rows_exact: bool
+    process_bytes: int = Field(ge=0, description="resident bytes of the process before a bundle is loaded")
+    seconds: float = Field(ge=0, description="what calibration took")
+    notes: list[str] = Field(default_factory=list, description="what was not measured, and why")
+    created: str = Field(description="UTC, ISO 8601")
+
+    @property
+    def busy(self) -> str:
+        """Why figures may be wild, in words; empty = the machine was steady."""
+        return busy_words(self.spread, self.others)
+
+
+def manifest_hash(manifest: Manifest) -> str:
+    """Names a bundle by what its manifest says: the hashes of its files among it."""
+    return hashlib.sha256(manifest.model_dump_json().encode()).hexdigest()
+
+
+def prompts_digest(prompts: Sequence[Sequence[int]]) -> str:
+    """Names a set of prompts; empty for none."""
+    text = json.dumps([list(prompt) for prompt in prompts])
+    return hashlib.sha256(text.encode()).hexdigest()[:16] if prompts else ""
+
+
+def read_profile(path: Path) -> Profile:
+    """Read a file that ``edgespec calibrate`` wrote, of this or of another machine.
+
+    Raises:
+        ProfileError: it cannot be read, is no profile, lacks something, or is of another version's schema.
+    """
+    data = read_json(path, ProfileError, AGAIN, "not a device profile: ")
+    if not isinstance(data, dict) or not isinstance(data.get("schema_version"), int) or "machine" not in data:
+        raise ProfileError(
+            f"{path}: not a device profile: expected an object with schema_version and machine, got "
+            f"{', '.join(list(data)[:4]) or 'nothing' if isinstance(data, dict) else type(data).__name__}",
+            AGAIN,
+        )
+    version = data["schema_version"]
+    if version != PROFILE_SCHEMA:
+        older = version < PROFILE_SCHEMA
+        raise ProfileError(
+            f"{path}: profile of schema {version}, which is {'older' if older else 'newer'} than this edgespec's "
+            f"({PROFILE_SCHEMA})",
+            "calibrate again with this version" if older else "upgrade edgespec, or calibrate with this version",
+        )
+    return validated(Profile, data, path, ProfileError, AGAIN)
+
+
+def write_profile(profile: Profile, path: Path) -> None:
+    """Write a profile, whole or not at all.
+
+    Raises:
+        ProfileError: it cannot be written there.
+    """
+    try:
+        write_staged(path, profile.model_dump_json(indent=1))
+    except OSError as error:
+        hint = "choose a folder that exists and may be written"
+        raise ProfileError(f"{path}: cannot be written: {error.strerror or error}", hint) from error
+
+
+_FLAGS = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "asimddp", "i8mm", "sve")  # what kernels differ by
+
+
+@cache
+def this_machine(device: DeviceName = "cpu") -> Machine:
+    """This machine; with ``device`` other than the CPU its driver, which is asked for."""
+    library = native_library()
+    return Machine(
+        processor=_processor(),
+        cores=default_threads(),
+        memory=available_memory().total,
+        onnxruntime=onnxruntime.__version__,
+        edgespec=__version__,
+        isa=library.isa,
+        library=_digest(library.path) if library.path else "",
+        driver="" if device == "cpu" else driver(device),
+    )
+
+
+def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """Architecture, name and the instruction sets that matter."""
+    name, flags = platform.processor(), ""
+    try:
+        lines = cpuinfo.read_text("utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    for line in lines:
+        key, _, value = (part.strip() for part in line.partition(":"))
+        if key == "model name" or (key == "Hardware" and not name):
+            name = value
+        if key in ("flags", "Features"):
+            flags = " ".join(flag for flag in _FLAGS if flag in value.split())
+            break
+    return " ".join(filter(None, (platform.machine(), name, flags)))
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
+HOW = ("operators", "threads", "device", "attention", "strict")
+"""What of the way that a bundle is run decides its speed: of ``RunOptions``, and of a profile."""
+
+
+def profile_folder() -> Path:
+    """Where the profiles of this machine are."""
+    return cache_folder() / "profiles"
+
+
+def profile_path(bundle: str, run: RunOptions | Profile) -> Path:
+    """The file of a bundle (``manifest_hash``) run in this way on this machine, as it is now."""
+    machine = this_machine(run.device).model_dump(exclude={"memory"})
+    text = json.dumps([bundle, _how(run), machine], sort_keys=True)
+    return profile_folder() / f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+
+
+def find_profile(bundle: Path | Manifest, options: LoadOptions) -> Profile | None:
+    """What this machine was found to be with a bundle, loaded in this way; None = it was not calibrated so.
+
+    Whatever else lies in the cache is no profile: nothing is raised.
+    """
+    try:
+        manifest = bundle if isinstance(bundle, Manifest) else read_manifest(bundle)
+        name, run = manifest_hash(manifest), options.resolve(manifest)
+        path = profile_path(name, run)
+        profile = read_profile(path) if path.is_file() else None
+    except (EdgespecError, OSError, ValueError):
+        return None
+    return profile if profile is not None and not staleness(profile, name, run) else None
+
+
+def latest_profile(threads: int | None = None, device: DeviceName = "cpu") -> Profile | None:
+    """The latest profile of this machine, whatever the bundle."""
+    found = [
+        profile
+        for profile in kept_profiles()
+        if (profile.threads, profile.device) == (threads or default_threads(), device) and not foreign(profile)
+    ]
+    return max(found, key=lambda profile: profile.created, default=None)
+
+
+def kept_profiles() -> Iterator[Profile]:
+    """Every profile in the cache, also those of other machines that share it; other files are passed over."""
+    for file in sorted(profile_folder().glob("*.json")):
+        with suppress(EdgespecError):
+            yield read_profile(file)
+
+
+def save_profile(profile: Profile) -> Path:
+    """Keep a profile of this machine; returns its file.
+
+    Raises:
+        ProfileError: the cache cannot be written.
+    """
+    path = profile_path(profile.bundle, profile)
+    with suppress(OSError):  # writing says why
+        path.parent.mkdir(parents=True, exist_ok=True)
+    write_profile(profile, path)
+    return path
+
+
+def staleness(profile: Profile, bundle: str, run: RunOptions | Profile) -> list[str]:
+    """Why a profile does not say what this machine takes for a bundle run in this way, in words; empty = it does."""
+    here = this_machine(run.device)
+    reasons = [
+        f"{what} {there}, here {mine}"
+        for what, there, mine in (
+            ("measured on", profile.machine.processor, here.processor),
+            ("processors:", profile.machine.cores, here.cores),
+            ("onnxruntime", profile.machine.onnxruntime, here.onnxruntime),
+            ("edgespec", profile.machine.edgespec, here.edgespec),
+            ("kernels", profile.machine.isa or "none", here.isa or "none"),
+            ("driver", profile.machine.driver, here.driver),
+        )
+        if there != mine
+    ]
+    if profile.machine.library != here.library and profile.machine.isa == here.isa:
+        reasons.append("other native operators are installed now")
+    if profile.bundle != bundle:
+        reasons.append(f"another bundle ({profile.name})")
+    if profile.busy:
+        reasons.append(profile.busy)
+    theirs = _how(profile)
+    return reasons + [f"{name} {theirs[name]}, here {mine}" for name, mine in _how(run).items() if theirs[name] != mine]
+
+
+def foreign(profile: Profile) -> list[str]:
+    """Why a profile is not of this machine, in words; empty = it is.  Planning with one is planning for its device."""
+    return staleness(profile, profile.bundle, profile)
+
+
+def why_none(bundle: str, run: RunOptions, name: str) -> list[str]:
+    """Why nothing that was kept will do, where something of a bundle of this name was kept.
+
+    What is closest speaks: the one with the fewest reasons against it.  Files that are no profiles say so.
+    """
+    path, found = profile_path(bundle, run), []
+    if path.is_file():
+        try:
+            return staleness(read_profile(path), bundle, run)
+        except EdgespecError as error:
+            return [f"the profile that was kept is unusable: {error.message}"]
+    for profile in kept_profiles():
+        if profile.bundle == bundle:
+            found.append(staleness(profile, bundle, run))
+        elif profile.name == name:
+            found.append(["the bundle has changed", *staleness(profile, profile.bundle, run)])
+    return min(found, key=len, default=[])
+
+
+def _how(run: RunOptions | Profile) -> dict[str, Any]:
+    return {name: getattr(run, name) for name in HOW}
