@@ -107,8 +107,8 @@ def test_keys_of_a_result() -> None:
 
 def test_settings() -> None:
     page = "docs/reference/settings.md"
-    assert first_column(section(page, "Of loading")) == fields(LoadOptions)
-    named = first_column(section(page, "Of a request"))
+    assert first_column(section(page, "Loading options")) == fields(LoadOptions)
+    named = first_column(section(page, "Request settings"))
     assert named == fields(Settings, SamplingParams, DraftOptions) - {"sampling", "drafts", "constraint"}
 
 
