@@ -26,7 +26,7 @@ from edgespec.cli.common import (
     sampling_options,
     table_console,
 )
-from edgespec.cli.groups import OUTPUT, GroupedCommand, group
+from edgespec.cli.groups import COUNT, OUTPUT, PATH, GroupedCommand, group, option
 from edgespec.cli.pass_profile import show_profiles
 from edgespec.drafters.registry import AR
 from edgespec.planning.budget import show_bytes
@@ -40,18 +40,17 @@ if TYPE_CHECKING:
 
 @click.command("bench", cls=GroupedCommand)
 @click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--method", "methods", multiple=True, help="Only these, or auto; may be repeated.  [default: all]")
+@option("--method", "Only these, or auto; may be repeated.  [default: all]", dest="methods", multiple=True)
 @prompts_option
-@click.option("--limit", type=click.IntRange(min=1), default=8, show_default=True, help="Most prompts.")
-@click.option(
-    "--repeats", type=click.IntRange(min=1), default=3, show_default=True, help="Timed rounds over the prompts."
-)
-@click.option(
+@option("--limit", "Most prompts.", COUNT, 8)
+@option("--repeats", "Timed rounds over the prompts.", COUNT, 3)
+@option(
     "--batch",
-    "sequences",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Time so many sequences together as well.  [default: no]",
+    "Time so many sequences together as well.  [default: no]",
+    click.IntRange(min=0),
+    0,
+    dest="sequences",
+    show_default=False,
 )
 @length_option
 @memory_options
@@ -61,11 +60,11 @@ if TYPE_CHECKING:
 @loading_options
 @group(
     OUTPUT,
-    click.option("--profile", is_flag=True, help="Where the time of a pass goes, instead of methods."),
-    click.option("--verbose", is_flag=True, help="What to use when, and why what did not pay did not."),
-    click.option("--report", type=click.Path(path_type=Path), help="Write a page to show to others, an .html file."),
-    click.option("--compare", type=click.Path(path_type=Path), help="Output of `llama-bench -o json` for that page."),
-    click.option("--plot", type=click.Path(path_type=Path), help="Draw the speed-ups into this PNG."),
+    option("--profile", "Where the time of a pass goes, instead of methods.", bool),
+    option("--verbose", "What to use when, and why what did not pay did not.", bool),
+    option("--report", "Write a page to show to others, an .html file.", PATH),
+    option("--compare", "Output of `llama-bench -o json` for that page.", PATH),
+    option("--plot", "Draw the speed-ups into this PNG.", PATH),
 )
 @json_option
 def command(

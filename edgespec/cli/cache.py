@@ -7,6 +7,7 @@ import time
 import click
 
 from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.groups import option
 from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.cache import KINDS, Entry, cache_folder, entries, remove, set_limit, size_limit
 
@@ -55,7 +56,7 @@ def listing(as_json: bool) -> None:
 
 @command.command("clear")
 @click.argument("kinds", type=click.Choice(list(KINDS)), nargs=-1)
-@click.option("--gone", is_flag=True, help="Only weights whose bundle was deleted or changed.")
+@option("--gone", "Only weights whose bundle was deleted or changed.", bool)
 @json_option
 def clear(kinds: tuple[str, ...], gone: bool, as_json: bool) -> None:
     """Remove what is kept; KINDS are weights, profiles, skip-sets, tokenizers, devices, digests, or nothing for all.

@@ -21,7 +21,7 @@ from edgespec.cli.common import (
     table_console,
     threads_option,
 )
-from edgespec.cli.groups import GroupedCommand, group
+from edgespec.cli.groups import PATH, GroupedCommand, group, option
 
 if TYPE_CHECKING:
     from edgespec.planning.profiles import Profile
@@ -29,27 +29,18 @@ if TYPE_CHECKING:
 
 @click.command("calibrate", cls=GroupedCommand)
 @bundle_argument
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write it there too, for `plan --device`.")
-@click.option("--context", type=click.IntRange(min=2), help="Deepest pass that is timed.  [default: the bundle's]")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.1, max=3600), help="How long to measure, loading apart.  [default: 15]"
-)
+@option("-o --output", "Write it there too, for `plan --device`.", PATH)
+@option("--context", "Deepest pass that is timed.  [default: the bundle's]", click.IntRange(min=2))
+@option("--seconds", "How long to measure, loading apart.  [default: 15]", click.FloatRange(min=0.1, max=3600))
 @prompts_option
-@click.option("--force", is_flag=True, help="Measure again, even where a profile was kept.")
+@option("--force", "Measure again, even where a profile was kept.", bool)
 @group(
     "Devices and loading",
     threads_option,
-    click.option(
-        "--device", type=click.Choice(["cpu", "webgpu"]), default="cpu", show_default=True, help="Where passes run."
-    ),
+    option("--device", "Where passes run.", ["cpu", "webgpu"], "cpu"),
     operators_option,
     attention_option,
-    click.option(
-        "--strict/--no-strict",
-        default=True,
-        show_default=True,
-        help="Rows with the same bits in every pass, as `run` has it.",
-    ),
+    option("--strict/--no-strict", "Rows with the same bits in every pass, as `run` has it.", default=True),
     check_option,
 )
 @json_option

@@ -102,12 +102,7 @@ def converse(
 
 
 def ask(
-    engine: Engine,
-    conversation: Conversation,
-    question: str,
-    settings: Settings,
-    show_drafts: bool,
-    show_stats: bool,
+    engine: Engine, conversation: Conversation, question: str, settings: Settings, show_drafts: bool, show_stats: bool
 ) -> Result:
     """Ask one question, and show the answer and what is said of it.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.groups import COMMON, OUTPUT, group
+from edgespec.cli.groups import COMMON, COUNT, OUTPUT, PATH, THREADS, group, option
 from edgespec.cli.method_settings import apply, set_option
 from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS
 
@@ -38,112 +38,74 @@ def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:
         raise click.BadParameter(str(error), ctx, param) from error
 
 
-json_option = group(OUTPUT, click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout."))
+json_option = group(OUTPUT, option("--json", "Print one JSON object on stdout.", bool, dest="as_json"))
 bundle_argument = click.argument("bundle", type=click.Path(path_type=Path))
-threads_option = click.option("--threads", type=click.IntRange(1, 512), help="Threads of ONNX Runtime.  [default: all]")
-operators_option = click.option(
-    "--operators",
-    type=click.Choice(["auto", "native", "stock"]),
-    default="auto",
-    show_default=True,
-    help="edgespec's own, or ONNX Runtime's.",
-)
+threads_option = option("--threads", "Threads of ONNX Runtime.  [default: all]", THREADS)
+operators_option = option("--operators", "edgespec's own, or ONNX Runtime's.", ["auto", "native", "stock"], "auto")
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")  # which a model may have settings for
-attention_option = click.option(
-    "--attention",
-    type=click.Choice(ATTENTIONS),
-    help="How native operators keep keys.  [default: what the bundle was exported for]",
+attention_option = option(
+    "--attention", "How native operators keep keys.  [default: what the bundle was exported for]", ATTENTIONS
 )
-check_option = click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
-prompts_option = click.option(
-    "--prompts", type=click.Path(path_type=Path), help="A prompt a line, or .jsonl.  [default: the bundle's]"
-)
+check_option = option("--no-check", "Do not compare the files' SHA-256.", bool)
+prompts_option = option("--prompts", "A prompt a line, or .jsonl.  [default: the bundle's]", PATH)
 
 memory_options = group(
     COMMON,
-    click.option(
-        "--context", type=click.IntRange(min=2), help="Most tokens, with the prompt.  [default: the bundle's]"
-    ),
-    click.option("--budget", help="Most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"),
+    option("--context", "Most tokens, with the prompt.  [default: the bundle's]", click.IntRange(min=2)),
+    option("--budget", "Most memory, as in 1.5GiB; off counts nothing.  [default: what is free here]"),
 )
 loading_options = group(
     "Devices and loading",
     threads_option,
-    click.option(
-        "--device",
-        type=click.Choice(["cpu", "webgpu"]),
-        default="cpu",
-        show_default=True,
-        help="Where passes run; `edgespec devices` says what is usable here.",
-    ),
-    click.option(
-        "--device-precision",
-        type=click.Choice(["fp32", "fp16"]),
-        help="Of activations there.  [default: fp16 where bundle and device have it]",
+    option("--device", "Where passes run; `edgespec devices` says what is usable here.", ["cpu", "webgpu"], "cpu"),
+    option(
+        "--device-precision", "Of activations there.  [default: fp16 where bundle and device have it]", ["fp32", "fp16"]
     ),
     operators_option,
     attention_option,
-    click.option(
-        "--draft-attention",
-        type=click.Choice(DRAFT_ATTENTIONS),
-        help="Coarser keys that only self-drafts read; the text does not change.",
-    ),
-    click.option(
-        "--strict/--no-strict",
-        default=True,
-        show_default=True,
-        help="Rows with the same bits in every pass: the exact text of plain decoding.",
+    option("--draft-attention", "Coarser keys that only self-drafts read; the text does not change.", DRAFT_ATTENTIONS),
+    option(
+        "--strict/--no-strict", "Rows with the same bits in every pass: the exact text of plain decoding.", default=True
     ),
     check_option,
 )
-length_option = group(
-    COMMON,
-    click.option(
-        "--max-new-tokens", type=click.IntRange(min=1), default=128, show_default=True, help="Most tokens to write."
-    ),
-)
+length_option = group(COMMON, option("--max-new-tokens", "Most tokens to write.", COUNT, 128))
 sampling_options = group(
     "Sampling",
-    click.option("--temperature", type=float, help="0 is greedy.  [default: the model's own, else 0]"),
-    click.option("--top-k", type=int, help="Draw from the k likeliest; 0 is off.  [default: the model's own, else 0]"),
-    click.option("--top-p", type=float, help="Draw from this much mass; 1 is off.  [default: the model's own, else 1]"),
-    click.option(
+    option("--temperature", "0 is greedy.  [default: the model's own, else 0]", float),
+    option("--top-k", "Draw from the k likeliest; 0 is off.  [default: the model's own, else 0]", int),
+    option("--top-p", "Draw from this much mass; 1 is off.  [default: the model's own, else 1]", float),
+    option(
         "--min-p",
-        type=float,
-        help="Leave out what is less likely than this share of the best; 0 is off.  [default: the model's own, else 0]",
+        "Leave out what is less likely than this share of the best; 0 is off.  [default: the model's own, else 0]",
+        float,
     ),
-    click.option(
+    option(
         "--repetition-penalty",
-        type=float,
-        help="Divides the logits of tokens already there; 1 is off.  [default: the model's own, else 1]",
+        "Divides the logits of tokens already there; 1 is off.  [default: the model's own, else 1]",
+        float,
     ),
-    click.option("--seed", type=int, help="Same seed, same text."),
-    click.option("--stop", multiple=True, help="Text that ends the output; may be repeated."),
+    option("--seed", "Same seed, same text.", int),
+    option("--stop", "Text that ends the output; may be repeated.", multiple=True),
 )
 drafting_options = group(
     "Drafting",
-    click.option("--gamma", type=int, help="Most guesses a round.  [default: the method's]"),
-    click.option("--no-fallback", is_flag=True, help="Keep drafting where it does not pay."),
-    click.option(
+    option("--gamma", "Most guesses a round.  [default: the method's]", int),
+    option("--no-fallback", "Keep drafting where it does not pay.", bool),
+    option(
         "--acceptance",
-        type=click.Choice(["rejection", "coupled"]),
-        default="rejection",
-        show_default=True,
-        help="Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
+        "Sampling: accept the most guesses, or write exactly what plain decoding with the seed writes.",
+        ["rejection", "coupled"],
+        "rejection",
     ),
-    click.option(
+    option(
         "--accept",
+        "Which guesses stand.  Lossy: typical, top-k:K, distance:D, all.",
+        default="exact",
         metavar="RULE",
         callback=_rule,
-        default="exact",
-        show_default=True,
-        help="Which guesses stand.  Lossy: typical, top-k:K, distance:D, all.",
     ),
-    click.option(
-        "--ngram-store",
-        type=click.Path(path_type=Path),
-        help="A file of `edgespec ngram build`, where method ngram looks too; it is only read.",
-    ),
+    option("--ngram-store", "A file of `edgespec ngram build`, where method ngram looks too; it is only read.", PATH),
     set_option,
 )
 
@@ -165,11 +127,9 @@ def _grammar(ctx: click.Context, param: click.Parameter, value: str | None) -> G
 
 grammar_options = group(
     "Structured output (needs the extra guidance)",
-    click.option("--json-schema", metavar="FILE", callback=_grammar, help="The text is JSON of this schema."),
-    click.option("--regex", metavar="EXPR", callback=_grammar, help="The whole text matches this expression."),
-    click.option(
-        "--grammar", metavar="FILE", callback=_grammar, help="The text follows this grammar (Lark's notation)."
-    ),
+    option("--json-schema", "The text is JSON of this schema.", metavar="FILE", callback=_grammar),
+    option("--regex", "The whole text matches this expression.", metavar="EXPR", callback=_grammar),
+    option("--grammar", "The text follows this grammar (Lark's notation).", metavar="FILE", callback=_grammar),
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import ask_words, attention_lines, emit_json, json_option, progress
-from edgespec.cli.groups import OUTPUT, GroupedCommand, group
+from edgespec.cli.groups import COUNT, OUTPUT, PATH, THREADS, GroupedCommand, group, option
 from edgespec.cli.recipes import recipe_option, with_recipe
 from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FORMATS, FOUR_BITS, listed
@@ -24,105 +24,90 @@ LOW_AGREEMENT = 0.75  # top-1: int4 of working models keeps more than this
 
 @click.command("export", cls=GroupedCommand)
 @click.argument("model")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder.  [default: NAME-edge]")
-@click.option(
+@option("-o --output", "The bundle's folder.  [default: NAME-edge]", PATH)
+@option(
     "--method",
-    "methods",
-    multiple=True,
-    help="speculative, self-spec, swift, medusa, blockwise, paradecode, eagle, mtp, dflash or assistant; may be "
+    "speculative, self-spec, swift, medusa, blockwise, paradecode, eagle, mtp, dflash or assistant; may be "
     "repeated.  ar and ngram always work.",
+    dest="methods",
+    multiple=True,
 )
-@click.option("--format", "form", type=click.Choice(FORMATS), default="int4", show_default=True, help="Of the weights.")
-@click.option("--context", type=int, help="Most tokens of a sequence.  [default: the model's limit]")
-@click.option("--draft", help="Draft model for --method speculative: folder, hub id or builtin:NAME.")
-@click.option(
-    "--heads", multiple=True, help="Folder of trained heads, for medusa, blockwise or paradecode; may be repeated."
-)
-@click.option("--drafter", help="Drafter for --method eagle, dflash or assistant: folder, hub id or builtin:NAME.")
+@option("--format", "Of the weights.", FORMATS, "int4", dest="form")
+@option("--context", "Most tokens of a sequence.  [default: the model's limit]", int)
+@option("--draft", "Draft model for --method speculative: folder, hub id or builtin:NAME.")
+@option("--heads", "Folder of trained heads, for medusa, blockwise or paradecode; may be repeated.", multiple=True)
+@option("--drafter", "Drafter for --method eagle, dflash or assistant: folder, hub id or builtin:NAME.")
 @recipe_option("format, methods, context and the like")
-@click.option("--overwrite", is_flag=True, help="Replace an older bundle of that name.")
-@click.option("--dry-run", is_flag=True, help="Say what would be written, and how large.")
+@option("--overwrite", "Replace an older bundle of that name.", bool)
+@option("--dry-run", "Say what would be written, and how large.", bool)
 @group(
     "Quality",
-    click.option(
+    option(
         "--quantizer",
-        type=click.Choice(QUANTIZERS),
-        help=f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq read the calibration text.  "
+        f"How levels of {listed(BLOCK_FORMATS, 'and')} are chosen; awq and gptq read the calibration text.  "
         "[default: mse]",
+        QUANTIZERS,
     ),
-    click.option(
-        "--head-format",
-        type=click.Choice(BLOCK_FORMATS),
-        help="Of the LM head and the embedding tied to it.  [default: as --format]",
+    option("--head-format", "Of the LM head and the embedding tied to it.  [default: as --format]", BLOCK_FORMATS),
+    option(
+        "--target-size", f"Most bytes of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB"
     ),
-    click.option(
-        "--target-size",
-        help=f"Most bytes of the target's weights: {listed(FOUR_BITS)}, int8 where it helps most.  450MiB",
-    ),
-    click.option(
+    option(
         "--target-kl",
-        type=click.FloatRange(min=0, min_open=True),
-        help="The same by quality: the fewest bytes within so many nats of the source's predictions.  0.01",
+        "The same by quality: the fewest bytes within so many nats of the source's predictions.  0.01",
+        click.FloatRange(min=0, min_open=True),
     ),
-    click.option(
-        "--calibration",
-        type=click.Path(path_type=Path),
-        help="Text to calibrate and measure on.  [default: the model's or ours]",
-    ),
-    click.option(
+    option("--calibration", "Text to calibrate and measure on.  [default: the model's or ours]", PATH),
+    option(
         "--attention",
+        "Learn and measure such keys; may be repeated.  The first that passes its quality gate is the default.",
+        ATTENTIONS,
         multiple=True,
-        type=click.Choice(ATTENTIONS),
-        help="Learn and measure such keys; may be repeated.  The first that passes its quality gate is the default.",
     ),
 )
 @group(
     "Source",
-    click.option("--adapter", help="LoRA adapter to merge into MODEL: folder or hub id."),
-    click.option("--revision", help="Of a hub model."),
-    click.option("--text-only", is_flag=True, help="Of a model that reads images or sound, take its text half."),
+    option("--adapter", "LoRA adapter to merge into MODEL: folder or hub id."),
+    option("--revision", "Of a hub model."),
+    option("--text-only", "Of a model that reads images or sound, take its text half.", bool),
 )
 @group(
     "Drafting",
-    click.option("--head-vocab", type=int, help="Heads guess only so many tokens, the most frequent.  [default: all]"),
-    click.option(
+    option("--head-vocab", "Heads guess only so many tokens, the most frequent.  [default: all]", int),
+    option(
         "--draft-vocab",
-        type=int,
-        help="The same for the draft model or the drafter; 0 = all.  [default: as many as pay; what the drafter has]",
+        "The same for the draft model or the drafter; 0 = all.  [default: as many as pay; what the drafter has]",
+        int,
     ),
-    click.option(
-        "--skip-set", type=click.Path(path_type=Path), help="JSON with a published skip set, instead of a search."
-    ),
-    click.option("--trials", type=click.IntRange(min=1), default=64, show_default=True, help="Of the skip-set search."),
-    click.option("--seed", type=int, default=0, show_default=True, help="Of the skip-set search."),
+    option("--skip-set", "JSON with a published skip set, instead of a search.", PATH),
+    option("--trials", "Of the skip-set search.", COUNT, 64),
+    option("--seed", "Of the skip-set search.", int, 0),
 )
 @group(
     "Devices",
-    click.option("--threads", type=click.IntRange(1, 512), help="For the measurements.  [default: all]"),
-    click.option(
+    option("--threads", "For the measurements.  [default: all]", THREADS),
+    option(
         "--operators",
-        type=click.Choice(["auto", "native", "stock"]),
-        default="auto",
-        show_default=True,
-        help="Whose layout the weights get; auto is native, and other operators convert them when they first run.",
+        "Whose layout the weights get; auto is native, and other operators convert them when they first run.",
+        ["auto", "native", "stock"],
+        "auto",
     ),
-    click.option(
+    option(
         "--device",
-        "devices",
+        "Write graphs for it, too (they are small); every bundle runs on the CPU.",
+        ["webgpu"],
+        dest="devices",
         multiple=True,
-        type=click.Choice(["webgpu"]),
-        help="Write graphs for it, too (they are small); every bundle runs on the CPU.",
     ),
-    click.option(
+    option(
         "--device-precision",
-        "device_precisions",
+        "Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  [default: fp32]",
+        ["fp32", "fp16"],
+        dest="device_precisions",
         multiple=True,
-        type=click.Choice(["fp32", "fp16"]),
-        help="Of activations, keys and values there; may be repeated.  fp16 needs GPUs with shader-f16.  "
-        "[default: fp32]",
     ),
 )
-@group(OUTPUT, click.option("--verbose", is_flag=True, help="What was predicted of each method."))
+@group(OUTPUT, option("--verbose", "What was predicted of each method.", bool))
 @json_option
 def command(
     model: str, output: Path | None, form: Any, dry_run: bool, verbose: bool, as_json: bool, **rest: Any

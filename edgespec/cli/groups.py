@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
@@ -12,6 +13,33 @@ from edgespec.cli.method_settings import NAMES
 
 F = TypeVar("F", bound=Callable[..., Any])
 COMMON, OUTPUT = "Common options", "Output"
+
+
+PATH = click.Path(path_type=Path)
+COUNT = click.IntRange(min=1)
+THREADS = click.IntRange(1, 512)
+
+
+def option(
+    names: str, text: str, kind: Any = None, default: Any = None, *, dest: str | None = None, **more: Any
+) -> Callable[[F], F]:
+    """Make an option whose help shows its default.
+
+    Args:
+        names: as they are typed, with spaces between.
+        text: of its help.
+        kind: a type; names to choose from; ``bool`` = a flag.
+        default: None = none.
+        dest: the parameter of the function; None = as the option is called.
+        more: for ``click.option``.
+    """
+    if kind is bool:
+        more["is_flag"] = True
+    elif kind is not None:
+        more["type"] = click.Choice(kind) if isinstance(kind, (list, tuple)) else kind
+    if default is not None:
+        more = {"default": default, "show_default": True} | more
+    return click.option(*names.split(), *([dest] if dest else []), help=text, **more)
 
 
 def group(name: str, *options: Callable[[F], F]) -> Callable[[F], F]:

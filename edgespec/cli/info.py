@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import attention_lines, emit_json, json_option, table_console
+from edgespec.cli.groups import option
 from edgespec.planning.budget import show_bytes
 from edgespec.runtimes.files.formats import BLOCK_FORMATS
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 @click.command("info")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--no-check", is_flag=True, help="Do not compare the files' SHA-256.")
-@click.option("--forget-skip-sets", is_flag=True, help="First delete the skip sets that swift has found and kept.")
+@option("--no-check", "Do not compare the files' SHA-256.", bool)
+@option("--forget-skip-sets", "First delete the skip sets that swift has found and kept.", bool)
 @json_option
 def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool) -> None:
     """Show what a bundle holds: model, methods, memory, provenance, operators.
@@ -86,8 +87,7 @@ def command(bundle: Path, no_check: bool, forget_skip_sets: bool, as_json: bool)
     ]
     if manifest.target.origin == "optimum":
         rows.insert(
-            2,
-            ("graph", f"exported by optimum: methods {', '.join(needing('text', 'draft'))} alone, chains of guesses"),
+            2, ("graph", f"exported by optimum: methods {', '.join(needing('text', 'draft'))} alone, chains of guesses")
         )
     if manifest.target.heads:
         rows.insert(2, ("heads", _heads(manifest)))

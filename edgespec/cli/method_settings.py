@@ -7,6 +7,8 @@ from typing import Any
 
 import click
 
+from edgespec.cli.groups import option
+
 LIST = "list"
 
 
@@ -95,12 +97,12 @@ def apply(settings: Any, given: Mapping[str, Any]) -> Any:
     return settings.changed(**rest)
 
 
-set_option = click.option(
+set_option = option(
     "--set",
-    "method_settings",
+    f"A setting of one method or rule; may be repeated.  Names: {', '.join(NAMES)}.  `--set list` explains them.",
+    dest="method_settings",
     multiple=True,
     metavar="NAME=VALUE",
     callback=_read,
     is_eager=True,
-    help=f"A setting of one method or rule; may be repeated.  Names: {', '.join(NAMES)}.  `--set list` explains them.",
 )

@@ -5,15 +5,16 @@ from __future__ import annotations
 import click
 
 from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.groups import option
 
 VERIFIED_AS = "float32 logits as transformers {}: prefill, with a past, trees, gates; int4 text lossless, every method"
 
 
 @click.command("models")
 @click.argument("model", required=False)
-@click.option("--context", type=int, help="As for an export: some models choose their rotation by it.")
-@click.option("--revision", help="Of a hub model.")
-@click.option("--text-only", is_flag=True, help="Of a model that reads images or sound, its text half.")
+@option("--context", "As for an export: some models choose their rotation by it.", int)
+@option("--revision", "Of a hub model.")
+@option("--text-only", "Of a model that reads images or sound, its text half.", bool)
 @json_option
 def command(model: str | None, context: int | None, revision: str | None, text_only: bool, as_json: bool) -> None:
     """Show which architectures can be exported and which are refused, or what a MODEL is.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from edgespec.cli.common import emit_json, json_option, progress, table_console
+from edgespec.cli.groups import PATH, option
 from edgespec.drafters.ngram_stores import MAX_BYTES, build_store, refuse_existing
 from edgespec.planning.budget import show_bytes
 
@@ -48,19 +49,16 @@ def command() -> None:
 
 @command.command("build")
 @click.argument("texts", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option(
-    "--tokenizer", type=click.Path(path_type=Path), required=True, help="The bundle, or model folder, to guess for."
-)
-@click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="The store to write.")
-@click.option(
+@option("--tokenizer", "The bundle, or model folder, to guess for.", PATH, required=True)
+@option("-o --output", "The store to write.", PATH, required=True)
+@option(
     "--max-size",
-    type=_size,
+    "Largest store; what occurred least often is left out.",
+    _size,
+    f"{MAX_BYTES >> 20}MiB",
     metavar="SIZE",
-    default=f"{MAX_BYTES >> 20}MiB",
-    show_default=True,
-    help="Largest store; what occurred least often is left out.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace an older store of that name.")
+@option("--overwrite", "Replace an older store of that name.", bool)
 @json_option
 def build(
     texts: tuple[Path, ...], tokenizer: Path, output: Path, max_size: int, overwrite: bool, as_json: bool

@@ -20,7 +20,7 @@ from edgespec.cli.common import (
     table_console,
     threads_option,
 )
-from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
+from edgespec.cli.groups import COMMON, COUNT, OUTPUT, PATH, GroupedCommand, group, option
 from edgespec.cli.recipes import recipe_option
 from edgespec.runtimes.files.formats import ATTENTIONS, FORMATS
 
@@ -33,43 +33,39 @@ MOST_LINES = 12
 
 @click.command("plan", cls=GroupedCommand)
 @click.argument("sources", metavar="MODEL|BUNDLE...", nargs=-1, required=True)
-@click.option(
-    "--budget",
-    help="Most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]",
-)
-@click.option("--context", type=int, help="Tokens to hold.  [default: 4096, fewer where they do not fit]")
-@click.option("--batch", type=click.IntRange(min=1), help="Sequences together.  [default: 1; for goal batch 4]")
-@click.option(
+@option("--budget", "Most memory, as in 1.5GiB.  [default: what is free on this machine, or what --device FILE has]")
+@option("--context", "Tokens to hold.  [default: 4096, fewer where they do not fit]", int)
+@option("--batch", "Sequences together.  [default: 1; for goal batch 4]", COUNT)
+@option(
     "--goal",
-    type=click.Choice(["auto", "chat", "batch", "memory", "quality"]),
-    default="auto",
-    show_default=True,
-    help="Most tokens a second (auto, chat), of several sequences, least memory, or the finest format that fits.",
+    "Most tokens a second (auto, chat), of several sequences, least memory, or the finest format that fits.",
+    ["auto", "chat", "batch", "memory", "quality"],
+    "auto",
 )
-@click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all]")
+@option("--method", "Only these; may be repeated.  [default: all]", dest="methods", multiple=True)
 @group(COMMON, recipe_option("context, methods, format and budget"))
 @group(
     "Of a model that is not exported yet",
-    click.option("--format", "formats", multiple=True, type=click.Choice(FORMATS), help="Only these."),
-    click.option("--draft", help="The draft for method speculative: folder, hub id or builtin:NAME."),
-    click.option("--revision", help="Of a hub model."),
-    click.option("--text-only", is_flag=True, help="Of a model that reads images or sound, its text half."),
+    option("--format", "Only these.", FORMATS, dest="formats", multiple=True),
+    option("--draft", "The draft for method speculative: folder, hub id or builtin:NAME."),
+    option("--revision", "Of a hub model."),
+    option("--text-only", "Of a model that reads images or sound, its text half.", bool),
 )
 @group(
     "Devices",
-    click.option("--device", default="cpu", show_default=True, help="cpu, webgpu, or a file of `calibrate -o`."),
+    option("--device", "cpu, webgpu, or a file of `calibrate -o`.", default="cpu"),
     threads_option,
     operators_option,
-    click.option(
+    option(
         "--attention",
-        type=click.Choice(ATTENTIONS),
-        help="How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
+        "How native operators keep keys.  [default: the bundle's; int8 where nothing else fits]",
+        ATTENTIONS,
     ),
 )
 @group(
     OUTPUT,
-    click.option("--plot", type=click.Path(path_type=Path), help="Draw the memory parts into this PNG."),
-    click.option("--all", "everything", is_flag=True, help="Show every candidate.  [default: the best 12]"),
+    option("--plot", "Draw the memory parts into this PNG.", PATH),
+    option("--all", "Show every candidate.  [default: the best 12]", bool, dest="everything"),
 )
 @json_option
 def command(sources: tuple[str, ...], as_json: bool, everything: bool, plot: Path | None, **options: Any) -> None:

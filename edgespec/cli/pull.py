@@ -8,13 +8,14 @@ from typing import Any
 import click
 
 from edgespec.cli.common import emit_json, json_option, table_console
+from edgespec.cli.groups import option
 from edgespec.planning.budget import show_bytes
 
 
 @click.command("pull")
 @click.argument("model", required=False)
-@click.option("--revision", help="Branch, tag or commit.  [default: the model's main branch]")
-@click.option("--list", "listing", is_flag=True, help="Show the models that were downloaded before.")
+@option("--revision", "Branch, tag or commit.  [default: the model's main branch]")
+@option("--list", "Show the models that were downloaded before.", bool, dest="listing")
 @json_option
 def command(model: str | None, revision: str | None, listing: bool, as_json: bool) -> None:
     """Download a model from the hub, the files that an export needs and no others.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from edgespec.cli.common import table_console
+from edgespec.cli.groups import option
 
 if TYPE_CHECKING:
     from edgespec.planning.recipes import Recipe
@@ -19,7 +20,7 @@ LIST = "list"
 def recipe_option(what: str) -> Callable[[F], F]:
     """``--recipe NAME``; ``--recipe list`` shows all and ends.  ``what``: what is taken from it."""
     text = f"Take {what} from a recipe, a name or a JSON file; options that are given win.  `list` shows all."
-    return click.option("--recipe", callback=_listed, is_eager=True, help=text)
+    return option("--recipe", text, callback=_listed, is_eager=True)
 
 
 def _listed(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:

@@ -24,7 +24,7 @@ from edgespec.cli.common import (
     open_engine,
     sampling_options,
 )
-from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand, group
+from edgespec.cli.groups import COMMON, COUNT, OUTPUT, PATH, GroupedCommand, group, option
 from edgespec.cli.terminal import at_terminal, typing
 from edgespec.errors import InvalidRequest
 
@@ -39,33 +39,29 @@ if TYPE_CHECKING:
 @bundle_argument
 @group(
     COMMON,
-    click.option(
+    option(
         "--prompt",
-        "prompts",
+        "The text to continue, or with --chat a question, which may be repeated; - reads it from stdin.",
+        dest="prompts",
         multiple=True,
-        help="The text to continue, or with --chat a question, which may be repeated; - reads it from stdin.",
     ),
-    click.option(
-        "--chat",
-        is_flag=True,
-        help="Ask through the model's own chat template: --prompt, what is piped in, or what you type.",
-    ),
-    click.option("--method", help="A method of the bundle, chain, or auto, which takes what pays.  [default: auto]"),
+    option("--chat", "Ask through the model's own chat template: --prompt, what is piped in, or what you type.", bool),
+    option("--method", "A method of the bundle, chain, or auto, which takes what pays.  [default: auto]"),
 )
 @group(
     COMMON,
-    click.option(
+    option(
         "--max-new-tokens",
-        type=click.IntRange(min=1),
-        help="Most tokens to write.  [default: an answer, or a text of a grammar, to its end; else 128]",
+        "Most tokens to write.  [default: an answer, or a text of a grammar, to its end; else 128]",
+        COUNT,
     ),
-    click.option(
+    option(
         "--session",
-        type=click.Path(path_type=Path, dir_okay=False),
-        help="File that keeps what was computed: found again here, saved at the end.",
+        "File that keeps what was computed: found again here, saved at the end.",
+        click.Path(path_type=Path, dir_okay=False),
     ),
 )
-@group(COMMON, click.option("--show-drafts", is_flag=True, help="Accepted guesses green, rejected ones red."))
+@group(COMMON, option("--show-drafts", "Accepted guesses green, rejected ones red.", bool))
 @memory_options
 @sampling_options
 @drafting_options
@@ -73,17 +69,17 @@ if TYPE_CHECKING:
 @loading_options
 @group(
     "Chat",
-    click.option("--system", help="System message of a chat."),
-    click.option("--tools", type=click.Path(path_type=Path), help="JSON file: functions that the model may call."),
-    click.option(
+    option("--system", "System message of a chat."),
+    option("--tools", "JSON file: functions that the model may call.", PATH),
+    option(
         "--template-option",
-        "template",
+        "For the chat template, as in enable_thinking=false; may be repeated.",
+        dest="template",
         multiple=True,
         metavar="KEY=VALUE",
-        help="For the chat template, as in enable_thinking=false; may be repeated.",
     ),
 )
-@group(OUTPUT, click.option("--stats", "show_stats", is_flag=True, help="All of it: method, acceptance, speed, work."))
+@group(OUTPUT, option("--stats", "All of it: method, acceptance, speed, work.", bool, dest="show_stats"))
 @json_option
 def command(
     bundle: Path,

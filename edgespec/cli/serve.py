@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
-from edgespec.cli.groups import GroupedCommand, group
+from edgespec.cli.groups import PATH, GroupedCommand, group, option
 from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
 from edgespec.server.limits import Limits
@@ -19,43 +19,33 @@ KEY = "EDGESPEC_API_KEY"
 
 @click.command("serve", cls=GroupedCommand)
 @bundle_argument
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes a free one.")
-@click.option("--name", help="What clients call the model.  [default: the bundle's folder]")
-@click.option("--ngram-store", type=click.Path(path_type=Path), help="A file of `edgespec ngram build`.")
+@option("--host", "Address to listen on.", default="127.0.0.1")
+@option("--port", "0 takes a free one.", click.IntRange(0, 65535), 8000)
+@option("--name", "What clients call the model.  [default: the bundle's folder]")
+@option("--ngram-store", "A file of `edgespec ngram build`.", PATH)
 @memory_options
 @group(
     "Access",
-    click.option(
+    option(
         "--api-key",
+        f"What clients must send as bearer token; several: any.  [default: ${KEY}, else none]",
         multiple=True,
-        help=f"What clients must send as bearer token; several: any.  [default: ${KEY}, else none]",
     ),
-    click.option("--allow-host", multiple=True, help="A name by which clients may call it; '*': any."),
-    click.option(
-        "--allow-origin", multiple=True, help="Of web pages that may use it, as https://chat.example; '*': any."
-    ),
-    click.option(
-        "--share-prefixes", is_flag=True, help="Reuse what was computed for one client for others, who may notice."
-    ),
+    option("--allow-host", "A name by which clients may call it; '*': any.", multiple=True),
+    option("--allow-origin", "Of web pages that may use it, as https://chat.example; '*': any.", multiple=True),
+    option("--share-prefixes", "Reuse what was computed for one client for others, who may notice.", bool),
 )
 @group(
     "Limits",
-    click.option("--parallel", type=int, default=Limits.parallel, show_default=True, help="Texts decoded together."),
-    click.option("--queue", type=int, default=Limits.queue, show_default=True, help="Texts that may wait."),
-    click.option("--most-tokens", type=int, default=Limits.tokens, show_default=True, help="New tokens of a text."),
-    click.option("--most-body", type=int, default=Limits.body, show_default=True, help="Bytes of a request's body."),
-    click.option("--seconds", type=float, default=Limits.seconds, show_default=True, help="Time of a request."),
-    click.option("--grace", type=float, default=Limits.grace, show_default=True, help="Seconds to end them at a stop."),
-    click.option("--connections", type=int, default=Limits.connections, show_default=True, help="Open at once."),
-    click.option(
-        "--arrive",
-        type=float,
-        default=Limits.arrive,
-        show_default=True,
-        help="Seconds for a request to be there whole.",
-    ),
-    click.option("--idle", type=float, default=Limits.idle, show_default=True, help="Seconds between two requests."),
+    option("--parallel", "Texts decoded together.", int, Limits.parallel),
+    option("--queue", "Texts that may wait.", int, Limits.queue),
+    option("--most-tokens", "New tokens of a text.", int, Limits.tokens),
+    option("--most-body", "Bytes of a request's body.", int, Limits.body),
+    option("--seconds", "Time of a request.", float, Limits.seconds),
+    option("--grace", "Seconds to end them at a stop.", float, Limits.grace),
+    option("--connections", "Open at once.", int, Limits.connections),
+    option("--arrive", "Seconds for a request to be there whole.", float, Limits.arrive),
+    option("--idle", "Seconds between two requests.", float, Limits.idle),
 )
 @loading_options
 @json_option

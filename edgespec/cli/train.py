@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from edgespec.cli.common import emit_json, json_option, progress
-from edgespec.cli.groups import OUTPUT, GroupedCommand, group
+from edgespec.cli.groups import OUTPUT, PATH, THREADS, GroupedCommand, group, option
 
 METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 
@@ -21,92 +21,66 @@ METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 @click.command("train", cls=GroupedCommand)
 @click.argument("method", type=click.Choice(METHODS))
 @click.argument("model")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for the heads or the draft.  [required]")
-@click.option(
-    "--self-distill", type=int, default=0, show_default=True, help="Texts that the model writes itself to train on."
-)
-@click.option(
+@option("-o --output", "Folder for the heads or the draft.  [required]", PATH)
+@option("--self-distill", "Texts that the model writes itself to train on.", int, 0)
+@option(
     "--data",
+    "Text to train on: a text file, or .jsonl with `text`, `prompt` or `turns`; may be repeated.",
+    PATH,
     multiple=True,
-    type=click.Path(path_type=Path),
-    help="Text to train on: a text file, or .jsonl with `text`, `prompt` or `turns`; may be repeated.",
 )
-@click.option("--epochs", type=float, default=4.0, show_default=True, help="Passes over the windows.")
-@click.option("--batch", type=int, default=16, show_default=True, help="Windows a step, over all processes.")
-@click.option(
-    "--lr", type=float, help="Peak of the learning rate, a cosine after the warm-up.  [default: the method's]"
-)
-@click.option("--seed", type=int, default=0, show_default=True, help="Same seed, same result, on one CPU bit for bit.")
-@click.option("--overwrite", is_flag=True, help="Replace finished heads or a finished draft.")
-@click.option("--restart", is_flag=True, help="Forget an unfinished training instead of going on with it.")
+@option("--epochs", "Passes over the windows.", float, 4.0)
+@option("--batch", "Windows a step, over all processes.", int, 16)
+@option("--lr", "Peak of the learning rate, a cosine after the warm-up.  [default: the method's]", float)
+@option("--seed", "Same seed, same result, on one CPU bit for bit.", int, 0)
+@option("--overwrite", "Replace finished heads or a finished draft.", bool)
+@option("--restart", "Forget an unfinished training instead of going on with it.", bool)
 @group(
     "Text",
-    click.option(
+    option(
         "--greedy-share",
-        type=float,
-        default=0.25,
-        show_default=True,
-        help="Of those, the share that goes on greedily; the others are drawn at temperature 1.",
+        "Of those, the share that goes on greedily; the others are drawn at temperature 1.",
+        float,
+        0.25,
     ),
-    click.option("--length", type=int, help="Tokens of a window.  [default: 256, or the context]"),
-    click.option("--held-out", type=int, default=20, show_default=True, help="Texts that accuracy is measured on."),
-    click.option("--new-tokens", type=int, default=200, show_default=True, help="Of each, after a prompt of 16."),
-    click.option("--revision", help="Of a hub model."),
+    option("--length", "Tokens of a window.  [default: 256, or the context]", int),
+    option("--held-out", "Texts that accuracy is measured on.", int, 20),
+    option("--new-tokens", "Of each, after a prompt of 16.", int, 200),
+    option("--revision", "Of a hub model."),
 )
 @group(
     "Heads (medusa, blockwise, paradecode)",
-    click.option(
-        "--heads",
-        type=int,
-        default=4,
-        show_default=True,
-        help="medusa, blockwise: guesses beyond the next token; eagle: steps deep.",
-    ),
-    click.option("--own-lm-heads", is_flag=True, help="medusa: an LM head for each head, instead of the model's."),
-    click.option(
+    option("--heads", "medusa, blockwise: guesses beyond the next token; eagle: steps deep.", int, 4),
+    option("--own-lm-heads", "medusa: an LM head for each head, instead of the model's.", bool),
+    option(
         "--inner",
-        type=int,
-        help="blockwise: width of the hidden layer; eagle: of its MLP.  [default: heads * hidden; the model's]",
+        "blockwise: width of the hidden layer; eagle: of its MLP.  [default: heads * hidden; the model's]",
+        int,
     ),
-    click.option("--exits", help="paradecode: after how many layers, as 8,16,24.  [default: each quarter]"),
+    option("--exits", "paradecode: after how many layers, as 8,16,24.  [default: each quarter]"),
 )
 @group(
     "Draft",
-    click.option("--draft-layers", type=int, default=2, show_default=True, help="draft: layers."),
-    click.option("--draft-hidden", type=int, help="draft: width.  [default: about a quarter of the model's]"),
-    click.option("--draft-intermediate", type=int, help="draft: width of its MLPs.  [default: in proportion]"),
-    click.option("--draft-heads", type=int, help="draft: attention heads.  [default: of the model's head size]"),
+    option("--draft-layers", "draft: layers.", int, 2),
+    option("--draft-hidden", "draft: width.  [default: about a quarter of the model's]", int),
+    option("--draft-intermediate", "draft: width of its MLPs.  [default: in proportion]", int),
+    option("--draft-heads", "draft: attention heads.  [default: of the model's head size]", int),
 )
 @group(
     "Training",
-    click.option(
-        "--loss",
-        type=click.Choice(("kl", "ce")),
-        default="kl",
-        show_default=True,
-        help="Divergence from the model's own distribution, or cross entropy of the text.",
-    ),
-    click.option("--ce-share", type=float, default=0.0, show_default=True, help="draft: share of ce in a kl loss."),
-    click.option("--steps", type=int, help="Instead of --epochs."),
-    click.option("--warmup", type=float, default=0.05, show_default=True, help="Share of the steps in which it rises."),
-    click.option("--save-every", type=int, default=100, show_default=True, help="Steps between checkpoints."),
+    option("--loss", "Divergence from the model's own distribution, or cross entropy of the text.", ("kl", "ce"), "kl"),
+    option("--ce-share", "draft: share of ce in a kl loss.", float, 0.0),
+    option("--steps", "Instead of --epochs.", int),
+    option("--warmup", "Share of the steps in which it rises.", float, 0.05),
+    option("--save-every", "Steps between checkpoints.", int, 100),
 )
 @group(
     "Devices",
-    click.option(
-        "--precision",
-        type=click.Choice(("no", "bf16", "fp16")),
-        default="no",
-        show_default=True,
-        help="no is float32; fp16 needs a GPU.",
-    ),
-    click.option("--gradient-checkpointing", is_flag=True, help="Less memory for more time."),
-    click.option("--threads", type=click.IntRange(1, 512), help="Of torch on a CPU.  [default: torch's choice]"),
+    option("--precision", "no is float32; fp16 needs a GPU.", ("no", "bf16", "fp16"), "no"),
+    option("--gradient-checkpointing", "Less memory for more time.", bool),
+    option("--threads", "Of torch on a CPU.  [default: torch's choice]", THREADS),
 )
-@group(
-    OUTPUT,
-    click.option("--plot", type=click.Path(path_type=Path), help="Draw loss and held-out accuracy into this PNG."),
-)
+@group(OUTPUT, option("--plot", "Draw loss and held-out accuracy into this PNG.", PATH))
 @json_option
 def command(method: Any, model: str, output: Path | None, exits: str | None, as_json: bool, **rest: Any) -> None:
     """Train heads, a draft or a drafter for a model.

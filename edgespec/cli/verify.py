@@ -23,7 +23,7 @@ from edgespec.cli.common import (
     prompts_option,
     sampling_options,
 )
-from edgespec.cli.groups import GroupedCommand
+from edgespec.cli.groups import COUNT, GroupedCommand, option
 from edgespec.drafters.registry import AR
 
 _MUST = "the bits are those of the export here, so weights or kernels are others"
@@ -31,9 +31,9 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 
 @click.command("verify", cls=GroupedCommand)
 @bundle_argument
-@click.option("--method", "methods", multiple=True, help="Only these; may be repeated.  [default: all of the bundle]")
+@option("--method", "Only these; may be repeated.  [default: all of the bundle]", dest="methods", multiple=True)
 @prompts_option
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="Most prompts.")
+@option("--limit", "Most prompts.", COUNT, 20)
 @length_option
 @memory_options
 @sampling_options
@@ -42,12 +42,7 @@ _MUST = "the bits are those of the export here, so weights or kernels are others
 @loading_options
 @json_option
 def command(
-    bundle: Path,
-    methods: tuple[str, ...],
-    prompts: Path | None,
-    limit: int,
-    as_json: bool,
-    **options: Any,
+    bundle: Path, methods: tuple[str, ...], prompts: Path | None, limit: int, as_json: bool, **options: Any
 ) -> None:
     """Prove that a bundle's methods write what plain decoding writes.
 

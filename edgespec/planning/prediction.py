@@ -139,11 +139,7 @@ class Speed:
 
 
 def speed_of(
-    manifest: Manifest,
-    use: RunOptions,
-    profile: Profile | None = None,
-    *,
-    depth: float | None = None,
+    manifest: Manifest, use: RunOptions, profile: Profile | None = None, *, depth: float | None = None
 ) -> Speed:
     """How fast a bundle decodes in this way on the device of ``profile``; None = nothing is known of the device.
 

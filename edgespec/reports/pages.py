@@ -282,10 +282,7 @@ def write_page(
         "synthetic": [note for one in engines.values() if (note := _synthetic(one))],
         "speeds": speeds(rows, names),
         "curve": lines(
-            {"passes": passes.curve},
-            f"Verify curve, depth {passes.depth}",
-            "rows of a pass",
-            "times a pass of one row",
+            {"passes": passes.curve}, f"Verify curve, depth {passes.depth}", "rows of a pass", "times a pass of one row"
         ),
         "depth": lines({"one row": passes.by_depth}, "Time by depth", "tokens before", "ms", log=True),
         "acceptance": _acceptance(figures, names),

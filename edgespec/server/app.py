@@ -190,18 +190,8 @@ def make_app(engine: Engine, name: str, limits: Limits | None = None, access: Ac
             )
         )
     middleware.append(Middleware(BodyLimit, limits.body))
-    handlers = {
-        EdgespecError: _failed,
-        ClientDisconnect: _gone,
-        HTTPException: _refused,
-        Exception: _failed,
-    }
-    app = Starlette(
-        routes=list(routes.routes()),
-        middleware=middleware,
-        exception_handlers=handlers,
-        lifespan=life,
-    )
+    handlers = {EdgespecError: _failed, ClientDisconnect: _gone, HTTPException: _refused, Exception: _failed}
+    app = Starlette(routes=list(routes.routes()), middleware=middleware, exception_handlers=handlers, lifespan=life)
     app.state.scheduler = routes.jobs.scheduler
     return app
 

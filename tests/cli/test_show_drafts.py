@@ -85,11 +85,7 @@ def in_style(text: str, style: set[str]) -> str:
 
 
 def test_drafts_in_colour(
-    command: Command,
-    demo: Path,
-    colours: pytest.MonkeyPatch,
-    rounds: list[tuple[Chunk, Round]],
-    refused: list[str],
+    command: Command, demo: Path, colours: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
 ) -> None:
     shown = command("run", demo, *DRAFTING, "--show-drafts").out
     assert {frozenset(), frozenset(GREEN), frozenset(RED)} == {style for style, _ in coloured(shown)}
@@ -113,11 +109,7 @@ def test_without_colours_refused_drafts_are_left_out(
 
 
 def test_a_stop_string_ends_coloured_text_too(
-    command: Command,
-    demo: Path,
-    colours: pytest.MonkeyPatch,
-    rounds: list[tuple[Chunk, Round]],
-    refused: list[str],
+    command: Command, demo: Path, colours: pytest.MonkeyPatch, rounds: list[tuple[Chunk, Round]], refused: list[str]
 ) -> None:
     whole = command("run", demo, "--prompt", PROMPT, "--json", "--max-new-tokens", 40).json["text"]
     for stop in sorted({whole[at : at + 2] for at in range(5, 60)} - {""}):

@@ -23,8 +23,7 @@ class Ticks:
 
 
 @pytest.mark.parametrize(
-    ("step", "seconds", "turns"),
-    [(1.0, 0.0, LEAST), (0.001, 1e9, MOST), (1.0, 25.0, 6), (1.0, 1e9, MOST)],
+    ("step", "seconds", "turns"), [(1.0, 0.0, LEAST), (0.001, 1e9, MOST), (1.0, 25.0, 6), (1.0, 1e9, MOST)]
 )
 def test_how_often_is_what_time_allows(step: float, seconds: float, turns: int) -> None:
     ran: Counter[str] = Counter()

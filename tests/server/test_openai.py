@@ -142,10 +142,7 @@ def test_a_model_without_a_template_says_so(client: OpenAI) -> None:
 def test_a_schema_is_followed(client: OpenAI, alone: Engine) -> None:
     shape = {
         "type": "object",
-        "properties": {
-            "name": {"type": "string", "maxLength": 12},
-            "age": {"enum": [7, 40]},
-        },
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"enum": [7, 40]}},
         "required": ["name", "age"],
         "additionalProperties": False,
     }

@@ -42,9 +42,7 @@ def facts(pair: tuple[Path, Path]) -> tuple[ModelFacts, ModelFacts]:
     return target, draft
 
 
-def test_the_size_weighs_what_a_guess_costs_against_what_is_never_guessed(
-    facts: tuple[ModelFacts, ModelFacts],
-) -> None:
+def test_the_size_weighs_what_a_guess_costs_against_what_is_never_guessed(facts: tuple[ModelFacts, ModelFacts]) -> None:
     target, draft = facts
     assert paying_size(target, draft, lambda size: 1.0) == min(TYPICAL)
     assert paying_size(target, draft, lambda size: 0.97 if size >= 8192 else 0.5) == 8192

@@ -13,11 +13,7 @@ from edgespec.errors import InvalidRequest
 from edgespec.planning.costs import CONTROL, CURVES, STRICT, line, rising
 from edgespec.planning.prediction import Guessing, Speed, best_gain, speed_of
 from edgespec.planning.profiles import Profile
-from edgespec.planning.traffic import (
-    kv_token_bytes,
-    layer_weights,
-    read_bytes,
-)
+from edgespec.planning.traffic import kv_token_bytes, layer_weights, read_bytes
 from edgespec.runtimes.files.formats import FORMATS
 from edgespec.runtimes.files.manifest import HeadGroup, Manifest, MethodPart
 from edgespec.runtimes.options import RunOptions
