@@ -16,8 +16,8 @@ from typing import Any
 import click
 
 from edgespec.cli.app import COMMANDS
-from edgespec.cli.groups import COMMON, GroupedCommand
-from edgespec.cli.method_settings import NAMES
+from edgespec.cli.common import COMMON, GroupedCommand
+from edgespec.cli.common import NAMES
 
 COMMANDS_PAGE = "reference/commands.md"
 TOP_PAGES = {name: f"project/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from edgespec.cli.answer import coloured
-from edgespec.cli.stats import summary
+from edgespec.cli.answer import summary
 from edgespec.engine.loading import load
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from edgespec.errors import EdgespecError
 
-# name -> one line for the overview; the module of the same name defines `command`
+# name -> one line for the overview; the module of the same name defines `command`, unless it is elsewhere
 COMMANDS = {
     "pull": "Download a model from the hub.",
     "export": "Turn a Hugging Face model into a bundle.",
@@ -38,6 +38,9 @@ COMMANDS = {
 }
 
 
+ELSEWHERE = {"pull": "models", "devices": "info", "cache": "info"}  # commands that lie beside another, by their names
+
+
 class Lazy(click.Group):
     """Commands by name; the overview needs none of their modules."""
 
@@ -47,7 +50,8 @@ class Lazy(click.Group):
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"edgespec.cli.{name}").command
+        module = import_module(f"edgespec.cli.{ELSEWHERE.get(name, name)}")
+        command: click.Command = getattr(module, name if name in ELSEWHERE else "command")
         return command
 
     def resolve_command(

@@ -11,23 +11,27 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import (
+    COUNT,
+    OUTPUT,
+    PATH,
+    GroupedCommand,
     ask_words,
     drafting_options,
     emit_json,
     grammar_options,
+    group,
     json_option,
     length_option,
     loading_options,
     make_settings,
     memory_options,
     open_engine,
+    option,
     progress,
     prompts_option,
     sampling_options,
     table_console,
 )
-from edgespec.cli.groups import COUNT, OUTPUT, PATH, GroupedCommand, group, option
-from edgespec.cli.pass_profile import show_profiles
 from edgespec.drafters.registry import AR
 from edgespec.planning.budget import show_bytes
 from edgespec.reports.advice import label
@@ -36,6 +40,55 @@ if TYPE_CHECKING:
     from edgespec.decoding.settings import Settings
     from edgespec.engine.engine import Engine
     from edgespec.reports.advice import Advice
+
+
+def show_profiles(bundles: tuple[Path, ...], options: dict[str, Any], as_json: bool) -> None:
+    """Profile the passes of every bundle and print them."""
+    from edgespec.reports.measuring import profile_passes
+
+    found = []
+    for bundle in dict.fromkeys(bundles):
+        with open_engine(bundle, options) as engine:
+            found.append({"bundle": str(bundle)} | profile_passes(engine).as_dict())
+    if as_json:
+        emit_json({"profiles": found})
+        return
+    for profile in found:
+        _show_profile(profile)
+
+
+def _show_profile(profile: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    click.echo(
+        f"{profile['bundle']}: {profile['isa']} kernels, {profile['threads']} threads, "
+        f"{profile['depth']} tokens before a pass\n"
+        f"this machine: {profile['bandwidth_gb_s']:.1f} GB/s read, {profile['dot_gmac_s']:.0f} GMAC/s multiplied; "
+        f"a row reads {profile['planned_mb']:.0f} MB by the plan"
+    )
+    names = list(profile["passes"][0]["parts"])
+    table = Table("rows", "ms", "v", "MB", "GMAC", *names, "Python", "of roof", box=None, pad_edge=False)
+    for row in profile["passes"]:
+        parts = row["parts"]
+        cells = [f"{parts[name]['ms'] / row['ms']:.0%}{_of_roof(parts[name]['roof_share'])}" for name in names]
+        table.add_row(
+            str(row["rows"]),
+            f"{row['ms']:.2f}",
+            f"{row['v']:.2f}",
+            f"{sum(part['mb'] for part in parts.values()):.0f}",
+            f"{sum(part['gmac'] for part in parts.values()):.2f}",
+            *cells,
+            f"{row['python_ms'] / row['ms']:.0%}",
+            f"{row['least_ms'] / row['ms']:.0%}",
+        )
+    console = table_console()
+    console.width = max(console.width, 100)
+    console.print(table)
+    click.echo("a part: its share of the time (and what it reaches of the higher of its two roofs)")
+
+
+def _of_roof(share: float | None) -> str:
+    return "" if share is None else f" ({share:.0%})"
 
 
 @click.command("bench", cls=GroupedCommand)

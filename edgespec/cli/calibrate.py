@@ -9,19 +9,22 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from edgespec.cli.common import (
+    PATH,
+    GroupedCommand,
     attention_option,
     bundle_argument,
     check_option,
     emit_json,
+    group,
     json_option,
     make_load_options,
     operators_option,
+    option,
     progress,
     prompts_option,
     table_console,
     threads_option,
 )
-from edgespec.cli.groups import PATH, GroupedCommand, group, option
 
 if TYPE_CHECKING:
     from edgespec.planning.profiles import Profile

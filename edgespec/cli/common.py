@@ -1,19 +1,18 @@
-"""Options and output that the commands share."""
+"""Options and output that the commands share; help in groups: what people need first stands first."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgespec.cli.groups import COMMON, COUNT, OUTPUT, PATH, THREADS, group, option
-from edgespec.cli.method_settings import apply, set_option
 from edgespec.runtimes.files.formats import ATTENTIONS, DRAFT_ATTENTIONS
 
 if TYPE_CHECKING:
@@ -25,6 +24,183 @@ if TYPE_CHECKING:
     from edgespec.engine.engine import Engine
     from edgespec.runtimes.files.manifest import AttentionPart, Manifest
     from edgespec.runtimes.options import LoadOptions
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+COMMON, OUTPUT = "Common options", "Output"
+
+
+PATH = click.Path(path_type=Path)
+COUNT = click.IntRange(min=1)
+THREADS = click.IntRange(1, 512)
+
+
+def option(
+    names: str, text: str, kind: Any = None, default: Any = None, *, dest: str | None = None, **more: Any
+) -> Callable[[F], F]:
+    """Make an option whose help shows its default.
+
+    Args:
+        names: as they are typed, with spaces between.
+        text: of its help.
+        kind: a type; names to choose from; ``bool`` = a flag.
+        default: None = none.
+        dest: the parameter of the function; None = as the option is called.
+        more: for ``click.option``.
+    """
+    if kind is bool:
+        more["is_flag"] = True
+    elif kind is not None:
+        more["type"] = click.Choice(kind) if isinstance(kind, (list, tuple)) else kind
+    if default is not None:
+        more = {"default": default, "show_default": True} | more
+    return click.option(*names.split(), *([dest] if dest else []), help=text, **more)
+
+
+def group(name: str, *options: Callable[[F], F]) -> Callable[[F], F]:
+    """Options of a command under one heading, in this order; headings stand in the order of the decorators."""
+
+    def add(function: F) -> F:
+        before = len(getattr(function, "__click_params__", []))
+        for option in reversed(options):
+            function = option(function)
+        for param in function.__click_params__[before:]:  # type: ignore[attr-defined]
+            param.heading = name
+        return function
+
+    return add
+
+
+class GroupedCommand(click.Command):
+    """A command whose help has a section for each group; options of no group are common ones."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections: common options first, output last."""
+        for heading, params in self.sections(ctx).items():
+            found = [record for param in params if (record := param.get_help_record(ctx)) is not None]
+            records = [(re.sub(r" (INTEGER|FLOAT)( RANGE)?$", " N", names), text) for names, text in found]
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and say where settings of one method went that are typed as options."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            name = error.option_name.lstrip("-")
+            if name in NAMES and any(param.name == "method_settings" for param in self.params):
+                text = f"{error.option_name} is a setting of one method: --set {name}=VALUE"
+                raise click.UsageError(text, ctx) from None
+            raise
+
+    def sections(self, ctx: click.Context) -> dict[str, list[click.Parameter]]:
+        """Parameters by heading, in the order of the help."""
+        found: dict[str, list[click.Parameter]] = {COMMON: []}
+        params = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
+        for param in params:
+            heading = OUTPUT if "--help" in param.opts else getattr(param, "heading", COMMON)
+            found.setdefault(heading, []).append(param)
+        return found | {OUTPUT: found.pop(OUTPUT)}  # last
+
+
+LIST = "list"
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"{text!r} is not a number or several with commas between, like 2 or 3,2,1") from None
+
+
+# name -> (how its text is read, what it is); the values are those of DraftOptions, SamplingParams, Accept and Settings
+NAMES: dict[str, tuple[Callable[[str], Any], str]] = {
+    "branch": (
+        _numbers,
+        "speculative, swift, eagle, mtp: guesses in a tree; 2 = two at every node along the first choices, "
+        "3,2,1 = by depth",
+    ),
+    "nodes": (int, "medusa: most guesses of a tree, 1 to 64; else what is predicted to be fastest"),
+    "threshold": (float, "paradecode: how sure an early exit must be, 0 to 1; else what the export found best"),
+    "cycles": (int, "blockwise: passes that refine a block before it is verified, 0 to 16; else 0"),
+    "kind": (str, "swift: the kind of text, such as chat or code; a skip set is kept for each; else text"),
+    "search": (float, "swift: most time that its search may take, as a share; else 0.02"),
+    "proposers": (_names, "chain: methods asked in turn, as in ngram,self-spec"),
+    "verification": (str, "rejection of sampled guesses: token (the default), or block, of which more stand"),
+    "min-block": (int, "lossy: at least so many guesses of a chain stand; else 0"),
+    "shadow": (int, "compare one round in so many with plain decoding, 0 = none; else 16 where acceptance is lossy"),
+}
+_KNOWN = "\n".join(f"  {name:<13}{what}" for name, (_, what) in NAMES.items())
+
+
+def read_setting(item: str) -> tuple[str, Any]:
+    """(name, value) of NAME=VALUE.
+
+    Raises:
+        ValueError: it is not that, the name is unknown, or the library refuses the value.
+    """
+    from edgespec.decoding.settings import Settings
+    from edgespec.errors import InvalidRequest
+
+    name, equals, text = item.partition("=")
+    if not equals or name not in NAMES:
+        what = f"no setting {name!r}" if equals else f"{item!r}: expected NAME=VALUE"
+        raise ValueError(f"{what}; the names are\n{_KNOWN}")
+    try:
+        value = NAMES[name][0](text)
+        apply(Settings(), {name: value})
+    except (ValueError, InvalidRequest) as error:
+        raise ValueError(f"{item}: {error}; {name} is\n  {NAMES[name][1]}") from None
+    return name, value
+
+
+def _read(ctx: click.Context, param: click.Parameter, given: tuple[str, ...]) -> dict[str, Any]:
+    """Settings by their Python names.
+
+    Raises:
+        click.BadParameter: no NAME=VALUE, an unknown name, or a value that the library refuses.
+    """
+    if LIST in given and not ctx.resilient_parsing:
+        click.echo(_KNOWN)
+        ctx.exit()
+    found: dict[str, Any] = {}
+    for item in given:
+        try:
+            name, value = read_setting(item)
+        except ValueError as error:
+            raise click.BadParameter(str(error), ctx, param) from None
+        found[name] = value
+    return found
+
+
+def apply(settings: Any, given: Mapping[str, Any]) -> Any:
+    """``Settings`` with these on top.
+
+    Raises:
+        InvalidRequest: a value outside its range.
+    """
+    from dataclasses import replace
+
+    rest = dict(given)
+    if "min-block" in rest:
+        settings = settings.changed(accept=replace(settings.accept, min_block=rest.pop("min-block")))
+    return settings.changed(**rest)
+
+
+set_option = option(
+    "--set",
+    f"A setting of one method or rule; may be repeated.  Names: {', '.join(NAMES)}.  `--set list` explains them.",
+    dest="method_settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_read,
+    is_eager=True,
+)
 
 
 def _rule(ctx: click.Context, param: click.Parameter, value: str) -> Accept:

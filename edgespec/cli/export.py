@@ -9,8 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.common import ask_words, attention_lines, emit_json, json_option, progress
-from edgespec.cli.groups import COUNT, OUTPUT, PATH, THREADS, GroupedCommand, group, option
+from edgespec.cli.common import (
+    COUNT,
+    OUTPUT,
+    PATH,
+    THREADS,
+    GroupedCommand,
+    ask_words,
+    attention_lines,
+    emit_json,
+    group,
+    json_option,
+    option,
+    progress,
+)
 from edgespec.cli.recipes import recipe_option, with_recipe
 from edgespec.planning.budget import parse_bytes, show_bytes
 from edgespec.runtimes.files.formats import ATTENTIONS, BLOCK_FORMATS, FORMATS, FOUR_BITS, listed

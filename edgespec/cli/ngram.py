@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from edgespec.cli.common import emit_json, json_option, progress, table_console
-from edgespec.cli.groups import PATH, option
+from edgespec.cli.common import PATH, emit_json, json_option, option, progress, table_console
 from edgespec.drafters.ngram_stores import MAX_BYTES, build_store, refuse_existing
 from edgespec.planning.budget import show_bytes
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from edgespec.cli.common import table_console
-from edgespec.cli.groups import option
+from edgespec.cli.common import option, table_console
 
 if TYPE_CHECKING:
     from edgespec.planning.recipes import Recipe

@@ -10,22 +10,37 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from edgespec.cli.answer import conclude, drain, end, show
-from edgespec.cli.chat import ask, converse, read_tools, template_options
+from edgespec.cli.answer import (
+    ask,
+    at_terminal,
+    conclude,
+    converse,
+    drain,
+    end,
+    read_tools,
+    show,
+    template_options,
+    typing,
+)
 from edgespec.cli.common import (
+    COMMON,
+    COUNT,
+    OUTPUT,
+    PATH,
+    GroupedCommand,
     bundle_argument,
     drafting_options,
     emit_json,
     grammar_options,
+    group,
     json_option,
     loading_options,
     make_settings,
     memory_options,
     open_engine,
+    option,
     sampling_options,
 )
-from edgespec.cli.groups import COMMON, COUNT, OUTPUT, PATH, GroupedCommand, group, option
-from edgespec.cli.terminal import at_terminal, typing
 from edgespec.errors import InvalidRequest
 
 if TYPE_CHECKING:

@@ -8,8 +8,18 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import bundle_argument, emit_json, json_option, loading_options, memory_options, open_engine
-from edgespec.cli.groups import PATH, GroupedCommand, group, option
+from edgespec.cli.common import (
+    PATH,
+    GroupedCommand,
+    bundle_argument,
+    emit_json,
+    group,
+    json_option,
+    loading_options,
+    memory_options,
+    open_engine,
+    option,
+)
 from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
 from edgespec.server.limits import Limits

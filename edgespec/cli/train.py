@@ -12,8 +12,7 @@ from typing import Any
 
 import click
 
-from edgespec.cli.common import emit_json, json_option, progress
-from edgespec.cli.groups import OUTPUT, PATH, THREADS, GroupedCommand, group, option
+from edgespec.cli.common import OUTPUT, PATH, THREADS, GroupedCommand, emit_json, group, json_option, option, progress
 
 METHODS = ("medusa", "blockwise", "paradecode", "draft", "eagle")
 

@@ -9,6 +9,8 @@ from typing import Any
 import click
 
 from edgespec.cli.common import (
+    COUNT,
+    GroupedCommand,
     bundle_argument,
     drafting_options,
     emit_json,
@@ -19,11 +21,11 @@ from edgespec.cli.common import (
     make_settings,
     memory_options,
     open_engine,
+    option,
     progress,
     prompts_option,
     sampling_options,
 )
-from edgespec.cli.groups import COUNT, GroupedCommand, option
 from edgespec.drafters.registry import AR
 
 _MUST = "the bits are those of the export here, so weights or kernels are others"

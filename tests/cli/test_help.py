@@ -16,8 +16,8 @@ import edgespec
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
 from edgespec.cli.common import SAMPLING
 from edgespec.cli.export import default_output
-from edgespec.cli.groups import COMMON, OUTPUT, GroupedCommand
-from edgespec.cli.method_settings import NAMES
+from edgespec.cli.common import COMMON, OUTPUT, GroupedCommand
+from edgespec.cli.common import NAMES
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.export.options import ExportOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from edgespec.cli.stats import summary
+from edgespec.cli.answer import summary
 from tests.support.requests import Get, ask
 
 

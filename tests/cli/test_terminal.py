@@ -19,7 +19,7 @@ from tests.support.terminal import Terminal
 
 ECHO = """
 import json, sys
-from edgespec.cli.terminal import read_line, typing
+from edgespec.cli.answer import read_line, typing
 from edgespec.errors import EdgespecError
 with typing():
     while True:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli.stats import stats_lines
+from edgespec.cli.answer import stats_lines
 from edgespec.control.adaptive import Adaptive
 from edgespec.decoding import loop
 from edgespec.decoding.accept import Accept

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edgespec.cli.stats import result_lines, summary
+from edgespec.cli.answer import result_lines, summary
 from edgespec.engine.engine import Engine
 from edgespec.engine.loading import load
 from edgespec.engine.result import Result, of_all
