@@ -16,8 +16,7 @@ from typing import Any
 import click
 
 from edgespec.cli.app import COMMANDS
-from edgespec.cli.common import COMMON, GroupedCommand
-from edgespec.cli.common import NAMES
+from edgespec.cli.common import COMMON, NAMES, GroupedCommand
 
 COMMANDS_PAGE = "reference/commands.md"
 TOP_PAGES = {name: f"project/{name.lower()}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")}

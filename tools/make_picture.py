@@ -13,8 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from edgespec.cli.answer import coloured
-from edgespec.cli.answer import summary
+from edgespec.cli.answer import coloured, summary
 from edgespec.engine.loading import load
 
 

@@ -22,7 +22,7 @@ from edgespec.cli.common import (
 )
 from edgespec.planning.footprint import SERVER
 from edgespec.runtimes.process import one_arena
-from edgespec.server.limits import Limits
+from edgespec.server.scheduler import Limits
 
 KEY = "EDGESPEC_API_KEY"
 

@@ -22,14 +22,13 @@ from starlette.routing import Route
 from edgespec.engine.engine import Engine
 from edgespec.engine.own_sampling import own_sampling
 from edgespec.errors import EdgespecError, InvalidRequest
-from edgespec.server.body import BodyLimit
 from edgespec.server.errors import failure, refused
-from edgespec.server.guard import Guard, client_of
+from edgespec.server.guard import BodyLimit, Guard, client_of
 from edgespec.server.jobs import Jobs
-from edgespec.server.limits import Limits
 from edgespec.server.openapi import describe
 from edgespec.server.readers import Readers
 from edgespec.server.reading import Kind, Known
+from edgespec.server.scheduler import Limits
 
 TEMPERATURE = 1.0  # the API's own, where neither the request nor the model says how to sample
 RETRY = {"Retry-After": "1"}

@@ -1,4 +1,4 @@
-"""Who may talk to a server: a web page must not use the one of whoever looks at it.
+"""Who may talk to a server, and how much it may send: a web page must not use the one of whoever looks at it.
 
 A browser sends any page's requests to any address, this machine's own included, and a page whose name was made to point
 here (DNS rebinding) may read the answers.  So a request is answered only under a name that is this server's, from a
@@ -12,7 +12,8 @@ import ipaddress
 from collections.abc import Sequence
 from urllib.parse import urlsplit
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from edgespec.server.errors import refused
 
@@ -105,3 +106,51 @@ def is_local(host: str) -> bool:
     if not is_address(host):
         return host == "localhost" or host.endswith(".localhost")
     return ipaddress.ip_address(host).is_loopback
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class BodyLimit:
+    """ASGI middleware: answers 413 to larger bodies without reading them to the end.
+
+    Args:
+        app: what it stands in front of.
+        most: bytes.
+    """
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        announced = dict(scope["headers"]).get(b"content-length", b"0")
+        taken = 0
+        begun = False
+
+        async def limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._most:
+                raise _TooLarge
+            return message
+
+        async def watched(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            if not announced.isdigit() or int(announced) > self._most:
+                raise _TooLarge
+            await self._app(scope, limited, watched)
+        except _TooLarge:
+            if not begun:
+                text = f"the body is larger than {self._most} bytes, this server's limit"
+                error = {"message": text, "type": "invalid_request_error", "param": None, "code": None}
+                await JSONResponse({"error": error}, 413)(scope, receive, send)

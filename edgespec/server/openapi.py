@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edgespec import __version__
-from edgespec.server.limits import Limits
 from edgespec.server.requests import MOST_GRAMMAR, MOST_LEVELS, MOST_TEXTS, ChatRequest, CompletionRequest
+from edgespec.server.scheduler import Limits
 
 Shape = dict[str, Any]
 TEXT, WHOLE, NUMBER, FLAG = ({"type": kind} for kind in ("string", "integer", "number", "boolean"))

@@ -18,8 +18,8 @@ from typing import Any
 
 from edgespec.errors import EdgespecError
 from edgespec.server.errors import Busy, Refusal, Stopped
-from edgespec.server.fair import FairQueue
 from edgespec.server.reading import MEMORY, Kind, Known, Read, command, understood
+from edgespec.server.scheduler import FairQueue
 
 SMALL = 1 << 14  # bytes of a small request
 QUICK, SLOW = 2, 6  # seconds of processor time for a small one, and for others

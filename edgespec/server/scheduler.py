@@ -5,18 +5,118 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Generic, TypeVar
 
 from edgespec.decoding.settings import Settings
 from edgespec.engine.engine import Engine
 from edgespec.engine.request import Stream
 from edgespec.engine.result import Chunk, Result
 from edgespec.engine.running import RunningBatch
-from edgespec.errors import BudgetError, EdgespecError
+from edgespec.errors import BudgetError, EdgespecError, InvalidRequest
 from edgespec.server.errors import Busy, Gone, Stopped
-from edgespec.server.fair import FairQueue
-from edgespec.server.limits import Limits
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of a server; each has the default of ``edgespec serve``.
+
+    Attributes:
+        parallel: texts that are decoded together.
+        queue: texts that may wait; more are refused with 429.  One client may fill three quarters of it.
+        tokens: most new tokens of a text.
+        body: most bytes of a request's body.
+        seconds: most time of a request, waiting included; a text that takes longer is cut there.
+        grace: seconds that running requests get when the server is stopped.
+        connections: most open ones; beyond that the oldest idle one is closed, or a new one waits.
+        arrive: seconds for a request to arrive whole, and for a client to go on reading its answer.
+        idle: seconds that a connection stays open between two requests.
+
+    Raises:
+        InvalidRequest: a number that is none, or below what makes sense.
+    """
+
+    parallel: int = 4
+    queue: int = 64
+    tokens: int = 4096
+    body: int = 1 << 20
+    seconds: float = 600.0
+    grace: float = 30.0
+    connections: int = 256
+    arrive: float = 30.0
+    idle: float = 5.0
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            least = 0 if each.name in ("queue", "grace") else 1 if each.type == "int" else 1e-3
+            if not getattr(self, each.name) >= least:
+                raise InvalidRequest(f"{each.name} {getattr(self, each.name)}: expected at least {least:g}")
+
+    @property
+    def queue_of_one(self) -> int:
+        """Texts of one client that may wait: somebody else's find a place."""
+        return self.queue - self.queue // 4
+
+
+Item = TypeVar("Item")
+
+
+class FairQueue(Generic[Item]):
+    """Items of requests of clients.  Whoever has waited longest since its last turn is next."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, OrderedDict[str, deque[Item]]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(self.of, self._clients))
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter([item for requests in self._clients.values() for items in requests.values() for item in items])
+
+    def of(self, client: str) -> int:
+        """How many items of a client wait."""
+        return sum(map(len, self._clients.get(client, {}).values()))
+
+    def add(self, client: str, request: str, item: Item) -> None:
+        """Line up an item behind the others of its request."""
+        self._clients.setdefault(client, OrderedDict()).setdefault(request, deque()).append(item)
+
+    def take(self) -> tuple[str, str, Item]:
+        """The next item, with its client and request; their turns are over.
+
+        Raises:
+            IndexError: none waits.
+        """
+        if not self._clients:
+            raise IndexError("nothing waits")
+        client, requests = self._clients.popitem(last=False)
+        request, items = requests.popitem(last=False)
+        item = items.popleft()
+        if items:
+            requests[request] = items
+        if requests:
+            self._clients[client] = requests
+        return client, request, item
+
+    def put_back(self, client: str, request: str, item: Item) -> None:
+        """Undo a ``take``: it is next again."""
+        requests = self._clients.setdefault(client, OrderedDict())
+        requests.setdefault(request, deque()).appendleft(item)
+        requests.move_to_end(request, last=False)
+        self._clients.move_to_end(client, last=False)
+
+    def remove(self, item: Item) -> None:
+        """Take an item out, wherever it is."""
+        for client, requests in list(self._clients.items()):
+            for request, items in list(requests.items()):
+                if item in items:
+                    items.remove(item)
+                if not items:
+                    del requests[request]
+            if not requests:
+                del self._clients[client]
 
 
 @dataclass(frozen=True)

@@ -1,25 +1,261 @@
-"""A server's life: it accepts as many connections as it has room for, and stops when it is told to."""
+"""A server's life: it accepts as many connections as it has room for, and stops when it is told to.
+
+Connections have limits: uvicorn's protocol over httptools, which parses in C, with bounds on what a client may hold.  A
+request must arrive whole within a time, in pieces that are not too many, with headers that are not too long; an answer
+must be read; what is sent behind a running request is bounded.  Whoever goes beyond is told so, and cut.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import logging
 import signal
 import socket
 import sys
+from asyncio import TimerHandle
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from types import FrameType
+from typing import Any, ClassVar
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from edgespec.errors import InvalidRequest
-from edgespec.server.connections import with_limits
-from edgespec.server.limits import Limits
-from edgespec.server.scheduler import Scheduler
+from edgespec.server.errors import body_of
+from edgespec.server.scheduler import Limits, Scheduler
+
+HEAD = 1 << 16  # bytes of a request's line and headers
+BEHIND = 1 << 16  # bytes that may come behind a running request
+MOST_PIPELINED = 8  # requests among them
+FREE_PIECES, PIECE = 1024, 256  # pieces of a body: so many, and one more for so many bytes
+LINGER = 2.0  # seconds in which a client that was cut may read why
+
+
+@dataclass
+class Open:
+    """The connections of a server.
+
+    Attributes:
+        limits: of the server.
+        all: those that are open, the oldest first.
+        freed: set when one is closed.
+    """
+
+    limits: Limits
+    all: dict[Connection, None] = field(default_factory=dict)
+    freed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def make_room(self) -> bool:
+        """Close the oldest that waits for its client, of the address that has most; returns whether there was one."""
+        idle = [one for one in self.all if not one.running and not one.cut]
+        if not idle:
+            return False
+        counts: dict[str, int] = {}
+        for one in self.all:
+            counts[one.address] = counts.get(one.address, 0) + 1
+        max(idle, key=lambda one: counts[one.address]).abort()  # the first of equals
+        return True
+
+
+class Connection(HttpToolsProtocol):
+    """One connection.  ``with_limits`` makes the class that a server uses."""
+
+    open: ClassVar[Open]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """See asyncio."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self.cut = False
+        self._begun = self._headed = self._whole = False  # its first byte, its headers, its last byte are here
+        self._taken = self._pieces = self._body = self._behind = 0
+        self._cycles: list[RequestResponseCycle] = []  # whose answers are not complete
+        self._why: tuple[int, str] | None = None
+        self._arriving: TimerHandle | None = None
+        self._reading: TimerHandle | None = None
+        self.open.all[self] = None
+        self._expect()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See asyncio."""
+        self.open.all.pop(self, None)
+        self.open.freed.set()
+        for timer in (self._arriving, self._reading):
+            if timer is not None:
+                timer.cancel()
+        self._leave()
+        super().connection_lost(exc)
+
+    @property
+    def running(self) -> bool:
+        """Whether a request is here whose answer is not complete."""
+        return self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
+
+    def abort(self) -> None:
+        """Close it at once."""
+        self.cut = True
+        self.transport.abort()
+
+    def data_received(self, data: bytes) -> None:
+        """See asyncio."""
+        if self.cut:  # what is still on its way is thrown away, so that the client reads why
+            self._behind += len(data)
+            if self._behind > 4 * self.open.limits.body:
+                self.transport.abort()
+            return
+        if self.running:
+            self._behind += len(data)
+            if self._behind > BEHIND:
+                self.abort()
+                return
+        self._taken += len(data)
+        super().data_received(data)
+        if self.cut or self.transport.is_closing():
+            return
+        if not self._begun and not self.running:
+            return
+        if not self._headed and self._taken > HEAD:
+            self._refuse(431, f"the headers are larger than {HEAD} bytes")
+        elif not self._whole and self._taken > HEAD + 2 * self.open.limits.body:
+            self._refuse(413, f"the body is larger than {self.open.limits.body} bytes, this server's limit")
+        elif not self._whole and self._arriving is None:
+            self._expect()
+
+    def send_400_response(self, msg: str) -> None:
+        """Tell why a request cannot be read."""
+        self._refuse(*(self._why or (400, "this is no request of HTTP/1.1")))
+
+    # -- the parser's callbacks ----------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        """See httptools."""
+        super().on_message_begin()
+        self._begun, self._headed, self._whole = True, False, False
+        self._pieces = self._body = 0
+        if len(self.pipeline) >= MOST_PIPELINED:
+            self._stop(400, f"more than {MOST_PIPELINED} requests behind one that is not answered yet")
+
+    def on_headers_complete(self) -> None:
+        """See httptools."""
+        super().on_headers_complete()
+        self._headed = True
+        self._cycles = [one for one in self._cycles if not one.response_complete] + [self.cycle]
+
+    def on_body(self, body: bytes) -> None:
+        """See httptools."""
+        self._pieces += 1
+        self._body += len(body)
+        if self._pieces > FREE_PIECES + self._body // PIECE:
+            self._stop(400, f"the body comes in too many pieces: expected {PIECE} bytes in each, or more")
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """See httptools."""
+        super().on_message_complete()
+        self._begun, self._whole, self._taken = False, True, 0
+        if self._arriving is not None:
+            self._arriving.cancel()
+            self._arriving = None
+
+    def on_response_complete(self) -> None:
+        """An answer is written; where the request was not read to its end, the connection is of no use any more."""
+        self._behind = 0
+        if not self._whole and not self.pipeline:
+            self.server_state.total_requests += 1
+            self._linger()
+            return
+        super().on_response_complete()
+
+    # -- time ----------------------------------------------------------------------------------------------------------
+
+    def pause_writing(self) -> None:
+        """The client does not read: it has some time to go on."""
+        super().pause_writing()
+        self._reading = self.loop.call_later(self.open.limits.arrive, self.abort)
+
+    def resume_writing(self) -> None:
+        """It does again."""
+        super().resume_writing()
+        if self._reading is not None:
+            self._reading.cancel()
+            self._reading = None
+
+    def shutdown(self) -> None:
+        """The server stops: a request that is not here yet is not waited for."""
+        if self._begun or not self.running:
+            self.abort()
+        else:
+            super().shutdown()
+
+    def _expect(self) -> None:
+        """A request must be here in time."""
+        self._arriving = self.loop.call_later(self.open.limits.arrive, self._too_late)
+
+    def _too_late(self) -> None:
+        self._arriving = None
+        if self.running:  # what is late is behind another one
+            self.abort()
+        elif self._begun:
+            self._refuse(408, f"the request did not arrive within {self.open.limits.arrive:g} seconds")
+        else:
+            self.transport.close()
+
+    # -- cutting -------------------------------------------------------------------------------------------------------
+
+    def _stop(self, status: int, message: str) -> None:
+        """End the parsing of what was received; ``send_400_response`` comes next."""
+        self._why = status, message
+        raise ValueError(message)
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer, if there is still an answer to give, and let the connection end."""
+        if self.cut or self.transport.is_closing():
+            return
+        if not any(one.response_started and not one.response_complete for one in self._cycles):
+            body = json.dumps(body_of(message, "invalid_request_error")).encode()
+            head = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            head += f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(head.encode() + body)
+        self._linger()
+
+    def _linger(self) -> None:
+        """Close, but not before the client could read the answer: it may still be sending."""
+        self.cut, self._behind = True, 0
+        self.pipeline.clear()
+        self._leave()
+        self.flow.resume_reading()
+        with suppress(OSError):  # the client has gone, which the loop will be told of later
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+        self._unset_keepalive_if_required()
+        self.loop.call_later(LINGER, self.transport.abort)
+
+    def _leave(self) -> None:
+        """Nobody waits for an answer any more, and no answer waits for the rest of its request."""
+        for cycle in self._cycles:
+            if not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+    def eof_received(self) -> None:
+        """The client sends no more."""
+        if self.cut:
+            self.transport.close()
+
+
+def with_limits(limits: Limits) -> tuple[type[Connection], Open]:
+    """A class of connections for one server, and those that are open."""
+    found = Open(limits)
+    made: dict[str, Any] = {"open": found}
+    return type("LimitedConnection", (Connection,), made), found
+
 
 OTHERS = 64  # descriptors for all but connections
 UNREAD = 1 << 17  # bytes of an answer that the system keeps for a client that does not read

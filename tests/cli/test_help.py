@@ -14,10 +14,8 @@ from click.testing import CliRunner
 
 import edgespec
 from edgespec.cli.app import COMMANDS, EXTRAS, cli
-from edgespec.cli.common import SAMPLING
+from edgespec.cli.common import COMMON, NAMES, OUTPUT, SAMPLING, GroupedCommand
 from edgespec.cli.export import default_output
-from edgespec.cli.common import COMMON, OUTPUT, GroupedCommand
-from edgespec.cli.common import NAMES
 from edgespec.decoding.sampling import SamplingParams
 from edgespec.decoding.settings import MAX_NEW_TOKENS, Settings
 from edgespec.export.options import ExportOptions

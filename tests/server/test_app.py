@@ -20,8 +20,7 @@ from edgespec.engine.request import Stream
 from edgespec.errors import BundleError, InvalidRequest
 from edgespec.server.app import Access, make_app
 from edgespec.server.errors import Busy, Stopped
-from edgespec.server.limits import Limits
-from edgespec.server.scheduler import Event, Scheduler, Ticket
+from edgespec.server.scheduler import Event, Limits, Scheduler, Ticket
 
 URL = "http://localhost:8000"
 JSON = {"Content-Type": "application/json"}

@@ -18,8 +18,8 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from edgespec.server.connections import with_limits
-from edgespec.server.limits import Limits
+from edgespec.server.scheduler import Limits
+from edgespec.server.serving import with_limits
 from tests.server.conftest import Served, start, stop
 
 MOST = 16  # connections

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edgespec.server.fair import FairQueue
+from edgespec.server.scheduler import FairQueue
 
 ITEMS = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from("12")), max_size=30)
 

@@ -13,7 +13,7 @@ from edgespec.engine.loading import load
 from edgespec.errors import InvalidRequest
 from edgespec.server.app import Access, make_app
 from edgespec.server.guard import client_of, is_local
-from edgespec.server.limits import Limits
+from edgespec.server.scheduler import Limits
 
 ASK: dict[str, Any] = {"model": "demo", "prompt": "The king", "max_tokens": 2, "temperature": 0}
 PAGE = {"Origin": "https://chat.example", "Host": "localhost:8000"}
