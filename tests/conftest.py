@@ -36,7 +36,7 @@ from edgespec.runtimes.opening import open_slot
 from edgespec.runtimes.ort.native_library import native_library
 from edgespec.runtimes.slots.shared import Model
 from edgespec.runtimes.slots.slot import Slot
-from tests.support import arm64, hf
+from tests.support import arm64, hf, saved
 from tests.support.alone import alone, common
 from tests.support.required import unexpected
 
@@ -49,7 +49,6 @@ COMPILERS = ("c++", "g++", "clang++", "cl")
 TARGET, DRAFT = "builtin:shakespeare", "builtin:shakespeare-draft"
 HEAD_METHODS = "medusa", "blockwise", "paradecode"
 THREADS = 1  # there is a process a core; plain texts are made with two, so texts are seen not to depend on it
-REFERENCE = Path(__file__).parent / "data" / "reference"
 
 PROMPTS = (
     "KING RICHARD:\n",
@@ -194,8 +193,8 @@ def reference() -> Callable[[str], Reference]:
     """Name of ``hf.CONFIGS`` -> what transformers computed."""
 
     def get(name: str) -> Reference:
-        with np.load(REFERENCE / f"{name}.npz") as arrays:
-            return Reference(**arrays)
+        arrays = saved.reference_arrays(name)
+        return Reference(**{key: arrays[key] for key in ("tokens", "rows", "logits", "greedy")})
 
     return get
 

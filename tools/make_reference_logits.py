@@ -3,10 +3,11 @@
 Needs torch, transformers and what tests/support/hf.py needs (numpy, safetensors, ml_dtypes, tokenizers):
 
     python tools/make_reference_logits.py -o tests/data/reference
-    python tools/make_reference_logits.py --forms       # only what transformers saves: shapes.json, saved.json
+    python tools/make_reference_logits.py --forms       # names, shapes and configurations alone, no logits
 
 The tests need none of torch and transformers: they write the same seeded checkpoints (tests/support/hf.py) and
-compare with the files made here, one <name>.npz per entry of `hf.CONFIGS`, whose arrays are
+compare with the files made here, one archive per model type; for each entry of `hf.CONFIGS` it has the arrays
+`saved` and `memory` (tests/support/saved.py) and
 
     tokens  int64   [n]         seeded random token ids, one sequence
     rows    int64   [r]         the positions of `tokens` whose logits are kept: all n, or some where n is large
@@ -21,7 +22,6 @@ change its seed in tests/support/zoo.py.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from pathlib import Path
@@ -52,45 +52,47 @@ def main() -> None:
         "--output",
         type=Path,
         default=REPOSITORY / "tests" / "data" / "reference",
-        help="folder of the .npz files",
+        help="folder of the archives",
     )
     parser.add_argument("names", nargs="*", help="configurations; none = all")
     parser.add_argument("--forms", action="store_true", help="names, shapes and configurations alone, no logits")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     arguments.output.mkdir(parents=True, exist_ok=True)
-    save_shapes()
-    save_forms()
-    if arguments.forms:
-        return
-    for name in arguments.names or hf.CONFIGS:
+    (arguments.output / "version.txt").write_text(transformers.__version__ + "\n", "utf-8")
+    names = arguments.names or list(hf.CONFIGS)
+    for name in names:
+        case = CASES[name]
+        kept = {"saved": saved.text_array(saved.save(case.config, case.dtype))}
+        if name not in CORE:  # which are computed
+            kept["memory"] = saved.text_array(in_memory(case.config))
+        keep(arguments.output, name, kept)
+    for name in () if arguments.forms else names:
         with tempfile.TemporaryDirectory() as folder:
             model = load(hf.write_reference_checkpoint(folder, name))
         arrays, report = reference(name, model)
-        path = arguments.output / f"{name}.npz"
-        np.savez_compressed(path, allow_pickle=False, **arrays)
-        print(f"{name}: {report}, {path.stat().st_size} bytes")
+        keep(arguments.output, name, arrays)
+        print(f"{name}: {report}")
 
 
-def save_shapes() -> None:
-    """Write names and shapes of the tensors that transformers has in memory for each configuration of the tests."""
-    found = {}
-    for name, case in CASES.items():
-        if name in CORE:  # which are computed
-            continue
-        config = AutoConfig.for_model(**case.config)
-        model = AutoModelForCausalLM.from_config(config)
-        tied = set(model.all_tied_weights_keys)
-        found[name] = {key: list(value.shape) for key, value in model.state_dict().items() if key not in tied}
-    (hf.SHAPES.parent / "version.txt").write_text(transformers.__version__ + "\n", "utf-8")
-    hf.SHAPES.write_text(json.dumps(found, indent=1) + "\n", "utf-8")
+def keep(folder: Path, name: str, arrays: dict[str, np.ndarray]) -> None:
+    """Put arrays of a configuration into the archive of its model type, in place of those of the same names."""
+    path = folder / saved.archive(name).name
+    found: dict[str, np.ndarray] = {}
+    if path.exists():
+        with np.load(path) as old:
+            found = {key: old[key] for key in old.files}
+    found |= {f"{name}/{key}": value for key, value in arrays.items()}
+    np.savez_compressed(path, allow_pickle=False, **found)
+    saved.reference_arrays.cache_clear()
+    saved.kept.cache_clear()
 
 
-def save_forms() -> None:
-    """Write what ``save_pretrained`` writes of each configuration of the tests: names, shapes, configurations."""
-    found = {name: saved.save(config, hf.DTYPES[name]) for name, config in hf.CONFIGS.items()}
-    lines = [f"{json.dumps(name)}: {json.dumps(form)}" for name, form in found.items()]
-    saved.SAVED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
+def in_memory(config: dict[str, object]) -> dict[str, list[int]]:
+    """List names and shapes of the tensors that transformers has in memory, tied ones once."""
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
+    tied = set(model.all_tied_weights_keys)
+    return {key: list(value.shape) for key, value in model.state_dict().items() if key not in tied}
 
 
 def load(folder: Path) -> PreTrainedModel:
@@ -105,7 +107,7 @@ def load(folder: Path) -> PreTrainedModel:
 
 
 def reference(name: str, model: PreTrainedModel) -> tuple[dict[str, np.ndarray], str]:
-    """The arrays of one .npz file and a line about them."""
+    """Compute the arrays of one configuration and a line about them."""
     config = hf.CONFIGS[name]
     is_long = name in hf.LONG
     length = LONG_LENGTH if is_long else LENGTH

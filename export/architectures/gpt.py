@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from edgespec.export.architectures.base import LAYERS, QKV, Architecture, Switch, known
+from edgespec.export.architectures.base import LAYERS, QKV, Architecture, known
 from edgespec.export.architectures.ops import LogitsRule, Ops, Value
 from edgespec.export.architectures.rope import Rotary
 from edgespec.export.source.derived import Own, Rows, Transposed
@@ -17,18 +17,13 @@ from edgespec.export.source.source import Checkpoint
 NEOX_MLP = {"mlp.up_proj": "mlp.dense_h_to_4h", "mlp.down_proj": "mlp.dense_4h_to_h"}
 
 
-class Parallel(Architecture):
-    """A decoder whose attention and MLP read the same layer norm."""
+@known("phi", "phi-2, phi-1_5", "parallel sub-layers, layer norms, partly rotated heads, LM head with a bias")
+class Phi(Architecture):
+    """Phi-1.5 and Phi-2."""
 
     epsilon = ("layer_norm_eps", 1e-5)
     layer_norms = True
-    parallel: Switch = True
-
-
-@known("phi", "phi-2, phi-1_5", "parallel sub-layers, layer norms, partly rotated heads, LM head with a bias")
-class Phi(Parallel):
-    """Phi-1.5 and Phi-2."""
-
+    parallel = True
     outer_names = {"model.norm": "model.final_layernorm"}
     layer_names = {"self_attn.o_proj": "self_attn.dense", "mlp.up_proj": "mlp.fc1", "mlp.down_proj": "mlp.fc2"}
     activation_default = "gelu_new"
@@ -40,9 +35,11 @@ class Phi(Parallel):
 
 
 @known("stablelm", "stablelm-2-1_6b-chat", "layer norms, partly rotated heads, parallel sub-layers")
-class StableLm(Parallel):
+class StableLm(Architecture):
     """StableLM 2 and 3: some have both sub-layers side by side."""
 
+    epsilon = ("layer_norm_eps", 1e-5)
+    layer_norms = True
     parallel = ("use_parallel_residual", False)
     biases = dict.fromkeys(QKV, ("use_qkv_bias", False))
     rope_share = 0.25
@@ -54,10 +51,13 @@ class StableLm(Parallel):
     "c4ai-command-r-v01, aya-23-8B",
     "parallel sub-layers, layer norms without biases, neighbouring channels rotated, scaled logits",
 )
-class Cohere(Parallel):
+class Cohere(Architecture):
     """Command R."""
 
+    epsilon = ("layer_norm_eps", 1e-5)
+    layer_norms = True
     norm_bias = False
+    parallel = True
     tied_by_default = True
     rope_theta = 500_000.0
     pairs = "neighbours"

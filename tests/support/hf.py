@@ -40,11 +40,6 @@ CHAT_TEMPLATE = (
 )
 """A chat template for tests that want one: `role: content` lines."""
 
-SHAPES = Path(__file__).parents[1] / "data" / "reference" / "shapes.json"
-"""Tensors of the configurations of tests/support/zoo.py, as transformers names and shapes them."""
-_SHAPES: dict[str, dict[str, list[int]]] = json.loads(SHAPES.read_text("utf-8"))
-
-
 CORE: dict[str, Config] = {name: case.config for name, case in _CORE.items()}
 CONFIGS: dict[str, Config] = {name: case.config for name, case in CASES.items()}
 """Every configuration with reference logits; ``CORE`` stands for all where a test is not about architectures."""
@@ -66,8 +61,9 @@ LONG = [name for name, case in CASES.items() if case.long]
 
 def shapes(config: Config) -> dict[str, tuple[int, ...]]:
     """The tensors of a checkpoint under their Hugging Face names, in the order of the network."""
-    if (kept := next((_SHAPES[name] for name in _SHAPES if CONFIGS[name] is config), None)) is not None:
-        return {tensor: tuple(shape) for tensor, shape in kept.items()}
+    name = next((name for name in CONFIGS if CONFIGS[name] is config), None)
+    if name is not None and name not in CORE:
+        return {tensor: tuple(shape) for tensor, shape in saved.kept(name, "memory").items()}
     hidden, inner, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     heads = config["num_attention_heads"]
     key_heads = config.get("num_key_value_heads") or heads
@@ -173,11 +169,8 @@ def write_checkpoint(
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    architectures = next(
-        one["config"]["architectures"]
-        for one in saved.kept().values()
-        if one["config"]["model_type"] == config["model_type"]
-    )
+    like = next(name for name, one in CONFIGS.items() if one["model_type"] == config["model_type"])
+    architectures = saved.saved(like)["config"]["architectures"]
     # transformers 5 writes rope_parameters and dtype where transformers 4 wrote rope_theta and torch_dtype.
     dtype_key = "dtype" if "rope_parameters" in config else "torch_dtype"
     described: Config = {"architectures": architectures, dtype_key: dtype, **config}
@@ -198,7 +191,7 @@ def write_checkpoint(
 
 
 def write_reference_checkpoint(folder: Path | str, name: str, shards: int = 1, in_memory: bool = False) -> Path:
-    """Write the checkpoint that tests/data/reference/<name>.npz was computed from, as transformers saves it.
+    """Write the checkpoint that the reference of ``name`` was computed from, as transformers saves it.
 
     `in_memory`: with the names that its tensors have in memory, and with the configuration as it is written here: as
     other versions of transformers, and other programs, save it.

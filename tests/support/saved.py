@@ -1,9 +1,10 @@
 """Checkpoints as transformers writes them, without transformers.
 
-tests/data/reference/saved.json holds, for every configuration of ``hf.CONFIGS``, the config.json, the
-generation_config.json and the tensors' names and shapes that ``save_pretrained`` of the reference version of
-transformers writes (tools/make_reference_logits.py makes it).  They differ from what a model has in memory: experts are
-saved one by one, modules are renamed, configurations are written out.  ``saved_tensors`` brings weights into that form.
+tests/data/reference has an archive for each model type (tools/make_reference_logits.py makes them), with the arrays
+NAME/KEY of each of its configurations.  Beside the reference's logits these are two JSON texts: ``memory``, the names
+and shapes of tensors as a model has them, and ``saved``, the config.json, the generation_config.json and the names and
+shapes of tensors that ``save_pretrained`` of the reference version of transformers writes.  Experts are saved one by
+one, modules are renamed, configurations are written out.  ``saved_tensors`` brings weights into that form.
 """
 
 from __future__ import annotations
@@ -19,25 +20,44 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tests.support.zoo import CASES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SAVED = Path(__file__).parents[1] / "data" / "reference" / "saved.json"
+REFERENCE = Path(__file__).parents[1] / "data" / "reference"
 
 Array = NDArray[Any]
 Shapes = dict[str, tuple[int, ...]]
 
 
+def archive(name: str) -> Path:
+    """Name the file with the reference of a configuration."""
+    return REFERENCE / f"{CASES[name].config['model_type']}.npz"
+
+
 @cache
-def kept() -> dict[str, dict[str, Any]]:
-    """Read what is kept: by name ``config``, ``generation_config`` and ``tensors``, as lists of sizes by name."""
-    found: dict[str, dict[str, Any]] = json.loads(SAVED.read_text("utf-8"))
+def reference_arrays(name: str) -> dict[str, Array]:
+    """Read all arrays of a configuration's reference, by their names without its own."""
+    with np.load(archive(name)) as arrays:
+        return {key.split("/")[1]: arrays[key] for key in arrays.files if key.startswith(f"{name}/")}
+
+
+def text_array(value: dict[str, Any]) -> Array:
+    """Turn a JSON object into an array."""
+    return np.frombuffer(json.dumps(value).encode("utf-8"), np.uint8)
+
+
+@cache
+def kept(name: str, key: str) -> dict[str, Any]:
+    """Read one of the JSON texts, ``memory`` or ``saved``, of a configuration."""
+    found: dict[str, Any] = json.loads(reference_arrays(name)[key].tobytes())
     return found
 
 
 def saved(name: str) -> dict[str, Any]:
-    """Give what is kept of a configuration."""
-    return kept()[name]
+    """Give ``config``, ``generation_config`` and ``tensors``, lists of sizes by name, of a configuration as saved."""
+    return kept(name, "saved")
 
 
 def names_differ(name: str, in_memory: Shapes) -> bool:

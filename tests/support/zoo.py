@@ -1,6 +1,6 @@
 """Small configurations of every architecture, two or more each, with the quirks that set each apart.
 
-Their tensors' names and shapes are transformers' own (tests/data/reference/shapes.json, made by
+Their tensors' names and shapes are transformers' own (tests/data/reference, made by
 tools/make_reference_logits.py); those of Llama and Qwen2 are computed (``hf.shapes``).
 """
 

@@ -10,7 +10,7 @@ import pytest
 
 from edgespec.errors import UnsupportedModel
 from edgespec.export.architectures.rope import NEEDED, inverse_frequencies, rope_parameters, rope_tables
-from tests.conftest import REFERENCE
+from tests.support.saved import REFERENCE
 
 CASES: list[dict[str, Any]] = json.loads((REFERENCE / "ropes.json").read_text("utf-8"))
 DIMS = 32
